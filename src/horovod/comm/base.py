@@ -1,0 +1,103 @@
+"""The Communicator contract: what every data-plane engine does, and all that the rest of the house knows of engines.
+
+A communicator is bound to one group of ranks. Its lane thread calls the collectives one after another, every rank of the
+group in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check).
+Arrays are one-dimensional, C-contiguous NumPy arrays in host memory. ``abort`` alone may be called from other threads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp
+
+
+class PeerFailure(Exception):
+    """A collective could not finish because of one rank of the group: it is gone, silent for too long, or speaks nonsense.
+
+    Attributes:
+        rank: the failing rank's index in the communicator's group.
+        reason: what was seen, for the error that every rank will show.
+    """
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} of the group: {reason}")
+        self.rank = rank
+        self.reason = reason
+
+
+class Aborted(Exception):
+    """The collective was interrupted by :meth:`Communicator.abort`; whoever called that knows why."""
+
+
+class Communicator(ABC):
+    """One engine bound to one group of ranks.
+
+    Every collective must be called by every rank of the group. Each element of a reduction is reduced in rank order
+    ``((x0 + x1) + x2) + ...``, so results have the same bits on all ranks and from run to run, whatever batch they
+    travelled in; 16-bit floats accumulate in 32 bits and are rounded once. ``result = postscale * reduce(prescale * x)``,
+    scaling as in :func:`horovod.comm.reduction.scale`.
+
+    Every collective raises :class:`PeerFailure` when a peer is gone or makes no progress for the communicator's timeout,
+    and :class:`Aborted` after ``abort()``. After either the communicator can only be closed.
+    """
+
+    name: ClassVar[str]
+    """The engine's name as users write it in HOROVOD_CPU_OPERATIONS."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @abstractmethod
+    def allreduce(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        """Reduce each ``inputs[i]`` over the ranks into ``outputs[i]``.
+
+        ``inputs[i]`` and ``outputs[i]`` have the same length and one dtype is common to all; an output may be its input
+        (the same memory), never a partly overlapping one. ``op`` is SUM, MIN, MAX or PRODUCT.
+        """
+
+    @abstractmethod
+    def allgather(self, inputs: Sequence[Array], outputs: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
+        """Concatenate each ``inputs[i]`` over the ranks into ``outputs[i]``; ``counts[i][r]`` elements come from rank r."""
+
+    @abstractmethod
+    def broadcast(self, array: Array, root: int) -> None:
+        """Copy ``array`` of group rank ``root`` over ``array`` of all others."""
+
+    @abstractmethod
+    def alltoall(
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        """Send ``send_counts[r]`` consecutive elements of ``source`` to each rank r; receive in rank order in ``target``.
+
+        ``source`` may be longer than the sum of its counts; the rest stays."""
+
+    @abstractmethod
+    def reducescatter(
+        self,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        """Reduce each ``inputs[i]`` over the ranks; rank r keeps its ``counts[i][r]`` elements in ``outputs[i]``."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank of the group has called it."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Wake the lane thread out of whatever it waits for. Callable from any thread, any number of times."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back memory, descriptors and threads. Called once, when no collective runs."""

@@ -1,0 +1,1 @@
+"""One process's runtime: requests, agreement, order, execution. Imports no framework and no launcher."""

@@ -1,0 +1,183 @@
+"""Every environment variable of the project, by name, and the settings one generation of the runtime reads from them.
+
+This is the one place that knows a variable's name and how its value is parsed. The launcher imports the names to hand
+settings to its workers; the core calls :func:`Config.from_env` once at ``init()``. Imports nothing of ours.
+Source of names and defaults: the public interface that existing scripts rely on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+# Who this process is, and where its peers meet. Set by the launcher.
+RANK = "HOROVOD_RANK"
+SIZE = "HOROVOD_SIZE"
+LOCAL_RANK = "HOROVOD_LOCAL_RANK"
+LOCAL_SIZE = "HOROVOD_LOCAL_SIZE"
+CROSS_RANK = "HOROVOD_CROSS_RANK"
+CROSS_SIZE = "HOROVOD_CROSS_SIZE"
+HOSTNAME = "HOROVOD_HOSTNAME"
+RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
+NETWORK_INTERFACE = "HOROVOD_GLOO_IFACE"
+SECRET_KEY = "_HOROVOD_SECRET_KEY"
+ELASTIC = "HOROVOD_ELASTIC"
+ELASTIC_TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
+
+# Which engine carries what.
+CONTROLLER = "HOROVOD_CONTROLLER"
+CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
+GPU_OPERATIONS = "HOROVOD_GPU_OPERATIONS"
+HIERARCHICAL_ALLREDUCE = "HOROVOD_HIERARCHICAL_ALLREDUCE"
+HIERARCHICAL_ALLGATHER = "HOROVOD_HIERARCHICAL_ALLGATHER"
+TORUS_ALLREDUCE = "HOROVOD_TORUS_ALLREDUCE"
+NUM_NCCL_STREAMS = "HOROVOD_NUM_NCCL_STREAMS"
+NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
+NCCL_SOCKET_INTERFACE = "NCCL_SOCKET_IFNAME"
+MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
+
+# How requests become work.
+FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
+CYCLE_TIME = "HOROVOD_CYCLE_TIME"
+CACHE_CAPACITY = "HOROVOD_CACHE_CAPACITY"
+DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
+DYNAMIC_PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
+SHM_PIECE_BYTES = "HOROVOD_SHM_PIECE_BYTES"
+BUCKET_BYTES = "HOROVOD_BUCKET_BYTES"
+THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
+
+# How long anything may take.
+START_TIMEOUT = "HOROVOD_START_TIMEOUT"
+TIMEOUT_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
+STALL_CHECK_TIME = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+STALL_SHUTDOWN_TIME = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+
+# What a job tells about itself.
+TIMELINE = "HOROVOD_TIMELINE"
+TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
+LOG_LEVEL = "HOROVOD_LOG_LEVEL"
+LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
+AUTOTUNE = "HOROVOD_AUTOTUNE"
+AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"
+AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
+AUTOTUNE_STEPS_PER_SAMPLE = "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"
+AUTOTUNE_MAX_SAMPLES = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
+AUTOTUNE_NOISE = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"
+
+MEBIBYTE = 1 << 20
+
+_T = TypeVar("_T")
+
+
+def _read(env: Mapping[str, str], name: str, default: _T, parse: Callable[[str], _T]) -> _T:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"environment variable {name}={text!r}: {error}. Correct it or unset it.") from None
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in {"true", "yes", "on"}:
+        return True
+    if text.lower() in {"false", "no", "off"}:
+        return False
+    try:
+        return int(text) != 0
+    except ValueError:
+        raise ValueError("expected 0 or 1") from None
+
+
+def _at_least(minimum: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError("expected a number") from None
+        if not minimum <= value < float("inf"):
+            raise ValueError(f"expected a number of at least {minimum:g}")
+        return value
+
+    return parse
+
+
+def _integer(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("expected a whole number") from None
+        if value < minimum:
+            raise ValueError(f"expected a whole number of at least {minimum}")
+        return value
+
+    return parse
+
+
+def _seconds(minimum: float) -> Callable[[str], timedelta]:
+    parse = _at_least(minimum)
+    return lambda text: timedelta(seconds=parse(text))
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one generation, the same object for every room of the process."""
+
+    fusion_threshold: int = 128 * MEBIBYTE
+    """Bytes that may travel as one batch; 0 turns fusion off."""
+    cycle_time: timedelta = timedelta(0)
+    """An optional window in which the coordinator gathers more requests before it sends; 0 sends at once."""
+    cache_capacity: int = 1024
+    """Announcements each rank may abbreviate; 0 sends every one in full."""
+    disable_group_fusion: bool = False
+    dynamic_process_sets: bool = False
+    cpu_operations: str = ""
+    """The engine forced for host memory, or "" to choose."""
+    gpu_operations: str = ""
+    network_interface: str = ""
+    shm_piece_bytes: int = 0
+    """Bytes each rank moves through shared memory at a time; 0 sizes pieces to the machine's caches."""
+    thread_affinity: tuple[int, ...] = ()
+    """Core for the lane threads, by local rank; empty leaves placement to the kernel."""
+    start_timeout: timedelta = timedelta(seconds=30)
+    timeout: timedelta = timedelta(seconds=30)
+    """How long one rank may make no progress inside a collective, or not answer at all, before the job is ended."""
+    stall_check: bool = True
+    stall_warning_time: timedelta = timedelta(seconds=60)
+    stall_shutdown_time: timedelta = timedelta(0)
+    """0: a stalled tensor is reported, never ended."""
+    elastic: bool = False
+
+    @staticmethod
+    def from_env(env: Mapping[str, str] | None = None) -> Config:
+        """Parse the settings of ``env`` (default: this process's environment).
+
+        Raises:
+            ValueError: a variable does not parse; the message names it and its value.
+        """
+        env = os.environ if env is None else env
+        return Config(
+            fusion_threshold=_read(env, FUSION_THRESHOLD, 128 * MEBIBYTE, _integer(0)),
+            cycle_time=_read(env, CYCLE_TIME, timedelta(0), lambda text: timedelta(milliseconds=_at_least(0)(text))),
+            cache_capacity=_read(env, CACHE_CAPACITY, 1024, _integer(0)),
+            disable_group_fusion=_read(env, DISABLE_GROUP_FUSION, False, _flag),
+            dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),
+            cpu_operations=env.get(CPU_OPERATIONS, "").strip().lower(),
+            gpu_operations=env.get(GPU_OPERATIONS, "").strip().lower(),
+            network_interface=env.get(NETWORK_INTERFACE, "").strip(),
+            shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
+            thread_affinity=_read(env, THREAD_AFFINITY, (), lambda text: tuple(map(_integer(0), text.split(",")))),
+            start_timeout=_read(env, START_TIMEOUT, timedelta(seconds=30), _seconds(1)),
+            timeout=_read(env, TIMEOUT_SECONDS, timedelta(seconds=30), _seconds(1)),
+            stall_check=not _read(env, STALL_CHECK_DISABLE, False, _flag),
+            stall_warning_time=_read(env, STALL_CHECK_TIME, timedelta(seconds=60), _seconds(0)),
+            stall_shutdown_time=_read(env, STALL_SHUTDOWN_TIME, timedelta(0), _seconds(0)),
+            elastic=_read(env, ELASTIC, False, _flag),
+        )
