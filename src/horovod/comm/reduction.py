@@ -1,0 +1,163 @@
+"""How elements are reduced and scaled: the only arithmetic of the project, shared by every engine.
+
+``reduce_into`` folds one shard's contributions in rank order. 16-bit floats are widened to float32, folded, scaled and
+rounded once. The conversions can be replaced by faster ones when a framework that has them is loaded
+(:func:`use_conversions`); rounding is to nearest-even in both, so results do not depend on which is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.datatypes import FLOATING, HALF_PRECISION, Array, DataType, data_type_of
+
+
+class ReduceOp(IntEnum):
+    """Reductions, with the integer values of the public interface."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+    @property
+    def label(self) -> str:
+        """The name users write, for example ``Average``."""
+        return self.name.capitalize()
+
+
+_FOLD: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+
+Convert = Callable[[Array, Array], None]
+"""``convert(source, target)`` casts every element of ``source`` into ``target``, rounding to nearest-even."""
+
+
+def _cast(source: Array, target: Array) -> None:
+    np.copyto(target, source, casting="unsafe")
+
+
+_widen: Convert = _cast
+_narrow: Convert = _cast
+
+
+def use_conversions(widen: Convert, narrow: Convert) -> None:
+    """Replace the casts between 16-bit floats and float32 by a framework's vectorised ones."""
+    global _widen, _narrow
+    _widen, _narrow = widen, narrow
+
+
+def scale(array: Array, factor: float) -> None:
+    """Multiply ``array`` by ``factor`` in place.
+
+    Floating types multiply in their own precision (16-bit ones through float32); integers multiply in float64 and
+    truncate towards zero, as the public interface has it.
+    """
+    if factor == 1.0:
+        return
+    data_type = data_type_of(array)
+    if data_type in HALF_PRECISION:
+        wide = np.empty(array.shape, np.float32)
+        _widen(array, wide)
+        np.multiply(wide, np.float32(factor), out=wide)
+        _narrow(wide, array)
+    elif data_type in FLOATING:
+        np.multiply(array, array.dtype.type(factor), out=array)
+    else:
+        np.copyto(array, array.astype(np.float64) * factor, casting="unsafe")
+
+
+class Workspace:
+    """Scratch memory of one lane, grown as needed and reused, so that a steady state allocates nothing."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, np.dtype[Any]], Array] = {}
+
+    def array(self, index: int, dtype: np.dtype[Any], length: int) -> Array:
+        """Scratch vector number ``index`` of at least this type and exactly this length; contents are arbitrary."""
+        buffer = self._buffers.get((index, dtype))
+        if buffer is None or buffer.size < length:
+            buffer = self._buffers[index, dtype] = np.empty(length, dtype)
+        return buffer[:length]
+
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+def reduce_into(
+    target: Array,
+    contributions: Sequence[Array],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    workspace: Workspace,
+) -> None:
+    """``target = postscale * fold(op, [prescale * x for x in contributions])``, element by element, in the given order.
+
+    Args:
+        target: result; may be the memory of any one contribution, and of no part of another.
+        contributions: one vector a rank, in rank order, of the target's length and dtype.
+        workspace: scratch of the calling lane.
+    """
+    fold = _FOLD[op]
+    if data_type_of(target) in HALF_PRECISION:
+        _reduce_half_precision(target, contributions, fold, prescale, postscale, workspace)
+        return
+    first = contributions[0]
+    if prescale != 1.0:
+        scaled = workspace.array(0, target.dtype, target.size)
+        accumulator = workspace.array(1, target.dtype, target.size)
+        np.copyto(accumulator, first)
+        scale(accumulator, prescale)
+        for contribution in contributions[1:]:
+            np.copyto(scaled, contribution)
+            scale(scaled, prescale)
+            fold(accumulator, scaled, out=accumulator)
+        np.copyto(target, accumulator)
+    elif len(contributions) == 1:
+        np.copyto(target, first)
+    elif len(contributions) == 2:
+        fold(first, contributions[1], out=target)
+    else:
+        # The target may be the memory of a later contribution, so it is written only by the last fold.
+        accumulator = workspace.array(0, target.dtype, target.size)
+        fold(first, contributions[1], out=accumulator)
+        for contribution in contributions[2:-1]:
+            fold(accumulator, contribution, out=accumulator)
+        fold(accumulator, contributions[-1], out=target)
+    scale(target, postscale)
+
+
+def _reduce_half_precision(
+    target: Array,
+    contributions: Sequence[Array],
+    fold: Callable[..., Any],
+    prescale: float,
+    postscale: float,
+    workspace: Workspace,
+) -> None:
+    accumulator = workspace.array(0, _FLOAT32, target.size)
+    wide = workspace.array(1, _FLOAT32, target.size)
+    _widen(contributions[0], accumulator)
+    scale(accumulator, prescale)
+    for contribution in contributions[1:]:
+        _widen(contribution, wide)
+        scale(wide, prescale)
+        fold(accumulator, wide, out=accumulator)
+    scale(accumulator, postscale)
+    _narrow(accumulator, target)
+
+
+def can_scale(data_type: DataType) -> bool:
+    """Whether pre- and postscale factors other than 1 (and so Average) have a meaning for this type."""
+    return data_type is not DataType.BOOL

@@ -1,0 +1,64 @@
+"""Several vectors seen as one: how a batch of tensors is read and written in pieces without a buffer of its size."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from horovod.comm.datatypes import Array
+
+
+class Segments:
+    """The concatenation of one-dimensional arrays of one dtype, addressed by element index. Holds views, copies nothing.
+
+    Attributes:
+        length: elements in total.
+    """
+
+    __slots__ = ("_arrays", "_ends", "length")
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._arrays = arrays
+        self._ends = list(accumulate(array.size for array in arrays))
+        self.length = self._ends[-1] if self._ends else 0
+
+    def runs(self, start: int, stop: int) -> list[Array]:
+        """The contiguous views that make up elements ``[start, stop)``, in order. Empty vectors do not appear."""
+        if start >= stop:
+            return []
+        arrays, ends = self._arrays, self._ends
+        index = bisect_right(ends, start)
+        begin = start - (ends[index] - arrays[index].size)
+        if stop <= ends[index]:
+            return [arrays[index][begin : begin + stop - start]]
+        found = [arrays[index][begin:]]
+        index += 1
+        while ends[index] < stop:
+            if arrays[index].size:
+                found.append(arrays[index])
+            index += 1
+        found.append(arrays[index][: stop - (ends[index] - arrays[index].size)])
+        return found
+
+    def read(self, start: int, stop: int, target: Array) -> None:
+        """Copy elements ``[start, stop)`` into ``target``, which has that length ("pack")."""
+        runs = self.runs(start, stop)
+        if len(runs) == 1:
+            np.copyto(target, runs[0])
+        elif runs:
+            np.concatenate(runs, out=target)
+
+    def write(self, start: int, stop: int, source: Array) -> None:
+        """Copy ``source`` over elements ``[start, stop)`` ("unpack")."""
+        position = 0
+        for run in self.runs(start, stop):
+            run[:] = source[position : position + run.size]
+            position += run.size
+
+    def whole(self, start: int, stop: int) -> Array | None:
+        """Elements ``[start, stop)`` as one view where they lie in one vector, else None."""
+        runs = self.runs(start, stop)
+        return runs[0] if len(runs) == 1 else None

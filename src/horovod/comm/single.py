@@ -1,0 +1,61 @@
+"""The engine of a group of one: copies and scales, so that no caller asks whether it is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from horovod.comm.base import Communicator
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+
+
+class SingleCommunicator(Communicator):
+    """Rank 0 of 1. Never waits, so it is never aborted."""
+
+    name: ClassVar[str] = "single"
+
+    def __init__(self) -> None:
+        super().__init__(rank=0, size=1)
+        self._workspace = Workspace()
+
+    def allreduce(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        for source, target in zip(inputs, outputs, strict=True):
+            if source is not target or prescale != 1.0 or postscale != 1.0:
+                reduce_into(target, [source], op, prescale, postscale, self._workspace)
+
+    def allgather(self, inputs: Sequence[Array], outputs: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
+        for source, target in zip(inputs, outputs, strict=True):
+            np.copyto(target, source)
+
+    def broadcast(self, array: Array, root: int) -> None:
+        pass
+
+    def alltoall(
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        np.copyto(target, source[: send_counts[0]])
+
+    def reducescatter(
+        self,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        self.allreduce(inputs, outputs, op, prescale, postscale)
+
+    def barrier(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
