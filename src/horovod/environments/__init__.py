@@ -1,0 +1,38 @@
+"""Who am I? Whichever launcher started this process, its variables become one :class:`Identity`.
+
+The core asks :func:`identity` once at ``init()``. A new launcher is one sibling file and one line in ``ENVIRONMENTS``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from horovod.environments.base import Environment, Identity
+from horovod.environments.horovodrun import HorovodRun
+from horovod.environments.mpich import MPICH
+from horovod.environments.open_mpi import OpenMPI
+from horovod.environments.single import Single
+from horovod.environments.slurm import Slurm
+from horovod.environments.torchrun import TorchRun
+
+__all__ = ["ENVIRONMENTS", "Environment", "Identity", "detect", "identity"]
+
+# The launcher nearest to the process comes first: batch systems start the launchers that stand before them.
+ENVIRONMENTS: tuple[Environment, ...] = (HorovodRun(), TorchRun(), OpenMPI(), MPICH(), Slurm(), Single())
+
+
+def detect(env: Mapping[str, str] | None = None) -> Environment:
+    """The launcher that started the process with the variables ``env`` (default: this process)."""
+    env = os.environ if env is None else env
+    return next(environment for environment in ENVIRONMENTS if environment.detect(env))
+
+
+def identity(env: Mapping[str, str] | None = None) -> Identity:
+    """Who the process with the variables ``env`` (default: this process) is.
+
+    Raises:
+        ValueError: the launcher's variables do not parse or contradict one another.
+    """
+    env = os.environ if env is None else env
+    return detect(env).identity(env)

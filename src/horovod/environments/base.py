@@ -1,0 +1,135 @@
+"""What every launcher tells a process about itself, in one form: :class:`Identity`.
+
+A sibling file per launcher turns that launcher's variables into an Identity; the core asks for it once at ``init()``.
+Nothing here opens a connection, starts a process or imports a framework.
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this process is among the processes of its job."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    hostname: str
+    """The host name the launcher gave this rank, else the machine's."""
+    launcher: str
+    job: str
+    """Tells this job, and this start of it, from all others on this host; "" where a rendezvous server does that."""
+
+
+class Environment(ABC):
+    """One kind of launcher. Siblings are stateless; the variables are passed in."""
+
+    name: ClassVar[str]
+    """What people call the launcher; shown in errors."""
+
+    @staticmethod
+    @abstractmethod
+    def detect(env: Mapping[str, str]) -> bool:
+        """Whether this launcher started the process that has the variables ``env``."""
+
+    @staticmethod
+    @abstractmethod
+    def identity(env: Mapping[str, str]) -> Identity:
+        """Read the identity. Called only where :meth:`detect` is true.
+
+        Raises:
+            ValueError: a variable is missing, does not parse or contradicts another; the message says what to do.
+        """
+
+
+@dataclass(frozen=True)
+class Number:
+    """A whole number together with where it was read, so that an error can quote its source."""
+
+    value: int
+    source: str
+
+
+class Variables:
+    """The variables of one launcher, read so that every error names the variable, its value and the launcher."""
+
+    def __init__(self, env: Mapping[str, str], launcher: str, advice: str) -> None:
+        self._env = env
+        self._launcher = launcher
+        self._advice = advice
+
+    def number(self, name: str, default: int | None = None) -> Number:
+        """The whole number, at least 0, in variable ``name``; ``default`` where the variable is missing or empty."""
+        text = self._env.get(name, "").strip()
+        if not text:
+            if default is None:
+                raise self.error(f"environment variable {name} is missing")
+            return Number(default, f"{name} (missing, taken as {default})")
+        try:
+            value = int(text)
+        except ValueError:
+            raise self.error(f"environment variable {name}={text!r} is not a whole number") from None
+        if value < 0:
+            raise self.error(f"environment variable {name}={text!r} is negative")
+        return Number(value, f"{name}={text!r}")
+
+    def text(self, *names: str) -> str:
+        """The first of ``names`` that is set and not empty, else ""."""
+        return next((value for name in names if (value := self._env.get(name, "").strip())), "")
+
+    def hostname(self, *names: str) -> str:
+        """The host name the launcher put in one of ``names``, else the machine's."""
+        return self.text(*names) or socket.gethostname()
+
+    def identity(
+        self,
+        *,
+        rank: Number,
+        size: Number,
+        local_rank: Number,
+        local_size: Number,
+        cross_rank: Number,
+        cross_size: Number,
+        hostname: str,
+        job: str,
+    ) -> Identity:
+        """Check the numbers against one another and make them an Identity."""
+        for position, count in ((rank, size), (local_rank, local_size), (cross_rank, cross_size)):
+            if count.value < 1:
+                raise self.error(f"{count.source} counts no process, not even this one")
+            if position.value >= count.value:
+                raise self.error(f"{position.source} must be below {count.source}")
+        for part in (local_size, cross_size):
+            if part.value > size.value:
+                raise self.error(f"{part.source} exceeds the size of the whole job, {size.source}")
+        return Identity(
+            rank=rank.value,
+            size=size.value,
+            local_rank=local_rank.value,
+            local_size=local_size.value,
+            cross_rank=cross_rank.value,
+            cross_size=cross_size.value,
+            hostname=hostname,
+            launcher=self._launcher,
+            job=job,
+        )
+
+    def error(self, problem: str) -> ValueError:
+        return ValueError(f"{problem}. This process seems to have been started by {self._launcher}: {self._advice}")
+
+
+def consecutive(rank: Number, size: Number, local_size: Number) -> tuple[Number, Number]:
+    """Cross rank and cross size where the launcher gives none: ranks are taken to fill one host after the other."""
+    assumed = f"assumed from {rank.source}, {size.source} and {local_size.source}"
+    per_host = max(1, local_size.value)
+    hosts = max(1, -(-size.value // per_host))
+    return Number(rank.value // per_host, f"cross rank {assumed}"), Number(hosts, f"cross size {assumed}")

@@ -1,0 +1,39 @@
+"""Ranks started by ``horovodrun`` or ``horovod.run``, or by anything else that speaks their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from horovod.core import config
+from horovod.environments.base import Environment, Identity, Variables
+
+
+class HorovodRun(Environment):
+    name = "horovodrun"
+
+    @staticmethod
+    def detect(env: Mapping[str, str]) -> bool:
+        return config.RANK in env or config.SIZE in env
+
+    @staticmethod
+    def identity(env: Mapping[str, str]) -> Identity:
+        read = Variables(
+            env,
+            HorovodRun.name,
+            "start the script with `horovodrun -np N python ...`, or, to run it alone, "
+            f"unset {config.RANK} and {config.SIZE}.",
+        )
+        size = read.number(config.SIZE)
+        identity = read.identity(
+            rank=read.number(config.RANK),
+            size=size,
+            local_rank=read.number(config.LOCAL_RANK, 0),
+            local_size=read.number(config.LOCAL_SIZE, 1),
+            cross_rank=read.number(config.CROSS_RANK, 0),
+            cross_size=read.number(config.CROSS_SIZE, 1),
+            hostname=read.hostname(config.HOSTNAME),
+            job="",
+        )
+        if identity.size > 1 and not read.text(config.RENDEZVOUS_ADDRESS):
+            raise read.error(f"{size.source}, but {config.RENDEZVOUS_ADDRESS} does not say where the ranks meet")
+        return identity

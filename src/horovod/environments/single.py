@@ -1,0 +1,30 @@
+"""No launcher at all: a job of one process, so that no caller has to ask whether it is distributed."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from horovod.environments.base import Environment, Identity
+
+
+class Single(Environment):
+    name = "none"
+
+    @staticmethod
+    def detect(env: Mapping[str, str]) -> bool:
+        return True
+
+    @staticmethod
+    def identity(env: Mapping[str, str]) -> Identity:
+        return Identity(
+            rank=0,
+            size=1,
+            local_rank=0,
+            local_size=1,
+            cross_rank=0,
+            cross_size=1,
+            hostname=socket.gethostname(),
+            launcher=Single.name,
+            job="",
+        )

@@ -1,0 +1,166 @@
+"""Each launcher's variables become the right identity, and what does not fit is an error that says what to do.
+
+The variable sets are what the launchers really set: Open MPI 5.0.11, MPICH 5 (Hydra), torchrun of PyTorch 2.13;
+Slurm's are those its manual names.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod import environments
+from horovod.core import config
+from horovod.environments import mpich
+from horovod.environments.slurm import parse_tasks_per_node
+
+HOROVODRUN = {
+    config.RANK: "3",
+    config.SIZE: "4",
+    config.LOCAL_RANK: "1",
+    config.LOCAL_SIZE: "2",
+    config.CROSS_RANK: "1",
+    config.CROSS_SIZE: "2",
+    config.HOSTNAME: "worker-1",
+    config.RENDEZVOUS_ADDRESS: "127.0.0.1",
+    config.RENDEZVOUS_PORT: "4000",
+}
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "38249",
+    "TORCHELASTIC_RUN_ID": "09d6ce7c",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+OPEN_MPI_5 = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "PMIX_NAMESPACE": "prterun-vm-2659@1",
+    "PMIX_HOSTNAME": "vm",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_HOSTNAME": "vm"}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "7",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_JOB_ID": "991",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURMD_NODENAME": "node-3",
+}
+
+
+@pytest.fixture(autouse=True)
+def hydra_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpich, "_launcher_process", lambda: "77/1234")
+
+
+def test_nothing_set_is_a_job_of_one() -> None:
+    who = environments.identity({})
+    assert (who.rank, who.size, who.local_rank, who.local_size, who.cross_rank, who.cross_size) == (0, 1, 0, 1, 0, 1)
+    assert (who.launcher, who.job) == ("none", "")
+    assert who.hostname
+
+
+@pytest.mark.parametrize(
+    ("env", "numbers", "hostname", "launcher", "job"),
+    [
+        (HOROVODRUN, (3, 4, 1, 2, 1, 2), "worker-1", "horovodrun", ""),
+        (TORCHRUN, (1, 2, 1, 2, 0, 1), None, "torchrun", "torchrun/09d6ce7c/localhost/38249/0"),
+        (OPEN_MPI_5, (1, 2, 1, 2, 0, 1), "vm", "Open MPI", "open-mpi/prterun-vm-2659@1"),
+        (HYDRA, (1, 2, 1, 2, 0, 1), "vm", "MPICH", "mpich/77/1234"),
+        (SLURM, (5, 7, 1, 2, 2, 3), "node-3", "slurm", "slurm/991/0/"),
+    ],
+)
+def test_identity(env: dict[str, str], numbers: tuple[int, ...], hostname: str | None, launcher: str, job: str) -> None:
+    who = environments.identity(env)
+    assert (who.rank, who.size, who.local_rank, who.local_size, who.cross_rank, who.cross_size) == numbers
+    assert (who.launcher, who.job) == (launcher, job)
+    assert hostname is None or who.hostname == hostname
+
+
+def test_the_launcher_nearest_to_the_process_wins() -> None:
+    everything = {**SLURM, **HYDRA, **OPEN_MPI_5, **TORCHRUN}
+    assert environments.detect({**everything, **HOROVODRUN}).name == "horovodrun"
+    assert environments.detect(everything).name == "torchrun"
+    assert environments.detect({**SLURM, **HYDRA, **OPEN_MPI_5}).name == "Open MPI"
+    assert environments.detect({**SLURM, **HYDRA}).name == "MPICH"
+
+
+def test_slurm_with_its_own_pmi_is_slurm() -> None:
+    assert environments.detect({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "7"}).name == "slurm"
+
+
+@pytest.mark.parametrize("step", [None, "", "4294967291", "4294967290"])
+def test_a_batch_script_without_srun_is_alone(step: str | None) -> None:
+    env = {key: value for key, value in SLURM.items() if key != "SLURM_STEP_ID"}
+    if step is not None:
+        env["SLURM_STEP_ID"] = step
+    assert environments.identity(env).size == 1
+
+
+def test_rank_and_world_size_alone_are_not_torchrun() -> None:
+    assert environments.detect({"RANK": "0", "WORLD_SIZE": "2"}).name == "none"
+
+
+def test_open_mpi_4_names_its_job_otherwise() -> None:
+    env = {key: value for key, value in OPEN_MPI_5.items() if not key.startswith("PMIX")}
+    assert environments.identity({**env, "OMPI_MCA_ess_base_jobid": "123456"}).job == "open-mpi/123456"
+    with pytest.raises(ValueError, match=r"PMIX_NAMESPACE.*Open MPI"):
+        environments.identity(env)
+
+
+def test_a_restarted_torchrun_group_is_another_job() -> None:
+    again = environments.identity({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again.job != environments.identity(TORCHRUN).job
+
+
+def test_mpich_without_a_launcher_above_cannot_name_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpich, "_launcher_process", lambda: None)
+    with pytest.raises(ValueError, match="hydra_pmi_proxy"):
+        environments.identity(HYDRA)
+
+
+@pytest.mark.parametrize(
+    ("env", "change", "fragments"),
+    [
+        (HOROVODRUN, {config.RANK: "x"}, [f"{config.RANK}='x'", "whole number", "horovodrun -np"]),
+        (HOROVODRUN, {config.RANK: "4"}, [f"{config.RANK}='4'", f"{config.SIZE}='4'"]),
+        (HOROVODRUN, {config.RANK: "-1"}, [f"{config.RANK}='-1'", "negative"]),
+        (HOROVODRUN, {config.SIZE: ""}, [config.SIZE, "missing"]),
+        (HOROVODRUN, {config.LOCAL_SIZE: "0"}, [f"{config.LOCAL_SIZE}='0'"]),
+        (HOROVODRUN, {config.LOCAL_SIZE: "9"}, [f"{config.LOCAL_SIZE}='9'", config.SIZE]),
+        (HOROVODRUN, {config.CROSS_RANK: "2"}, [f"{config.CROSS_RANK}='2'", config.CROSS_SIZE]),
+        (HOROVODRUN, {config.RENDEZVOUS_ADDRESS: ""}, [config.RENDEZVOUS_ADDRESS]),
+        (TORCHRUN, {"LOCAL_RANK": ""}, ["LOCAL_RANK is missing", "torchrun"]),
+        (OPEN_MPI_5, {"OMPI_COMM_WORLD_SIZE": "1"}, ["OMPI_COMM_WORLD_RANK='1'", "mpirun"]),
+        (HYDRA, {"MPI_LOCALNRANKS": "two"}, ["MPI_LOCALNRANKS='two'", "MPICH"]),
+        (SLURM, {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, ["SLURM_STEP_TASKS_PER_NODE='2(x'", "srun"]),
+        (SLURM, {"SLURM_STEP_TASKS_PER_NODE": "2,2"}, ["SLURM_NODEID='2'"]),
+        (SLURM, {"SLURM_STEP_TASKS_PER_NODE": "2(x4)"}, ["adds up to 8", "SLURM_STEP_NUM_TASKS='7'"]),
+    ],
+)
+def test_errors_name_the_variable_its_value_and_the_launcher(
+    env: dict[str, str], change: dict[str, str], fragments: list[str]
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        environments.identity({**env, **change})
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 5)), min_size=1, max_size=6))
+def test_tasks_per_node_expands(groups: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{tasks}(x{times})" if times > 1 else str(tasks) for tasks, times in groups)
+    assert parse_tasks_per_node(text) == [tasks for tasks, times in groups for _ in range(times)]
