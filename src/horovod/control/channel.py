@@ -1,0 +1,86 @@
+"""An authenticated connection that carries messages without ever blocking its owner's thread."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+
+from horovod.control.framing import CONTROL_LIMIT, FrameError, FrameReader, frame
+
+_CHUNK = 1 << 18
+
+
+class ChannelClosed(Exception):
+    """The other side is gone, or broke the rules and was cut off."""
+
+
+class Channel:
+    """Framed messages over a connected stream socket. Owned by one thread, which polls it.
+
+    What the kernel does not take at once waits in an outbox; while :attr:`wants_write` is true the owner polls for
+    writability too and calls :meth:`flush`.
+    """
+
+    def __init__(self, connection: socket.socket, limit: int = CONTROL_LIMIT) -> None:
+        connection.setblocking(False)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.socket = connection
+        self._reader = FrameReader(limit)
+        self._outbox: deque[memoryview] = deque()
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._outbox)
+
+    def send(self, body: bytes) -> None:
+        """Send one message, or queue what does not fit in the socket's buffer."""
+        data = memoryview(frame(body))
+        if not self._outbox:
+            data = data[self._write(data) :]
+        if data:
+            self._outbox.append(data)
+
+    def flush(self) -> None:
+        """Send what is queued, as far as the socket takes it."""
+        while self._outbox:
+            data = self._outbox[0]
+            sent = self._write(data)
+            if sent < len(data):
+                self._outbox[0] = data[sent:]
+                return
+            self._outbox.popleft()
+
+    def receive(self) -> list[bytes]:
+        """The messages that have arrived; may be none.
+
+        Raises:
+            ChannelClosed: the connection ended or announced an impossible length.
+        """
+        try:
+            data = self.socket.recv(_CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if not data:
+            raise ChannelClosed("connection closed")
+        try:
+            return self._reader.feed(data)
+        except FrameError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return self.socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error

@@ -1,0 +1,98 @@
+"""Mutual authentication of a new connection, without I/O: bytes in, bytes out.
+
+Both sides know the job's secret and neither sends it. Nothing the other side says is decoded before it has proved that
+it knows the secret too; the nonces make every exchange unique, so a recorded one is worthless::
+
+    server -> client   "HVD1"  server nonce (32)
+    client -> server   client nonce (32)  length of purpose (2)  purpose  HMAC(secret, "client", nonces, purpose) (32)
+    server -> client   HMAC(secret, "server", nonces, purpose) (32)
+
+``purpose`` is an opaque text of at most 1024 bytes that says what the connection is for. HMAC is HMAC-SHA256 (RFC 2104).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+MAGIC = b"HVD1"
+NONCE = 32
+MAC = 32
+LONGEST_PURPOSE = 1024
+GREETING = len(MAGIC) + NONCE
+
+
+class HandshakeError(Exception):
+    """The other side is not of this job, or speaks something else."""
+
+
+def _proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes, purpose: bytes) -> bytes:
+    return hmac.digest(secret, role + server_nonce + client_nonce + purpose, hashlib.sha256)
+
+
+class ServerHandshake:
+    """The accepting side. Send ``greeting``; feed what arrives to :meth:`receive` until it returns the reply to send.
+
+    Attributes:
+        purpose: what the client wants; set when :meth:`receive` has returned a reply.
+        rest: bytes that arrived behind the handshake and belong to the conversation.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._nonce = secrets.token_bytes(NONCE)
+        self._received = bytearray()
+        self.greeting = MAGIC + self._nonce
+        self.purpose = b""
+        self.rest = b""
+
+    def receive(self, data: bytes) -> bytes | None:
+        """Take bytes from the client; return the reply once the client has proved itself, None while it has not finished.
+
+        Raises:
+            HandshakeError: the client does not know the secret, or sends something else.
+        """
+        self._received += data
+        if len(self._received) < NONCE + 2:
+            return None
+        length = int.from_bytes(self._received[NONCE : NONCE + 2], "big")
+        if length > LONGEST_PURPOSE:
+            raise HandshakeError("the purpose is too long")
+        end = NONCE + 2 + length + MAC
+        if len(self._received) < end:
+            return None
+        client_nonce = bytes(self._received[:NONCE])
+        purpose = bytes(self._received[NONCE + 2 : end - MAC])
+        proof = bytes(self._received[end - MAC : end])
+        if not hmac.compare_digest(proof, _proof(self._secret, b"client", self._nonce, client_nonce, purpose)):
+            raise HandshakeError("the client does not know the job's secret")
+        self.purpose = purpose
+        self.rest = bytes(self._received[end:])
+        return _proof(self._secret, b"server", self._nonce, client_nonce, purpose)
+
+
+class ClientHandshake:
+    """The connecting side: answer the server's greeting with :meth:`answer`, then check its proof with :meth:`finish`."""
+
+    def __init__(self, secret: bytes, purpose: bytes) -> None:
+        if len(purpose) > LONGEST_PURPOSE:
+            raise ValueError(f"a purpose has at most {LONGEST_PURPOSE} bytes")
+        self._secret = secret
+        self._purpose = purpose
+        self._nonce = secrets.token_bytes(NONCE)
+        self._expected = b""
+
+    def answer(self, greeting: bytes) -> bytes:
+        """The answer to the server's :data:`GREETING` bytes."""
+        if len(greeting) != GREETING or not greeting.startswith(MAGIC):
+            raise HandshakeError("what listens there is not part of a Horovod job")
+        server_nonce = greeting[len(MAGIC) :]
+        self._expected = _proof(self._secret, b"server", server_nonce, self._nonce, self._purpose)
+        proof = _proof(self._secret, b"client", server_nonce, self._nonce, self._purpose)
+        return self._nonce + len(self._purpose).to_bytes(2, "big") + self._purpose + proof
+
+    def finish(self, proof: bytes) -> None:
+        """Check the server's proof of :data:`MAC` bytes."""
+        if not hmac.compare_digest(proof, self._expected):
+            raise HandshakeError("what listens there does not know the job's secret")

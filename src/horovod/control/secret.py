@@ -1,0 +1,31 @@
+"""The job's secret: made by whoever starts the job, known to its ranks, never on a command line, never printed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+
+LENGTH = 32
+
+
+def make_secret() -> bytes:
+    """A new secret of 32 random bytes."""
+    return secrets.token_bytes(LENGTH)
+
+
+def encode_secret(secret: bytes) -> str:
+    """The form in which a secret stands in an environment variable."""
+    return base64.b64encode(secret).decode("ascii")
+
+
+def decode_secret(text: str) -> bytes:
+    """The secret of an environment variable.
+
+    Raises:
+        ValueError: the text is no such secret. It is not quoted in the message.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise ValueError("the job's secret in the environment is garbled; was it set by hand?") from None

@@ -1,0 +1,195 @@
+"""How ranks find and connect to each other: address cards, and one round of dialling and accepting.
+
+A :class:`Switchboard` lives for the moments in which connections are made; afterwards its listeners are closed, so a
+running job has no open port of its own. Between two ranks the higher one dials and the lower one accepts; every rank
+dials first, in ascending order, then accepts. The chain starts at rank 0, which dials nobody, so it cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import psutil
+
+from horovod.control.dial import Address, dial_until
+from horovod.control.reception import Reception
+
+
+class Card(msgspec.Struct, array_like=True, frozen=True):
+    """Where one rank can be reached, and who it is."""
+
+    rank: int
+    host: str
+    """The host name its launcher gave it, else the machine's: ranks with the same one are on one host."""
+    pid: int
+    port: int
+    addresses: tuple[str, ...]
+    name: str
+    """Its Unix socket, reachable only where a descriptor can be passed too; "" where there is none."""
+    secret: bytes = b""
+    """Rank 0's, where the launcher gave the job no secret: travels only between processes of one user on one host."""
+
+
+class Wire(NamedTuple):
+    """One connection that a rank needs: with whom, in which role, for which process set."""
+
+    peer: int
+    role: str
+    group: int
+
+
+class _Purpose(msgspec.Struct, array_like=True):
+    generation: str
+    rank: int
+    role: str
+    group: int
+
+
+class WiringError(RuntimeError):
+    """Some ranks could not be connected; the message says which."""
+
+
+class Switchboard:
+    """This rank's listeners, open until :meth:`close`.
+
+    Args:
+        rank: this rank.
+        host: its host name, for its card.
+        local_only: all ranks are on this machine, so listen on the loopback interface only.
+        interface: restrict the advertised addresses to this network interface ("" for all).
+    """
+
+    def __init__(self, rank: int, host: str, local_only: bool, interface: str = "") -> None:
+        self._rank = rank
+        tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listeners = [tcp]
+        try:
+            tcp.bind(("127.0.0.1" if local_only else "0.0.0.0", 0))
+            tcp.listen(1024)
+            name = ""
+            if sys.platform == "linux":
+                name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
+                unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._listeners.append(unix)
+                unix.bind(name)
+                unix.listen(1024)
+        except OSError:
+            self.close()
+            raise
+        addresses = ("127.0.0.1",) if local_only else own_addresses(interface)
+        self.card = Card(rank, host, os.getpid(), tcp.getsockname()[1], addresses, name)
+
+    def connect(
+        self, cards: Sequence[Card], wires: Iterable[Wire], generation: str, secret: bytes, deadline: float
+    ) -> dict[Wire, socket.socket]:
+        """Make every connection of ``wires``; each peer must be doing the same with its own.
+
+        Args:
+            cards: of all ranks, by rank.
+            generation: distinguishes this round from earlier ones of the same job.
+            deadline: ``time.monotonic`` by which everybody must be there.
+
+        Returns:
+            Connected, authenticated, blocking sockets.
+
+        Raises:
+            WiringError: somebody could not be reached or did not come.
+        """
+        made: dict[Wire, socket.socket] = {}
+        try:
+            for wire in sorted(wire for wire in wires if wire.peer < self._rank):
+                made[wire] = self._dial(cards[wire.peer], wire, generation, secret, deadline)
+            expected = {wire for wire in wires if wire.peer > self._rank}
+            self._accept(expected, made, generation, secret, deadline)
+        except BaseException:
+            for connection in made.values():
+                connection.close()
+            raise
+        return made
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    def _dial(self, card: Card, wire: Wire, generation: str, secret: bytes, deadline: float) -> socket.socket:
+        addresses: list[Address] = []
+        if card.host == self.card.host:
+            if card.name and self.card.name:
+                addresses.append(card.name)
+            addresses.append(("127.0.0.1", card.port))
+        addresses += [(address, card.port) for address in card.addresses if (address, card.port) not in addresses]
+        purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, wire.role, wire.group))
+        try:
+            return dial_until(addresses, secret, purpose, deadline)
+        except ConnectionError as error:
+            raise WiringError(
+                f"rank {self._rank} cannot connect to rank {card.rank} on {card.host}: {error}"
+            ) from error
+
+    def _accept(
+        self, expected: set[Wire], made: dict[Wire, socket.socket], generation: str, secret: bytes, deadline: float
+    ) -> None:
+        if not expected:
+            return
+
+        def welcome(connection: socket.socket, text: bytes, rest: bytes) -> None:
+            try:
+                purpose = msgspec.msgpack.decode(text, type=_Purpose)
+            except msgspec.DecodeError:
+                connection.close()
+                return
+            wire = Wire(purpose.rank, purpose.role, purpose.group)
+            if purpose.generation != generation or wire not in expected or rest:
+                connection.close()
+                return
+            expected.discard(wire)
+            connection.setblocking(True)
+            made[wire] = connection
+
+        with selectors.DefaultSelector() as selector:
+            reception = Reception(selector, self._listeners, secret, welcome)
+            try:
+                while expected:
+                    now = time.monotonic()
+                    if now >= deadline:
+                        missing = sorted({wire.peer for wire in expected})
+                        raise WiringError(f"ranks {missing} did not connect to rank {self._rank} in time")
+                    wake = min(deadline, reception.next_deadline() or deadline)
+                    for key, events in selector.select(max(0.0, wake - now)):
+                        key.data(events)
+                    reception.expire()
+            finally:
+                reception.close()
+
+
+def own_addresses(interface: str = "") -> tuple[str, ...]:
+    """The IPv4 addresses other hosts may reach this one by, loopback left out.
+
+    Raises:
+        ValueError: ``interface`` is given and this host has none of that name, or it has no address.
+    """
+    found = psutil.net_if_addrs()
+    if interface:
+        wanted = interface.split(",")
+        found = {name: addresses for name, addresses in found.items() if name in wanted}
+        if not found:
+            raise ValueError(
+                f"this host has no network interface {interface!r}; it has {', '.join(psutil.net_if_addrs())}"
+            )
+    addresses = [
+        entry.address
+        for entries in found.values()
+        for entry in entries
+        if entry.family == socket.AF_INET and (interface or not entry.address.startswith("127."))
+    ]
+    if interface and not addresses:
+        raise ValueError(f"network interface {interface!r} has no IPv4 address")
+    return tuple(addresses)
