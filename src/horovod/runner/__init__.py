@@ -1,0 +1,120 @@
+"""The launcher: ``horovodrun``, :func:`horovod.run`, and the supervision of the processes they start.
+
+Imports of this package stay light: ``python -m horovod.runner.launch``, the guardian and every worker pass here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["run"]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[int, int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | Sequence[str] | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Call ``func(*args, **kwargs)`` on every rank of a new job, and return what each rank returned.
+
+    For scripts and notebooks. The function is sent to the ranks pickled, so lambdas and closures will do; each rank is a
+    fresh process, in which the function calls ``hvd.init()`` itself. The ranks' output appears in ``sys.stdout`` and
+    ``sys.stderr`` of the caller.
+
+    Args:
+        func, args, kwargs: what to call. All must be picklable by cloudpickle, as must the return value.
+        num_proc: how many ranks.
+        hosts: where, as ``"h1:2,h2:4"``; or
+        hostfile: a file with lines ``h1 slots=2``. Default: this machine.
+        start_timeout: seconds until all ranks must have met in ``hvd.init()``.
+        output_filename: a folder that also gets each rank's output.
+        verbose: say what is being done.
+        network_interfaces: those the job may use, as a list or separated by commas.
+        executable: the Python to run the ranks with. Default: this one.
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: for elastic jobs, and
+        use_mpi, mpi_args: for mpirun; not supported yet, and refused.
+        ssh_port, ssh_identity_file, disable_cache: for other hosts; without effect on this one.
+        use_gloo: no mpirun; the default.
+        np, min_np, max_np, network_interface: deprecated names.
+
+    Returns:
+        The return values by rank.
+
+    Raises:
+        ValueError: the arguments are wrong or contradict one another.
+        RuntimeError: a rank failed. The message holds its traceback; ``__cause__`` is its exception, if it could be sent.
+    """
+    if np is not None:
+        _deprecated("np", "num_proc")
+        num_proc = np
+    if min_np is not None:
+        _deprecated("min_np", "min_num_proc")
+        min_num_proc = min_np
+    if max_np is not None:
+        _deprecated("max_np", "max_num_proc")
+        max_num_proc = max_np
+    if network_interface is not None:
+        _deprecated("network_interface", "network_interfaces")
+        network_interfaces = network_interface
+    if hosts is not None and hostfile is not None:
+        raise ValueError("give either hosts or hostfile, not both")
+    if use_gloo and use_mpi:
+        raise ValueError("give either use_gloo or use_mpi, not both")
+
+    from horovod.runner.function import run_function
+    from horovod.runner.options import Options
+
+    if isinstance(network_interfaces, str):
+        network_interfaces = network_interfaces.split(",")
+    options = Options(
+        num_proc=num_proc,
+        min_num_proc=min_num_proc,
+        max_num_proc=max_num_proc,
+        slots=slots,
+        reset_limit=reset_limit,
+        cooldown_range=cooldown_range,
+        hosts=hosts,
+        hostfile=hostfile,
+        host_discovery_script=host_discovery_script,
+        start_timeout=start_timeout,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        disable_cache=bool(disable_cache),
+        output_filename=output_filename,
+        verbose=bool(verbose),
+        use_gloo=bool(use_gloo),
+        use_mpi=bool(use_mpi),
+        mpi_args=mpi_args,
+        nics=tuple(network_interfaces or ()),
+    )
+    return run_function(func, args, kwargs or {}, options, executable)
+
+
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"horovod.run({old}=...) is deprecated; use {new}", DeprecationWarning, stacklevel=3)

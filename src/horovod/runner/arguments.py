@@ -1,0 +1,234 @@
+"""The command line of ``horovodrun``: from words to :class:`Options`.
+
+What stands on the command line beats the YAML file, wherever it stands. Everything after the first word that is no flag
+belongs to the user's program and is not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import horovod
+from horovod.core import config
+from horovod.runner.errors import UsageError
+from horovod.runner.options import Options
+from horovod.runner.tunables import TUNABLES, Tunable, Value
+
+USAGE = "horovodrun -np N [-H host:slots,...] [options] command [arguments of the command]"
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Read a command line.
+
+    Raises:
+        ValueError: the words or the configuration file are wrong.
+        SystemExit: ``--help`` and ``--version`` print and end here; argparse's own complaints exit with status 2.
+    """
+    parser = build_parser()
+    head, command = split_command(parser, arguments)
+    given: dict[str, Any] = vars(parser.parse_args(head))
+    _translate_old_flags(given)
+    settings: dict[str, Value | None] = {}
+    if "config_file" in given:
+        from horovod.runner.config_file import read_config_file
+
+        controller, found = read_config_file(given["config_file"])
+        settings.update(found)
+        if controller and not {"use_gloo", "use_mpi", "use_jsrun"} & given.keys():
+            given["use_" + controller] = True
+    for tunable in TUNABLES:
+        if tunable.name in given:
+            settings[tunable.name] = tunable.check(given.pop(tunable.name), tunable.flag)
+    given["nics"] = tuple(dict.fromkeys(nic for group in given.get("nics", []) for nic in group))
+    if "cooldown_range" in given:
+        given["cooldown_range"] = tuple(given["cooldown_range"])
+    return Options(command=tuple(command), tunables=settings, **given)
+
+
+def split_command(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Cut a command line into the launcher's own words and the user's command.
+
+    argparse's REMAINDER would take what follows a misspelt flag for the command, and so blame the wrong word.
+    """
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        if word == "--":
+            return list(arguments[:position]), list(arguments[position + 1 :])
+        if not word.startswith("-") or word == "-":
+            break
+        position += 1 + parser.words_after(word)
+    return list(arguments[:position]), list(arguments[position:])
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, which also tells how many words a flag takes, and answers errors with a short usage."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            prog="horovodrun",
+            usage=USAGE,
+            description="Runs a command as several ranks of one distributed job.",
+            argument_default=argparse.SUPPRESS,
+        )
+        self._arity: dict[str, int] = {"-h": 0, "--help": 0}
+
+    def flag(self, group: argparse._ActionsContainer, *names: str, **details: Any) -> None:
+        action = group.add_argument(*names, **details)
+        words = 1 if action.nargs is None else int(action.nargs)
+        self._arity.update(dict.fromkeys(names, words))
+
+    def words_after(self, word: str) -> int:
+        """How many of the words after the flag ``word`` belong to it.
+
+        Raises:
+            ValueError: there is no such flag.
+        """
+        name, equals, _ = word.partition("=")
+        if name in self._arity:
+            return 0 if equals else self._arity[name]
+        if name.startswith("--"):  # any unique beginning of a long flag will do
+            full = [known for known in self._arity if known.startswith(name)]
+            if full:
+                return 0 if equals else self._arity[full[0]]
+        elif word[:2] in self._arity and not word.startswith("--"):
+            return 0  # the value is joined, as in -p22
+        raise UsageError(
+            f"unknown flag {word}; flags of your own program stand behind its name (see horovodrun --help)"
+        )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+_positive.__name__ = "whole number"
+
+
+def _not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
+    return value
+
+
+_not_negative.__name__ = "whole number"
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} holds an empty name")
+    return names
+
+
+def build_parser() -> Parser:
+    parser = Parser()
+    flag = parser.flag
+    flag(parser, "-v", "--version", action="version", version=horovod.__version__, help="show the version, and exit")
+    flag(parser, "-cb", "--check-build", action="store_true", dest="check_build",
+         help="show which frameworks and engines can be used, and exit")  # fmt: skip
+    flag(parser, "-np", "--num-proc", type=_positive, dest="num_proc", metavar="N", help="how many ranks to run")
+    flag(parser, "--verbose", action="store_true", help="say what is being done, on stderr")
+    flag(parser, "--start-timeout", type=_positive, metavar="S",
+         help=f"seconds until all ranks must have started (default: {config.START_TIMEOUT}, else 30)")  # fmt: skip
+    flag(parser, "--config-file", metavar="YAML", help="read settings from this file; flags beat it")
+    flag(parser, "--disable-cache", action="store_true", help="do not use cached checks of hosts")
+
+    _add_hosts(parser)
+    _add_output(parser)
+    _add_tunables(parser)
+    _add_elastic(parser)
+    _add_launchers(parser)
+    return parser
+
+
+def _add_hosts(parser: Parser) -> None:
+    flag = parser.flag
+    group = parser.add_argument_group("hosts")
+    where = group.add_mutually_exclusive_group()
+    flag(where, "-H", "--hosts", metavar="HOSTS", help="hosts and their slots: h1:2,h2:4 (default: localhost:N)")
+    flag(where, "-hostfile", "--hostfile", metavar="FILE", help="hosts, one `name slots=n` a line")
+    flag(where, "--host-discovery-script", metavar="SCRIPT", help="a script that prints the hosts; elastic jobs")
+    flag(group, "--network-interfaces", type=_names, action="append", dest="nics", metavar="NICS",
+         help="network interfaces the job may use, separated by commas")  # fmt: skip
+    flag(group, "--network-interface", type=_names, action="append", dest="nics", metavar="NIC",
+         help="the same, one at a time")  # fmt: skip
+    flag(group, "-p", "--ssh-port", type=_positive, metavar="PORT", help="port of ssh on the hosts")
+    flag(group, "-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+
+
+def _add_output(parser: Parser) -> None:
+    flag = parser.flag
+    group = parser.add_argument_group("output")
+    flag(
+        group,
+        "--output-filename",
+        metavar="DIR",
+        help="also write each rank's output to DIR/rank.<r>/stdout and stderr",
+    )
+    stamps = group.add_mutually_exclusive_group()
+    flag(stamps, "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
+         dest="prefix_output_with_timestamp", help="put the time before each line of the ranks' output")  # fmt: skip
+    flag(stamps, "--log-hide-timestamp", action="store_const", const=True, dest="old_hide_timestamp",
+         help=argparse.SUPPRESS)  # fmt: skip
+    flag(stamps, "--no-log-hide-timestamp", action="store_const", const=False, dest="old_hide_timestamp",
+         help=argparse.SUPPRESS)  # fmt: skip
+    _add_tunable(parser, stamps, next(tunable for tunable in TUNABLES if tunable.name == "log_with_timestamp"))
+
+
+def _add_tunables(parser: Parser) -> None:
+    group = parser.add_argument_group("settings of the runtime")
+    for tunable in TUNABLES:
+        if tunable.name != "log_with_timestamp":
+            _add_tunable(parser, group.add_mutually_exclusive_group() if tunable.off else group, tunable)
+
+
+def _add_tunable(parser: Parser, group: argparse._ActionsContainer, tunable: Tunable) -> None:
+    if tunable.kind is bool:
+        on, off = tunable.flag, tunable.off
+        shown = argparse.SUPPRESS if tunable.on_hidden else tunable.help
+        hidden = argparse.SUPPRESS if tunable.off_hidden else f"the opposite of {on}"
+        parser.flag(group, on, action="store_const", const=True, dest=tunable.name, help=shown)
+        parser.flag(group, off, action="store_const", const=False, dest=tunable.name, help=hidden)
+    elif tunable.choices:
+        parser.flag(group, tunable.flag, type=str.upper, choices=tunable.choices, dest=tunable.name, help=tunable.help)
+    else:
+        parser.flag(group, tunable.flag, type=tunable.kind, dest=tunable.name, metavar="X", help=tunable.help)
+
+
+def _add_elastic(parser: Parser) -> None:
+    flag = parser.flag
+    group = parser.add_argument_group("elastic jobs")
+    flag(group, "--min-np", "--min-num-proc", type=_positive, dest="min_num_proc", metavar="N", help="fewest ranks")
+    flag(group, "--max-np", "--max-num-proc", type=_positive, dest="max_num_proc", metavar="N", help="most ranks")
+    flag(group, "--slots-per-host", type=_positive, dest="slots", metavar="N", help="slots of hosts that name none")
+    flag(group, "--elastic-timeout", type=_positive, metavar="S", help="seconds to wait for enough slots (default 600)")
+    flag(group, "--reset-limit", type=_not_negative, metavar="N", help="most resets before the job ends")
+    flag(group, "--blacklist-cooldown-range", type=_positive, nargs=2, dest="cooldown_range", metavar=("MIN", "MAX"),
+         help="seconds a failed host stays out")  # fmt: skip
+
+
+def _add_launchers(parser: Parser) -> None:
+    flag = parser.flag
+    group = parser.add_argument_group("how ranks are started")
+    which = group.add_mutually_exclusive_group()
+    flag(which, "--gloo", action="store_true", dest="use_gloo", help="by this launcher itself (the default)")
+    flag(which, "--mpi", action="store_true", dest="use_mpi", help="by mpirun")
+    flag(which, "--jsrun", action="store_true", dest="use_jsrun", help="by jsrun")
+    flag(group, "--mpi-args", metavar="ARGS", help='more arguments for mpirun: --mpi-args="-x NAME"')
+    flag(group, "--tcp", action="store_true", dest="tcp_flag", help="TCP only: no InfiniBand")
+    flag(group, "--binding-args", metavar="ARGS", help="how mpirun binds ranks to cores")
+
+
+def _translate_old_flags(given: dict[str, Any]) -> None:
+    """Flags that have a newer name still work, and say so."""
+    if "old_hide_timestamp" in given:
+        print("horovodrun: --log-hide-timestamp is deprecated; use --log-without-timestamp", file=sys.stderr)
+        given["log_with_timestamp"] = not given.pop("old_hide_timestamp")

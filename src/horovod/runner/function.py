@@ -1,0 +1,63 @@
+"""The caller's side of ``horovod.run``: a job whose ranks call one function, and whose results come back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from horovod.runner import errand
+from horovod.runner.errand import ERRAND_KEY, Errand, Result
+from horovod.runner.job import Job
+from horovod.runner.options import Options
+from horovod.runner.outcome import Outcome
+from horovod.runner.output import StreamSink
+
+
+def run_function(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    options: Options,
+    executable: str | None,
+) -> list[Any]:
+    """Call ``function`` on every rank and return the values by rank.
+
+    Raises:
+        ValueError: the request cannot be met.
+        RuntimeError: a rank failed; the message holds its traceback, and the cause is its exception where it could be sent.
+    """
+    command = (executable or sys.executable, "-m", "horovod.runner.run_task")
+    job = Job(replace(options, command=command), os.environ)
+    task = Errand.of(function, arguments, keywords)
+    published = dict(errand.to_parts(ERRAND_KEY, errand.dumps(task)))
+    outcome = job.run(StreamSink(sys.stdout), StreamSink(sys.stderr), published=published)
+    results: dict[int, Result] = {}
+    for slot in job.slots:
+        data = errand.from_parts(errand.result_key(slot.rank), job.delivered)
+        if data is not None:
+            results[slot.rank] = errand.loads(data)
+    if outcome.failed:
+        _raise(outcome, results)
+    for slot in job.slots:
+        if slot.rank not in results:
+            raise RuntimeError(f"rank {slot.rank} ended, with exit code 0, before the function had returned a value")
+    return [errand.loads(results[slot.rank].value) for slot in job.slots]
+
+
+def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
+    culprit = outcome.culprit
+    result = None if culprit is None else results.get(culprit)
+    if result is None or not result.traceback:
+        raise RuntimeError(outcome.describe())
+    raise RuntimeError(f"rank {culprit} failed:\n{result.traceback}") from _exception(result)
+
+
+def _exception(result: Result) -> BaseException | None:
+    try:
+        error = errand.loads(result.error)
+    except Exception:  # its class may run anything while it is unpickled; the text tells the same
+        return None
+    return error if isinstance(error, BaseException) else None

@@ -1,0 +1,56 @@
+"""``horovodrun``: reads the command line, runs the job, says how it ended, exits as it did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from horovod.runner.arguments import USAGE, parse
+from horovod.runner.errors import LaunchError, UsageError
+from horovod.runner.options import Options
+
+
+def run_commandline(arguments: Sequence[str] | None = None) -> int:
+    """The program. Returns its exit status: 0, the failing rank's, 128 + a signal's number, or 2 for a wrong request."""
+    try:
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+        if options.check_build:
+            from horovod.runner.check_build import check_build
+
+            print(check_build(verbose=options.verbose))
+            return 0
+        return _run(options)
+    except UsageError as error:
+        print(f"usage: {USAGE}\nhorovodrun: error: {error}", file=sys.stderr)
+        return 2
+    except LaunchError as error:
+        print(f"horovodrun: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before the job's own handling of signals began, or after it ended
+        return 128 + signal.SIGINT
+
+
+def _run(options: Options) -> int:
+    # The rooms that cost time to enter are entered when the command line is known to be sound.
+    from horovod.runner.job import Job
+    from horovod.runner.output import DescriptorSink, console
+    from horovod.runner.signals import Insisted, SignalPipe
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the ranks end
+    stdout, stderr = console()
+    try:
+        with SignalPipe() as signals:
+            outcome = Job(options, os.environ).run(stdout, stderr, signals)
+    except Insisted as insisted:
+        DescriptorSink(2).write("horovodrun: killed the job\n")
+        return 128 + insisted.number
+    words = outcome.describe()
+    if words:
+        DescriptorSink(2).write(words + "\n")
+    return outcome.status
+
+
+if __name__ == "__main__":
+    sys.exit(run_commandline())

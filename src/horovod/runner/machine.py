@@ -1,0 +1,65 @@
+"""What this machine is: which host names mean it, and how many cores a job may use."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import socket
+from pathlib import Path
+
+
+def is_local(hostname: str) -> bool:
+    """Whether ``hostname`` names this machine. Asks the resolver only where the name itself does not tell.
+
+    Raises:
+        OSError: the name does not resolve.
+    """
+    own = socket.gethostname()
+    if hostname in {"localhost", own, own.partition(".")[0]} or _is_loopback(hostname):
+        return True
+    addresses = {entry[4][0] for entry in socket.getaddrinfo(hostname, None, type=socket.SOCK_DGRAM)}
+    return any(_is_own_address(str(address)) for address in addresses)
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_own_address(address: str) -> bool:
+    # The kernel lets a socket be bound to the addresses of its own interfaces and to no other.
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity mask, and no more than its control group's quota."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # no affinity on this operating system
+        cores = os.cpu_count() or 1
+    quota = _quota()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores' worth of time the container may use; None where there is no limit or none that can be read."""
+    try:
+        limit, period = (root / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
+    try:
+        limit = (root / "cpu" / "cpu.cfs_quota_us").read_text()
+        period = (root / "cpu" / "cpu.cfs_period_us").read_text()
+        return None if int(limit) <= 0 else int(limit) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

@@ -1,0 +1,74 @@
+"""How a job ended, and how to say so."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from horovod.runner.processes import Exit
+
+_WELL = Exit(0)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank is said to have failed of, by the runtime of any rank that noticed."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    exits: Mapping[int, Exit] = field(default_factory=dict)
+    """How each rank's process ended."""
+    culprit: int | None = None
+    """The rank that failed first; None if none did."""
+    exit: Exit = _WELL
+    """How the culprit ended; where it did not end by itself, how the first rank ended that failed because of it."""
+    place: str = ""
+    """Where the culprit ran."""
+    reason: str = ""
+    """What the runtime knows about the failure."""
+    tail: Sequence[str] = ()
+    """The last lines of the culprit's stderr."""
+    interrupted: int = 0
+    """The signal that asked the launcher to end, or 0."""
+    immortal: frozenset[int] = frozenset()
+    """Processes of the job that did not even end by SIGKILL."""
+
+    @property
+    def failed(self) -> bool:
+        return self.culprit is not None or bool(self.interrupted)
+
+    @property
+    def status(self) -> int:
+        """The launcher's own exit status."""
+        return 128 + self.interrupted if self.interrupted else self.exit.code
+
+    def describe(self) -> str:
+        """The last words about a job that did not end well; "" for one that did."""
+        words: list[str] = []
+        if self.immortal:
+            numbers = ", ".join(map(str, sorted(self.immortal)))
+            words.append(
+                f"horovodrun: processes {numbers} did not end even by SIGKILL; they wait inside the kernel, "
+                "often for a network file system or a device"
+            )
+        if self.interrupted:
+            words.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")
+        elif self.culprit is not None:
+            if self.tail:
+                words.append(f"horovodrun: the end of rank {self.culprit}'s stderr:")
+                words += ["    " + line for line in self.tail]
+            words.append(f"horovodrun: the job failed. Rank {self.culprit} failed first ({self.place}).")
+            if self.reason:
+                words.append(f"Reason: {self.reason}")
+            words.append(f"Process name: {self.culprit}")
+            words.append(f"Exit code: {self.exit}")
+            if self.exit.signal == signal.SIGKILL:
+                words.append("Nobody in this job sends SIGKILL to a running rank: did the machine run out of memory?")
+        return "\n".join(words)

@@ -1,0 +1,213 @@
+"""Where the ranks' output goes: line by line, labelled, to the launcher's own streams and, if asked, to files.
+
+Everything is written by the launcher's one thread and in whole lines, so lines of different ranks never mix.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from horovod.runner.errors import UsageError
+from horovod.runner.lines import LineSplitter
+
+TAIL_LINES = 20
+ERASE_LINE = "\x1b[K"
+
+
+class ReaderGone(Exception):
+    """Whoever read the launcher's output has closed it, as ``head`` does when it has seen enough."""
+
+
+@dataclass
+class Cursor:
+    """Whose progress bar the cursor stands on: the label of the stream that wrote a line ending in ``\\r``, or ""."""
+
+    bar: str = ""
+
+
+class Sink(ABC):
+    """One place for output. ``cursor`` is shared by sinks that end in the same terminal."""
+
+    def __init__(self, cursor: Cursor | None = None) -> None:
+        self._terminal = cursor is not None
+        self._cursor = cursor or Cursor()
+
+    def show(self, label: str, lines: Sequence[str], stamp: str = "") -> None:
+        """Write lines, each behind its label."""
+        pieces: list[str] = []
+        for line in lines:
+            if line == "\n" and label and self._cursor.bar == label:
+                pieces.append(line)  # the end of the progress bar that stands there already
+            else:
+                if self._cursor.bar and self._terminal:
+                    pieces.append(ERASE_LINE)
+                pieces += (stamp, label, line)
+            self._cursor.bar = label if line.endswith("\r") else ""
+        self.write("".join(pieces))
+
+    @abstractmethod
+    def write(self, text: str) -> None:
+        """Write all of ``text`` now."""
+
+
+class DescriptorSink(Sink):
+    """A file descriptor of this process. It may be in non-blocking mode: others share it and may have set that."""
+
+    def __init__(self, descriptor: int, cursor: Cursor | None = None) -> None:
+        super().__init__(cursor)
+        self._descriptor = descriptor
+
+    def write(self, text: str) -> None:
+        data = memoryview(text.encode("utf-8", "replace"))
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll()
+            except BrokenPipeError:
+                raise ReaderGone from None
+            except OSError:
+                return  # a full disk or a terminal that is gone costs the output, not the job
+
+
+class StreamSink(Sink):
+    """A text stream object, such as a notebook's ``sys.stdout``, which need not have a descriptor."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        try:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                encoding = self._stream.encoding or "ascii"
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self._stream.flush()
+        except BrokenPipeError:
+            raise ReaderGone from None
+        except ValueError:
+            pass  # the stream was closed by its owner: there is nobody to show this to
+
+
+class FileSink(Sink):
+    """A file of its own. A full disk ends the file, not the job."""
+
+    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+        super().__init__()
+        self._path = path
+        self._complain = complain
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, text: str) -> None:
+        if self._file.closed:
+            return
+        data = memoryview(text.encode("utf-8", "replace"))
+        try:
+            while data:
+                data = data[self._file.write(data) or 0 :]
+        except OSError as error:
+            self._file.close()
+            self._complain(f"cannot write {self._path}: {error.strerror}; the file is incomplete, the job goes on")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class RankStream:
+    """One stream of one rank on its way to its sinks."""
+
+    def __init__(
+        self, label: str, sinks: Sequence[Sink], *, timestamps: bool, own_sinks: Sequence[FileSink] = ()
+    ) -> None:
+        self._label = label
+        self._sinks = (*own_sinks, *sinks)
+        self._own_sinks = own_sinks
+        self._timestamps = timestamps
+        self._splitter = LineSplitter()
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        """The last lines, without what a progress bar overwrote."""
+
+    def feed(self, data: bytes) -> None:
+        self._show(self._splitter.feed(data))
+
+    def finish(self) -> None:
+        """The rank has closed the stream."""
+        self._show(self._splitter.finish())
+        for sink in self._own_sinks:
+            sink.close()
+
+    def _show(self, lines: list[str]) -> None:
+        if not lines:
+            return
+        self.tail.extend(line[:-1] for line in lines if line.endswith("\n"))
+        stamp = time.asctime() if self._timestamps else ""
+        for sink in self._sinks:
+            sink.show(self._label, lines, stamp)
+
+
+class Output:
+    """All output of one job: makes the streams of its ranks and shows the launcher's own words.
+
+    Args:
+        stdout, stderr: where the ranks' streams go; the launcher's own words go to ``stderr``.
+        size: how many ranks there are.
+        folder: where to keep each rank's output as well, or None.
+        timestamps: put the time before each line.
+    """
+
+    def __init__(
+        self, stdout: Sink, stderr: Sink, size: int, folder: str | None = None, *, timestamps: bool = False
+    ) -> None:
+        self._console = {"stdout": stdout, "stderr": stderr}
+        self._size = size
+        self._folder = None if folder is None else Path(folder)
+        self._timestamps = timestamps
+        if self._folder is not None:
+            try:
+                for rank in range(size):
+                    self._rank_folder(self._folder, rank).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"cannot write output to {folder}: {error.strerror} ({error.filename})") from None
+
+    def stream(self, rank: int, name: str) -> RankStream:
+        """The stream ``name`` (stdout or stderr) of a rank."""
+        files: list[FileSink] = []
+        if self._folder is not None:
+            path = self._rank_folder(self._folder, rank) / name
+            try:
+                files.append(FileSink(path, self.say))
+            except OSError as error:
+                raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        return RankStream(
+            f"[{rank}]<{name}>:", [self._console[name]], timestamps=self._timestamps, own_sinks=files
+        )  # fmt: skip
+
+    def say(self, text: str) -> None:
+        """Show lines of the launcher's own."""
+        try:
+            self._console["stderr"].show("", [line + "\n" for line in text.splitlines()])
+        except (ReaderGone, OSError):
+            pass  # nobody listens
+
+    def _rank_folder(self, folder: Path, rank: int) -> Path:
+        width = len(str(self._size - 1))
+        return folder / f"rank.{rank:0{width}d}"
+
+
+def console() -> tuple[Sink, Sink]:
+    """Sinks for this process's own standard output and error."""
+    cursor = Cursor()
+    stdout, stderr = (DescriptorSink(fd, cursor if os.isatty(fd) else None) for fd in (1, 2))
+    return stdout, stderr

@@ -1,0 +1,62 @@
+"""What a rank of ``horovod.run`` executes: fetch the function, call it, deliver what it returned or raised.
+
+Runs as ``python -m horovod.runner.run_task``; where the ranks meet and the job's secret come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from horovod.control.rendezvous import RendezvousClient
+from horovod.control.secret import decode_secret
+from horovod.core import config
+from horovod.environments import identity
+from horovod.runner import errand
+from horovod.runner.errand import ERRAND_KEY, Errand, Result
+
+_PATIENCE_SECONDS = 60.0
+
+
+def main() -> int:
+    """Returns the exit status: 1 if the function raised."""
+    rank = identity().rank
+    task: Errand = errand.loads(errand.from_parts(ERRAND_KEY, _fetch) or b"")
+    result = _call(task)
+    with _meeting_place() as client:
+        for key, part in errand.to_parts(errand.result_key(rank), errand.dumps(result)):
+            client.put(key, part)
+    if result.traceback:
+        print(result.traceback, end="", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _call(task: Errand) -> Result:
+    try:
+        value = task.run()
+    except BaseException as error:  # SystemExit too: the caller waits for a value and must learn why there is none
+        text = "".join(traceback.format_exception(error))
+        try:
+            return Result(error=errand.dumps(error), traceback=text)
+        except Exception:
+            return Result(traceback=text)
+    try:
+        return Result(value=errand.dumps(value))
+    except Exception:
+        return Result(traceback=f"The value that the function returned cannot be sent back:\n{traceback.format_exc()}")
+
+
+def _meeting_place() -> RendezvousClient:
+    address = os.environ[config.RENDEZVOUS_ADDRESS], int(os.environ[config.RENDEZVOUS_PORT])
+    return RendezvousClient(address, decode_secret(os.environ[config.SECRET_KEY]), _PATIENCE_SECONDS)
+
+
+def _fetch(key: str) -> bytes:
+    with _meeting_place() as client:
+        return client.get(key, _PATIENCE_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

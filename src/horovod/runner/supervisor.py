@@ -1,0 +1,294 @@
+"""Runs the processes of one job from start to end, in one loop that waits and never polls.
+
+The loop waits for the ranks' output, for their ends, for signals to the launcher and for its own few deadlines. Phases:
+start all; run; on the first failure find out whose it was; ask everybody to end; after a grace make them; sweep up.
+Whatever way the loop is left, no process of the job stays behind.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from horovod.runner import process_tree
+from horovod.runner.guardian import Guardian
+from horovod.runner.outcome import Failure, Outcome
+from horovod.runner.output import Output, RankStream, ReaderGone
+from horovod.runner.process_tree import GRACE_SECONDS
+from horovod.runner.processes import STREAMS, Exit, ProcessPlan, RankProcess
+from horovod.runner.signals import Insisted, SignalPipe
+
+_JUDGE_SECONDS = 1.0
+"""How long to wait for the end of the rank that others accuse, before everybody is ended."""
+_GIVE_UP_SECONDS = 0.5
+"""How long after SIGKILL a process may still show up as running."""
+_LAST_CHUNKS = 16
+"""Reads from a pipe that does not end; it holds no more, unless somebody keeps writing."""
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    culprit: RankProcess
+    end: Exit
+    reason: str
+
+
+class Supervisor:
+    """One job's processes.
+
+    Args:
+        plans: what to start; in the order of ranks.
+        output: where the ranks' output goes.
+        mark: what every process of the job has in its environment, and no other process.
+        guardian: who ends the job if this process dies.
+        accusation: asks what the runtime has said about the first failing rank, if anything.
+        signals: where signals to the launcher arrive; None leaves them to Python.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[ProcessPlan],
+        output: Output,
+        *,
+        mark: bytes,
+        guardian: Guardian | None,
+        accusation: Callable[[], Failure | None],
+        signals: SignalPipe | None = None,
+    ) -> None:
+        self._plans = plans
+        self._output = output
+        self._mark = mark
+        self._guardian = guardian
+        self._accusation = accusation
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self._ranks: dict[int, RankProcess] = {}
+        self._streams: dict[tuple[int, str], RankStream] = {}  # those that are still open
+        self._tails: dict[int, RankStream] = {}
+        self._first_failed: RankProcess | None = None  # the first rank that ended badly by itself
+        self._verdict: _Verdict | None = None
+        self._ending = False
+        self._interrupted = 0
+        self._given_up = False
+
+    def run(self) -> Outcome:
+        """Run the job to its end.
+
+        Raises:
+            LaunchError: a process could not be started; those that were have been ended.
+            Insisted: a second signal came; everything has been killed.
+        """
+        grace = GRACE_SECONDS
+        immortal: set[int] = set()
+        try:
+            if self._signals is not None:
+                self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+            for plan in self._plans:
+                self._start(plan)
+            while not self._finished():
+                for key, _ in self._selector.select(self._time_left()):
+                    key.data()
+                self._run_timers()
+        except Insisted:
+            self._ending = True
+            grace = 0.0
+            raise
+        except BaseException:
+            self._ending = True
+            raise
+        finally:
+            immortal = self._sweep(grace)
+        return self._outcome(immortal)
+
+    def _start(self, plan: ProcessPlan) -> None:
+        rank = RankProcess(plan)
+        self._ranks[plan.rank] = rank
+        if self._guardian is not None:
+            self._guardian.watch_over(rank.session)
+        self._selector.register(rank.ended, selectors.EVENT_READ, partial(self._on_end, rank))
+        for name in STREAMS:
+            stream = self._output.stream(plan.rank, name)
+            self._streams[plan.rank, name] = stream
+            if name == "stderr":
+                self._tails[plan.rank] = stream
+            self._selector.register(rank.descriptor(name), selectors.EVENT_READ, partial(self._read, rank, name))
+
+    def _finished(self) -> bool:
+        return self._given_up or (not self._streams and all(rank.exit is not None for rank in self._ranks.values()))
+
+    # What the loop hears.
+
+    def _read(self, rank: RankProcess, name: str) -> bool:
+        """Pass on what has arrived; False if there is no more to come."""
+        stream = self._streams.get((rank.rank, name))
+        if stream is None:
+            return False  # closed by an event just before this one
+        data = rank.read(name)
+        if data is None:
+            return False  # nothing at the moment
+        try:
+            if data:
+                stream.feed(data)
+            else:
+                del self._streams[rank.rank, name]
+                self._selector.unregister(rank.descriptor(name))
+                rank.close(name)
+                stream.finish()
+        except ReaderGone:
+            self._on_reader_gone()
+        return bool(data)
+
+    def _drain(self, rank: RankProcess, name: str) -> None:
+        """Pass on what is still in the pipe, which may be held open by a stranger, and close it."""
+        for _ in range(_LAST_CHUNKS):
+            if not self._read(rank, name):
+                break
+        stream = self._streams.pop((rank.rank, name), None)
+        if stream is not None:
+            self._selector.unregister(rank.descriptor(name))
+            rank.close(name)
+            try:
+                stream.finish()
+            except ReaderGone:
+                pass
+
+    def _on_end(self, rank: RankProcess) -> None:
+        end = rank.look()
+        if end is None:
+            return
+        self._selector.unregister(rank.ended)
+        rank.signal_group(signal.SIGTERM)  # what it started has lost its purpose
+        self._timers["leftovers", rank.rank] = (time.monotonic() + GRACE_SECONDS, lambda: self._abandon(rank))
+        if self._ending:
+            return
+        if end.code and self._first_failed is None:
+            self._first_failed = rank
+        self._judge(patient=True)
+
+    def _on_signals(self) -> None:
+        assert self._signals is not None
+        for number in self._signals.take():
+            if not self._interrupted:
+                self._interrupted = number
+                self._output.say(f"horovodrun: {signal.Signals(number).name}: ending the job")
+                self._end_all()
+
+    def _on_reader_gone(self) -> None:
+        if not self._interrupted:
+            self._interrupted = signal.SIGPIPE
+            self._end_all()
+
+    # What it does about it.
+
+    def _judge(self, patient: bool) -> None:
+        """Decide which rank failed first: one that suffers from another's failure may well end before it."""
+        if self._first_failed is None or self._first_failed.exit is None:
+            return
+        accused = self._accusation()
+        culprit = None if accused is None else self._ranks.get(accused.rank)
+        if culprit is not None and culprit.exit is None and patient:
+            deadline = time.monotonic() + _JUDGE_SECONDS
+            self._timers.setdefault("judge", (deadline, lambda: self._judge(patient=False)))
+            return
+        self._timers.pop("judge", None)
+        reason = accused.reason if accused is not None and culprit is not None else ""
+        culprit = culprit or self._first_failed
+        # A culprit that still runs, or says it did well, has no exit code to pass on; its first victim has.
+        end = culprit.exit if culprit.exit is not None and culprit.exit.code else self._first_failed.exit
+        self._verdict = _Verdict(culprit, end, reason)
+        others = sum(rank.exit is None for rank in self._ranks.values())
+        ending = (
+            f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}." if others else ""
+        )
+        self._output.say(f"horovodrun: Process {culprit.rank} exit with status code {end}.{ending}")
+        self._end_all()
+
+    def _end_all(self) -> None:
+        if self._ending:
+            return
+        self._ending = True
+        for rank in self._ranks.values():
+            rank.signal_group(signal.SIGTERM)
+        strays = process_tree.members((), self._mark)
+        process_tree.send([pid for pid in strays if not self._was_signalled(pid)], signal.SIGTERM)
+        self._timers["kill"] = (time.monotonic() + GRACE_SECONDS, self._kill_all)
+
+    def _was_signalled(self, pid: int) -> bool:
+        try:
+            return os.getpgid(pid) in self._sessions()
+        except OSError:
+            return True  # it has just ended
+
+    def _kill_all(self) -> None:
+        process_tree.send(process_tree.members(self._sessions(), self._mark), signal.SIGKILL)
+        self._timers["give up"] = (time.monotonic() + _GIVE_UP_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._given_up = True
+
+    def _abandon(self, rank: RankProcess) -> None:
+        """A rank ended a while ago, but something it started lives on, or holds its output open."""
+        rank.signal_group(signal.SIGKILL)
+        for name in STREAMS:
+            self._drain(rank, name)
+
+    def _sweep(self, grace: float) -> set[int]:
+        """End what is left: nothing, if all went well. Strays outside their session are hunted in failed jobs only."""
+        mark = self._mark if self._ending else b""
+
+        def find() -> set[int]:
+            return process_tree.members(self._sessions(), mark)
+
+        try:
+            left = process_tree.end(find, grace)
+        except BaseException:  # a second Ctrl-C: no courtesy any more
+            process_tree.send(find(), signal.SIGKILL)
+            raise
+        finally:
+            for rank in self._ranks.values():
+                for name in STREAMS:
+                    self._drain(rank, name)
+                if rank.look() is not None and self._guardian is not None:
+                    self._guardian.forget(rank.session)
+                rank.reap()
+            self._selector.close()
+        return left
+
+    def _sessions(self) -> list[int]:
+        return [rank.session for rank in self._ranks.values()]
+
+    def _outcome(self, immortal: set[int]) -> Outcome:
+        exits = {number: rank.exit for number, rank in self._ranks.items() if rank.exit is not None}
+        verdict = self._verdict
+        if verdict is None:
+            return Outcome(exits, interrupted=self._interrupted, immortal=frozenset(immortal))
+        return Outcome(
+            exits,
+            culprit=verdict.culprit.rank,
+            exit=verdict.end,
+            place=verdict.culprit.plan.place,
+            reason=verdict.reason,
+            tail=tuple(self._tails[verdict.culprit.rank].tail),
+            interrupted=self._interrupted,
+            immortal=frozenset(immortal),
+        )
+
+    # Time.
+
+    def _time_left(self) -> float | None:
+        if not self._timers:
+            return None
+        return max(0.0, min(deadline for deadline, _ in self._timers.values()) - time.monotonic())
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        for key, (deadline, act) in list(self._timers.items()):
+            if deadline <= now and key in self._timers:
+                del self._timers[key]
+                act()

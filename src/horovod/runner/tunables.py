@@ -1,0 +1,190 @@
+"""The runtime's settings that ``horovodrun`` can hand to a job: one row each.
+
+A row says the flag, the place in the YAML file, the limits and the environment variable. The parser, the file reader,
+the validation and the export all read this table, so a new setting is one new row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from horovod.core import config
+from horovod.runner.errors import UsageError
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+Value = bool | int | float | str
+LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+
+def _text(value: Value) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _negated(value: Value) -> str:
+    return str(int(not value))
+
+
+def _mebibytes(value: Value) -> str:
+    return str(int(value) * config.MEBIBYTE)
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """One setting.
+
+    ``name`` is the flag's name with underscores; ``place`` its section and key in the YAML file; ``off`` the flag that
+    says the opposite, for booleans; ``inverted`` that the file's boolean means the opposite of the flag's; ``when`` the
+    setting without which this one is not exported; ``pattern`` what a text must look like.
+    """
+
+    name: str
+    kind: type[bool] | type[int] | type[float] | type[str]
+    variable: str
+    place: tuple[str, str]
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    off: str = ""
+    off_hidden: bool = False
+    on_hidden: bool = False
+    inverted: bool = False
+    when: str = ""
+    export: Callable[[Value], str] = _text
+
+    def check(self, value: Value, said: str) -> Value:
+        """``value`` in this setting's own type.
+
+        Args:
+            said: how the user put it, for the message: a flag, or a place in a file.
+
+        Raises:
+            ValueError: the value has another type or lies outside the limits.
+        """
+        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if self.pattern and isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if type(value) is not self.kind:
+            raise UsageError(f"{said}: expected {_KINDS[self.kind]}, not {value!r}")
+        if isinstance(value, str):
+            if self.choices and value.upper() not in self.choices:
+                raise UsageError(f"{said}={value} must be one of {', '.join(self.choices)}")
+            if self.pattern and re.fullmatch(self.pattern, value) is None:
+                raise UsageError(f"{said}={value} must be a core number >= 0, or several as in 0,1")
+            return value.upper() if self.choices else value
+        if self.maximum is not None and not (self.minimum or 0) <= value <= self.maximum:
+            raise UsageError(f"{said}={value} must be in [{self.minimum:g}, {self.maximum:g}]")
+        if self.minimum is not None and not value >= self.minimum:
+            raise UsageError(f"{said}={value} must be >= {self.minimum:g}")
+        return value
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _engine(name: str, variable: str, what: str) -> Tunable:
+    off = f"--no-{name.replace('_', '-')}"
+    return Tunable(name, bool, variable, ("params", name), f"{what}, where several hosts have several ranks", off=off)
+
+
+TUNABLES: tuple[Tunable, ...] = (
+    Tunable(
+        "fusion_threshold_mb", int, config.FUSION_THRESHOLD, ("params", "fusion_threshold_mb"),
+        "largest batch of tensors, in MiB; 0 turns batching off", minimum=0, export=_mebibytes,
+    ),
+    Tunable(
+        "cycle_time_ms", float, config.CYCLE_TIME, ("params", "cycle_time_ms"),
+        "window for gathering tensors before they are sent, in milliseconds", minimum=0,
+    ),
+    Tunable(
+        "cache_capacity", int, config.CACHE_CAPACITY, ("params", "cache_capacity"),
+        "announcements that are remembered; 0 turns the cache off", minimum=0,
+    ),
+    _engine("hierarchical_allreduce", config.HIERARCHICAL_ALLREDUCE, "allreduce inside hosts, then across them"),
+    _engine("hierarchical_allgather", config.HIERARCHICAL_ALLGATHER, "allgather inside hosts, then across them"),
+    _engine("torus_allreduce", config.TORUS_ALLREDUCE, "allreduce by local rank in parallel rings"),
+    Tunable(
+        "autotune", bool, config.AUTOTUNE, ("autotune", "enabled"),
+        "tune batching while the job runs", off="--no-autotune", off_hidden=True, when="autotune",
+    ),
+    Tunable(
+        "autotune_log_file", str, config.AUTOTUNE_LOG, ("autotune", "log_file"),
+        "CSV file for what tuning tried", when="autotune",
+    ),
+    Tunable(
+        "autotune_warmup_samples", int, config.AUTOTUNE_WARMUP_SAMPLES, ("autotune", "warmup_samples"),
+        "samples that are thrown away first (default 3)", minimum=0, when="autotune",
+    ),
+    Tunable(
+        "autotune_steps_per_sample", int, config.AUTOTUNE_STEPS_PER_SAMPLE, ("autotune", "steps_per_sample"),
+        "steps in each sample (default 10)", minimum=0, when="autotune",
+    ),
+    Tunable(
+        "autotune_bayes_opt_max_samples", int, config.AUTOTUNE_MAX_SAMPLES, ("autotune", "bayes_opt_max_samples"),
+        "samples until tuning stops (default 20)", minimum=0, when="autotune",
+    ),
+    Tunable(
+        "autotune_gaussian_process_noise", float, config.AUTOTUNE_NOISE, ("autotune", "gaussian_process_noise"),
+        "noise expected in samples, 0 to 1 (default 0.8)", minimum=0, maximum=1, when="autotune",
+    ),
+    Tunable(
+        "timeline_filename", str, config.TIMELINE, ("timeline", "filename"),
+        "write a timeline of the job to this file",
+    ),
+    Tunable(
+        "timeline_mark_cycles", bool, config.TIMELINE_MARK_CYCLES, ("timeline", "mark_cycles"),
+        "mark cycles in the timeline", off="--no-timeline-mark-cycles", off_hidden=True, when="timeline_filename",
+    ),
+    Tunable(
+        "no_stall_check", bool, config.STALL_CHECK_DISABLE, ("stall_check", "enabled"),
+        "do not look for tensors that some ranks wait for in vain", off="--stall-check", off_hidden=True, inverted=True,
+    ),
+    Tunable(
+        "stall_check_warning_time_seconds", int, config.STALL_CHECK_TIME, ("stall_check", "warning_time_seconds"),
+        "seconds until a stalled tensor is reported (default 60)", minimum=0,
+    ),
+    Tunable(
+        "stall_check_shutdown_time_seconds", int, config.STALL_SHUTDOWN_TIME, ("stall_check", "shutdown_time_seconds"),
+        "seconds until a stalled tensor ends the job (default 0: never)", minimum=0,
+    ),
+    Tunable(
+        "mpi_threads_disable", bool, config.MPI_THREADS_DISABLE, ("library_options", "mpi_threads_disable"),
+        "run MPI without its thread support", off="--no-mpi-threads-disable", off_hidden=True,
+    ),
+    Tunable(
+        "num_nccl_streams", int, config.NUM_NCCL_STREAMS, ("library_options", "num_nccl_streams"),
+        "streams for NCCL (default 1)", minimum=0,
+    ),
+    Tunable(
+        "thread_affinity", str, config.THREAD_AFFINITY, ("library_options", "thread_affinity"),
+        "core for the threads of communication, or cores by local rank: 0,1", pattern=r"\d+(,\d+)*",
+    ),
+    Tunable(
+        "gloo_timeout_seconds", int, config.TIMEOUT_SECONDS, ("library_options", "gloo_timeout_seconds"),
+        "seconds a collective may make no progress (default 30)", minimum=1,
+    ),
+    Tunable(
+        "log_level", str, config.LOG_LEVEL, ("logging", "level"),
+        "least severe messages to show (default WARNING)", choices=LOG_LEVELS,
+    ),
+    Tunable(
+        "log_with_timestamp", bool, config.LOG_HIDE_TIME, ("logging", "with_timestamp"),
+        "show the time in log messages", off="--log-without-timestamp", on_hidden=True, export=_negated,
+    ),
+)  # fmt: skip
+"""In the order in which ``--help`` shows them."""
+
+
+def exported(values: dict[str, Value | None]) -> dict[str, str]:
+    """The environment variables that hand ``values`` (by :attr:`Tunable.name`; None: not given) to the workers."""
+    variables: dict[str, str] = {}
+    for tunable in TUNABLES:
+        value = values.get(tunable.name)
+        if value is not None and (not tunable.when or values.get(tunable.when)):
+            variables[tunable.variable] = tunable.export(value)
+    return variables

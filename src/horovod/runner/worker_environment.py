@@ -1,0 +1,72 @@
+"""The environment variables a rank starts with.
+
+A rank gets the launcher's own environment, less what must not cross, then what the user's flags say, then who it is and
+where the ranks meet. Nothing that the user did not ask for is forced on the runtime.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from horovod.core import config
+from horovod.runner.hosts import SlotInfo
+from horovod.runner.options import Options
+from horovod.runner.tunables import exported
+
+# Functions of the shell, the shell's memory of where it was, cards picked for the launcher, another job's secret.
+_NOT_FORWARDED = re.compile(
+    "|".join((r"BASH_FUNC_.*", r"OLDPWD", r".*CUDA_VISIBLE_DEVICES", re.escape(config.SECRET_KEY)))
+)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of the launcher's environment that ranks get."""
+    return {name: value for name, value in environment.items() if not _NOT_FORWARDED.match(name)}
+
+
+def from_options(options: Options) -> dict[str, str]:
+    """What the user's flags and configuration file say to the runtime."""
+    variables = exported(dict(options.tunables))
+    if options.start_timeout is not None:
+        variables[config.START_TIMEOUT] = str(options.start_timeout)
+    if options.tcp_flag:
+        variables[config.NCCL_IB_DISABLE] = "1"
+    if options.nics:
+        variables[config.NETWORK_INTERFACE] = options.nics[0]
+        variables[config.NCCL_SOCKET_INTERFACE] = ",".join(options.nics)
+    return variables
+
+
+def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
+    """Each rank's fair share of the machine's cores, for the libraries that would otherwise take all of them.
+
+    Empty if the user has set either variable: the one that is missing then follows the library's own rules.
+    """
+    if any(environment.get(name) for name in _THREAD_VARIABLES):
+        return {}
+    return dict.fromkeys(_THREAD_VARIABLES, str(max(1, cores // ranks)))
+
+
+def meeting_place(address: tuple[str, int], secret: str) -> dict[str, str]:
+    """Where the ranks of the job meet, and by what they know one another."""
+    return {
+        config.RENDEZVOUS_ADDRESS: address[0],
+        config.RENDEZVOUS_PORT: str(address[1]),
+        config.SECRET_KEY: secret,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def of_rank(slot: SlotInfo) -> dict[str, str]:
+    """Who the rank is."""
+    return {
+        config.HOSTNAME: slot.hostname,
+        config.RANK: str(slot.rank),
+        config.SIZE: str(slot.size),
+        config.LOCAL_RANK: str(slot.local_rank),
+        config.LOCAL_SIZE: str(slot.local_size),
+        config.CROSS_RANK: str(slot.cross_rank),
+        config.CROSS_SIZE: str(slot.cross_size),
+    }
