@@ -1,0 +1,156 @@
+"""Every data-plane engine, as a group of ranks inside this one process: one thread a rank.
+
+An engine is one line in :data:`ENGINES`; the tables of ``tests/parallel/test_engines.py`` then run on it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from horovod.comm.base import Communicator
+from horovod.comm.single import SingleCommunicator
+from horovod.comm.tcp import TcpCommunicator
+
+_T = TypeVar("_T")
+
+TIMEOUT = timedelta(seconds=30)
+"""Of a collective, in tests that expect none to fail."""
+
+Factory = Callable[[int, timedelta], list[Communicator]]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How to make a group.
+
+    Attributes:
+        make: ``make(size, timeout)`` returns the communicators of a group, by rank.
+        sizes: the group sizes at which the tables run on it.
+    """
+
+    make: Factory
+    sizes: Sequence[int]
+
+
+def tcp_sockets(
+    size: int, connect: Callable[[], tuple[socket.socket, socket.socket]]
+) -> list[dict[int, socket.socket]]:
+    """A full mesh of connections: by rank, the socket to each other rank."""
+    sockets: list[dict[int, socket.socket]] = [{} for _ in range(size)]
+    for low in range(size):
+        for high in range(low + 1, size):
+            sockets[low][high], sockets[high][low] = connect()
+    return sockets
+
+
+def loopback_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected TCP sockets."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = socket.create_connection(listener.getsockname())
+        second, _ = listener.accept()
+    return first, second
+
+
+def _single(size: int, timeout: timedelta) -> list[Communicator]:
+    return [SingleCommunicator()]
+
+
+def _tcp(size: int, timeout: timedelta) -> list[Communicator]:
+    return [TcpCommunicator(rank, peers, timeout) for rank, peers in enumerate(tcp_sockets(size, socket.socketpair))]
+
+
+def _tcp_loopback(size: int, timeout: timedelta) -> list[Communicator]:
+    return [TcpCommunicator(rank, peers, timeout) for rank, peers in enumerate(tcp_sockets(size, loopback_pair))]
+
+
+def _tcp_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
+    meshes = enumerate(tcp_sockets(size, socket.socketpair))
+    return [TcpCommunicator(rank, peers, timeout, piece_bytes=4096) for rank, peers in meshes]
+
+
+ENGINES: dict[str, Engine] = {
+    "single": Engine(_single, sizes=[1]),
+    "tcp": Engine(_tcp, sizes=range(1, 9)),
+    "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
+    "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),
+}
+
+SEVERAL = [name for name, engine in ENGINES.items() if max(engine.sizes) > 1]
+"""The engines of groups that can fail."""
+
+
+def make_group(engine: str, size: int, timeout: timedelta = TIMEOUT) -> list[Communicator]:
+    """A new group, by rank. Whoever makes it closes its communicators."""
+    return ENGINES[engine].make(size, timeout)
+
+
+@contextmanager
+def group_of(engine: str, size: int, timeout: timedelta = TIMEOUT) -> Iterator[list[Communicator]]:
+    """A group for the length of a ``with`` block."""
+    group = make_group(engine, size, timeout)
+    try:
+        yield group
+    finally:
+        for communicator in group:
+            communicator.close()
+
+
+def outcomes(
+    group: Sequence[Communicator], function: Callable[[Communicator], _T], timeout: float = 60.0
+) -> list[_T | BaseException]:
+    """Run ``function(communicator)`` in one thread a rank; by rank, what it returned or raised.
+
+    Raises:
+        TimeoutError: some ranks did not end within ``timeout`` seconds, nor after an abort. Names them.
+    """
+    found: dict[int, _T | BaseException] = {}
+
+    def run(communicator: Communicator) -> None:
+        try:
+            found[communicator.rank] = function(communicator)
+        except BaseException as error:
+            found[communicator.rank] = error
+
+    threads = [threading.Thread(target=run, args=(communicator,), daemon=True) for communicator in group]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    hanging = [communicator.rank for communicator, thread in zip(group, threads, strict=True) if thread.is_alive()]
+    if hanging:
+        for communicator in group:
+            communicator.abort()
+        for thread in threads:
+            thread.join(5.0)
+        raise TimeoutError(f"ranks {hanging} did not finish within {timeout:g} seconds; the others: {found}")
+    return [found[communicator.rank] for communicator in group]
+
+
+def run_ranks(group: Sequence[Communicator], function: Callable[[Communicator], _T], timeout: float = 60.0) -> list[_T]:
+    """Run ``function(communicator)`` in one thread a rank and return the results, by rank.
+
+    When a rank raises, the others are aborted, and its exception is raised here.
+    """
+    first: list[BaseException] = []
+
+    def guarded(communicator: Communicator) -> Any:
+        try:
+            return function(communicator)
+        except BaseException as error:
+            first.append(error)
+            for other in group:
+                other.abort()
+            raise
+
+    results = outcomes(group, guarded, timeout)
+    if first:
+        raise first[0]
+    return results  # type: ignore[return-value]  # none of them is an exception, or it would be in ``first``
