@@ -21,12 +21,14 @@ class PeerFailure(Exception):
     Attributes:
         rank: the failing rank's index in the communicator's group.
         reason: what was seen, for the error that every rank will show.
+        suspected: it was only silent, so whoever knows more should look first whether it is alive.
     """
 
-    def __init__(self, rank: int, reason: str) -> None:
+    def __init__(self, rank: int, reason: str, suspected: bool = False) -> None:
         super().__init__(f"rank {rank} of the group: {reason}")
         self.rank = rank
         self.reason = reason
+        self.suspected = suspected
 
 
 class Aborted(Exception):
@@ -71,9 +73,7 @@ class Communicator(ABC):
         """Copy ``array`` of group rank ``root`` over ``array`` of all others."""
 
     @abstractmethod
-    def alltoall(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
+    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
         """Send ``send_counts[r]`` consecutive elements of ``source`` to each rank r; receive in rank order in ``target``.
 
         ``source`` may be longer than the sum of its counts; the rest stays."""

@@ -35,9 +35,7 @@ class SingleCommunicator(Communicator):
     def broadcast(self, array: Array, root: int) -> None:
         pass
 
-    def alltoall(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
+    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
         np.copyto(target, source[: send_counts[0]])
 
     def reducescatter(

@@ -125,8 +125,9 @@ class Sentinel:
             for peer in list(self._links):
                 self._send(peer, Bye())
 
-        self._post(farewell)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._post(farewell)
+            self._thread.join()
         for link in self._links.values():
             link.close()
         os.close(self._wake_read)
@@ -203,7 +204,7 @@ class Sentinel:
     def _reported(self, report: Report) -> None:
         if self._decided:
             return
-        if self._rank != 0 and report.rank != 0 and 0 in self._links:
+        if self._rank != 0 and 0 in self._links:
             self._send(0, report)
             if self._own_verdict_at == float("inf"):
                 self._own_verdict = Verdict(report.rank, report.reason)

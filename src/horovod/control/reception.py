@@ -63,12 +63,11 @@ class Reception:
             self._refuse(connection, "its handshake did not finish")
 
     def close(self) -> None:
-        """Close the listeners and every connection that is still in its handshake."""
+        """Close every connection that is still in its handshake and let go of the listeners, which are their owner's."""
         for connection in list(self._pending):
             self._refuse(connection, "")
         for listener in self._listeners:
             self._selector.unregister(listener)
-            listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(64):  # bounded, so that a flood cannot keep the owner from its other work

@@ -190,6 +190,7 @@ class RendezvousServer:
                 self._answer_waiting()
                 self._expire()
             reception.close()
+            self._listener.close()
             for guest in list(self._guests):
                 self._dismiss(guest)
 

@@ -69,6 +69,7 @@ class Switchboard:
 
     def __init__(self, rank: int, host: str, local_only: bool, interface: str = "") -> None:
         self._rank = rank
+        self._early: dict[tuple[str, Wire], socket.socket] = {}
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listeners = [tcp]
         try:
@@ -108,7 +109,12 @@ class Switchboard:
             for wire in sorted(wire for wire in wires if wire.peer < self._rank):
                 made[wire] = self._dial(cards[wire.peer], wire, generation, secret, deadline)
             expected = {wire for wire in wires if wire.peer > self._rank}
-            self._accept(expected, made, generation, secret, deadline)
+            for wire in list(expected):
+                early = self._early.pop((generation, wire), None)
+                if early is not None:
+                    expected.discard(wire)
+                    made[wire] = early
+            self._accept(expected, made, len(cards), generation, secret, deadline)
         except BaseException:
             for connection in made.values():
                 connection.close()
@@ -116,8 +122,12 @@ class Switchboard:
         return made
 
     def close(self) -> None:
+        """Close the listeners and what nobody asked for."""
         for listener in self._listeners:
             listener.close()
+        for connection in self._early.values():
+            connection.close()
+        self._early.clear()
 
     def _dial(self, card: Card, wire: Wire, generation: str, secret: bytes, deadline: float) -> socket.socket:
         addresses: list[Address] = []
@@ -135,7 +145,13 @@ class Switchboard:
             ) from error
 
     def _accept(
-        self, expected: set[Wire], made: dict[Wire, socket.socket], generation: str, secret: bytes, deadline: float
+        self,
+        expected: set[Wire],
+        made: dict[Wire, socket.socket],
+        size: int,
+        generation: str,
+        secret: bytes,
+        deadline: float,
     ) -> None:
         if not expected:
             return
@@ -147,12 +163,16 @@ class Switchboard:
                 connection.close()
                 return
             wire = Wire(purpose.rank, purpose.role, purpose.group)
-            if purpose.generation != generation or wire not in expected or rest:
+            known = wire in made or (generation, wire) in self._early
+            if purpose.generation != generation or rest or known or not self._rank < wire.peer < size:
                 connection.close()
                 return
-            expected.discard(wire)
             connection.setblocking(True)
-            made[wire] = connection
+            if wire in expected:
+                expected.discard(wire)
+                made[wire] = connection
+            else:  # a peer that is a round ahead
+                self._early[generation, wire] = connection
 
         with selectors.DefaultSelector() as selector:
             reception = Reception(selector, self._listeners, secret, welcome)

@@ -1,0 +1,212 @@
+"""The shared memory of one group of ranks on one host, and the counters by which they wait for each other.
+
+The memory has no name: the first rank makes it with ``memfd_create`` and passes the descriptor, so nothing is left behind
+however the ranks end, and no limit of ``/dev/shm`` applies. n ranks, pieces of P bytes::
+
+    counters   one line of 128 bytes a rank:  packed | reduced | note 0 | note 1      (64-bit words, written by that rank only)
+    slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
+    slot 1     the same: piece k lives in slot k mod 2
+
+A counter only grows: it tells how many pieces its rank has packed, or reduced, since the arena was made. Waiting for a rank
+is waiting until its counter reaches a value.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+
+from horovod.comm import futex
+from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.datatypes import Array
+
+PACKED = 0
+REDUCED = 1
+NOTES = 2
+
+_LINE_WORDS = 16
+_WORD = 8
+_POISON = 1 << 62
+_SPINS = 40
+"""Looks at a counter before sleeping: about two microseconds, what a sleep and a wake-up would cost at least."""
+
+DEFAULT_PIECE = 2 << 20
+_PAGE = mmap.PAGESIZE
+
+
+def _round_up(value: int, to: int) -> int:
+    return -(-value // to) * to
+
+
+class Arena:
+    """The mapped memory, as one rank sees it. Made by :meth:`create` on one rank and :meth:`attach` on the others.
+
+    Attributes:
+        length: bytes in all.
+        piece_bytes: P above.
+        descriptor: of the memory, while the creator still passes it around; then -1.
+    """
+
+    def __init__(self, descriptor: int, length: int, piece_bytes: int) -> None:
+        self.descriptor = descriptor
+        self.length = length
+        self.piece_bytes = piece_bytes
+        self._map = mmap.mmap(descriptor, length)
+        self._map.madvise(mmap.MADV_DONTFORK)  # a forked child must neither see nor keep this memory
+        self.bytes: Array = np.frombuffer(self._map, np.uint8)
+        self.address = int(self.bytes.ctypes.data)
+        self.words = memoryview(self._map).cast("Q")
+
+    @staticmethod
+    def header_bytes(size: int) -> int:
+        return _round_up(size * _LINE_WORDS * _WORD, _PAGE)
+
+    @classmethod
+    def create(cls, size: int, piece_bytes: int = 0) -> Arena:
+        """New memory for ``size`` ranks; its descriptor stays open until :meth:`close_descriptor`.
+
+        Args:
+            piece_bytes: bytes a rank moves at a time; 0 for the default.
+
+        Raises:
+            OSError: the kernel refuses, or has no futexes this code can use.
+        """
+        if not futex.available:
+            raise OSError(f"shared memory engine: no futex on {sys.platform}")
+        piece = _round_up(piece_bytes or DEFAULT_PIECE, _PAGE)
+        length = cls.header_bytes(size) + 2 * (size + 1) * piece
+        descriptor = os.memfd_create("horovod", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, length)
+            return cls(descriptor, length, piece)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def attach(cls, descriptor: int, length: int, piece_bytes: int) -> Arena:
+        """The memory behind a descriptor that was passed to this process (which keeps owning the descriptor).
+
+        Raises:
+            OSError, ValueError: it cannot be mapped, or is not what was announced.
+        """
+        if not futex.available:
+            raise OSError(f"shared memory engine: no futex on {sys.platform}")
+        if os.fstat(descriptor).st_size != length:
+            raise ValueError("the memory has another size than was announced")
+        arena = cls(descriptor, length, piece_bytes)
+        arena.descriptor = -1
+        return arena
+
+    def close_descriptor(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def close(self) -> None:
+        """Let go of the memory; it is freed when the last rank has."""
+        self.close_descriptor()
+        self.words.release()
+        del self.bytes  # the mapping goes with the last view of it
+
+
+class Counters:
+    """One rank's own counters, and its waiting for those of the others.
+
+    Args:
+        timeout: how long a peer's counter may stand still while it is waited for.
+    """
+
+    def __init__(self, arena: Arena, rank: int, size: int, timeout: timedelta) -> None:
+        self._words = arena.words
+        self._address = arena.address
+        self._rank = rank
+        self._size = size
+        self._seconds = timeout.total_seconds()
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._own = rank * _LINE_WORDS
+        self._aborted = False
+
+    def signal(self, kind: int, value: int) -> None:
+        """Set this rank's counter and wake who waits for it."""
+        if futex.weakly_ordered:
+            futex.fence()  # what was written before must be seen before the count
+        word = self._own + kind
+        self._words[word] = value
+        futex.wake(self._address + word * _WORD)
+
+    def note(self, parity: int, value: int) -> None:
+        """Leave a number for the others, to be read once the piece it belongs to is signalled."""
+        self._words[self._own + NOTES + parity] = value
+
+    def read_note(self, rank: int, parity: int) -> int:
+        return self._words[rank * _LINE_WORDS + NOTES + parity]
+
+    def wait(self, peer: int, kind: int, value: int) -> None:
+        """Return when ``peer``'s counter has reached ``value``.
+
+        Raises:
+            PeerFailure: it stood still for the timeout.
+            Aborted: somebody called :meth:`abort`.
+        """
+        words, word = self._words, peer * _LINE_WORDS + kind
+        seen = words[word]
+        if seen < value:
+            for _ in range(_SPINS):
+                seen = words[word]
+                if seen >= value:
+                    break
+            else:
+                seen = self._sleep(peer, word, value)
+        if seen >= _POISON:
+            raise Aborted
+        if futex.weakly_ordered:
+            futex.fence()  # what follows must not be read before the count was
+
+    def wait_all(self, kind: int, value: int) -> None:
+        """Return when every peer's counter has reached ``value``. Raises as :meth:`wait`."""
+        for peer in self._peers:
+            self.wait(peer, kind, value)
+
+    def _sleep(self, peer: int, word: int, value: int) -> int:
+        words, address = self._words, self._address + word * _WORD
+        deadline = time.monotonic() + self._seconds
+        while True:
+            seen = words[word]
+            if seen >= value:
+                return seen
+            if self._aborted:
+                raise Aborted
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise PeerFailure(
+                    peer, f"it made no progress in a collective for {self._seconds:.0f} seconds", suspected=True
+                )
+            futex.wait(address, seen & 0xFFFFFFFF, remaining)
+
+    def check(self) -> None:
+        """Raises Aborted after an abort, before anything new is begun."""
+        if self._aborted:
+            raise Aborted
+
+    def abort(self) -> None:
+        """Wake this rank's lane out of :meth:`wait`. Any thread.
+
+        A counter's owner may be dead or alive. The value is changed so that a sleeper that is just falling asleep cannot
+        miss it, into one that no waiter of any rank takes for progress; a living owner simply writes over it.
+        """
+        self._aborted = True
+        for peer in self._peers:
+            for kind in (PACKED, REDUCED):
+                word = peer * _LINE_WORDS + kind
+                self._words[word] = (self._words[word] ^ 0x80000000) | _POISON
+                futex.wake(self._address + word * _WORD)
+
+    def release(self) -> None:
+        """Forget the arena."""
+        self._words = memoryview(b"")

@@ -1,0 +1,322 @@
+"""The engine for ranks of one host: NumPy over a shared arena. The default for CPU tensors.
+
+A reduction streams through the arena in pieces that stay in the cache. Of each piece every rank owns one shard::
+
+    pack     copy the shards that others own from the tensors into my contribution          then count "packed"
+    reduce   fold everybody's contributions to my shard, in rank order, into the result     then count "reduced"
+    unpack   copy the whole result into the tensors
+
+My own shard is read straight from the tensors. Between counting and waiting there is always work: the next piece is packed
+before this one's result is awaited. Piece k uses slot k mod 2; why no slot is overwritten too early:
+
+* contributions of piece k are written after this rank has seen every peer count k-1 packed pieces, and a peer counts a
+  piece as packed only when it has finished reading the contributions of the piece before;
+* the result of piece k is written after every peer has packed piece k, which it does after unpacking piece k-2.
+
+Small reductions pack everything, wait once, and every rank folds all of it. The other operations wait once a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+
+from horovod.comm.arena import PACKED, REDUCED, Arena, Counters
+from horovod.comm.base import Communicator
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.segments import Segments
+
+SMALL = 32 << 10
+"""Bytes up to which every rank folds the whole vector after a single wait."""
+
+_ALIGNMENT = 64
+"""Shards begin at multiples of this many elements, so that they never share a cache line."""
+
+_SCATTERED = 16 << 10
+"""A shard whose tensors are smaller than this on average is packed and folded at once, not tensor by tensor."""
+
+
+class ShmCommunicator(Communicator):
+    """One rank's end of the arena.
+
+    Args:
+        rank, size: this rank in the group.
+        arena: attached by every rank; owned by the communicator from here on.
+        timeout: how long a peer may make no progress while it is waited for.
+    """
+
+    name: ClassVar[str] = "shm"
+
+    def __init__(self, rank: int, size: int, arena: Arena, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._arena = arena
+        self._counters = Counters(arena, rank, size, timeout)
+        self._workspace = Workspace()
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._packed = 0
+        self._reduced = 0
+        self._regions = self._map_regions()
+        self._typed: dict[tuple[int, int, np.dtype[Any]], Array] = {}
+
+    def _map_regions(self) -> list[list[Array]]:
+        """By slot: the contribution of each rank, then the result, as bytes."""
+        piece = self._arena.piece_bytes
+        start = Arena.header_bytes(self.size)
+        regions: list[list[Array]] = []
+        for _ in range(2):
+            row = []
+            for _ in range(self.size + 1):
+                row.append(self._arena.bytes[start : start + piece])
+                start += piece
+            regions.append(row)
+        return regions
+
+    def _region(self, piece: int, owner: int, dtype: np.dtype[Any]) -> Array:
+        """The region of rank ``owner`` (``size`` for the result) for piece number ``piece``."""
+        key = (piece & 1, owner, dtype)
+        region = self._typed.get(key)
+        if region is None:
+            region = self._typed[key] = self._regions[piece & 1][owner].view(dtype)
+        return region
+
+    def _begin(self) -> int:
+        """The number of the next piece, once its slot is free to be written by this rank."""
+        self._counters.wait_all(PACKED, self._packed)
+        self._packed += 1
+        return self._packed
+
+    def allreduce(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        self._counters.check()
+        source, target = Segments(inputs), Segments(outputs)
+        if source.length == 0:
+            return
+        dtype = inputs[0].dtype
+        if source.length * dtype.itemsize <= min(SMALL, self._arena.piece_bytes):
+            self._allreduce_small(source, target, dtype, op, prescale, postscale)
+        else:
+            self._allreduce_streamed(source, target, dtype, op, prescale, postscale)
+
+    def _allreduce_small(
+        self, source: Segments, target: Segments, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        length = source.length
+        piece = self._begin()
+        source.read(0, length, self._region(piece, self.rank, dtype)[:length])
+        self._counters.signal(PACKED, piece)
+        self._counters.wait_all(PACKED, piece)
+        contributions = [self._region(piece, rank, dtype)[:length] for rank in range(self.size)]
+        whole = target.whole(0, length)
+        if whole is not None:
+            reduce_into(whole, contributions, op, prescale, postscale, self._workspace)
+        else:
+            result = self._workspace.array(2, dtype, length)
+            reduce_into(result, contributions, op, prescale, postscale, self._workspace)
+            target.write(0, length, result)
+
+    def _allreduce_streamed(
+        self, source: Segments, target: Segments, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        counters, size, rank = self._counters, self.size, self.rank
+        step = self._arena.piece_bytes // dtype.itemsize
+        starts = range(0, source.length, step)
+        piece = self._pack_shards(source, 0, min(step, source.length), dtype)
+        for start in starts:
+            stop = min(start + step, source.length)
+            bounds = shard_bounds(stop - start, size)
+            counters.wait_all(PACKED, piece)
+            if bounds[rank] < bounds[rank + 1]:
+                self._reduce_shard(source, start, bounds, piece, dtype, op, prescale, postscale)
+            self._reduced += 1
+            counters.signal(REDUCED, self._reduced)
+            current = piece
+            if stop < source.length:
+                piece = self._pack_shards(source, stop, min(stop + step, source.length), dtype)
+            counters.wait_all(REDUCED, self._reduced)
+            target.write(start, stop, self._region(current, size, dtype)[: stop - start])
+
+    def _pack_shards(self, source: Segments, start: int, stop: int, dtype: np.dtype[Any]) -> int:
+        """Contribute elements ``[start, stop)`` less my own shard as the next piece; returns its number."""
+        piece = self._begin()
+        region = self._region(piece, self.rank, dtype)
+        bounds = shard_bounds(stop - start, self.size)
+        before, after = bounds[self.rank], bounds[self.rank + 1]
+        source.read(start, start + before, region[:before])
+        source.read(start + after, stop, region[after : stop - start])
+        self._counters.signal(PACKED, piece)
+        return piece
+
+    def _reduce_shard(
+        self,
+        source: Segments,
+        start: int,
+        bounds: Sequence[int],
+        piece: int,
+        dtype: np.dtype[Any],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        """Fold my shard of the piece that begins at element ``start`` into the result."""
+        low, high = bounds[self.rank], bounds[self.rank + 1]
+        regions = [self._region(piece, rank, dtype) for rank in range(self.size)]
+        result = self._region(piece, self.size, dtype)
+        runs = source.runs(start + low, start + high)
+        if len(runs) > 1 and (high - low) * dtype.itemsize < _SCATTERED * len(runs):
+            np.concatenate(runs, out=regions[self.rank][low:high])
+            runs = [regions[self.rank][low:high]]
+        for run in runs:
+            contributions = [region[low : low + run.size] for region in regions]
+            contributions[self.rank] = run
+            reduce_into(result[low : low + run.size], contributions, op, prescale, postscale, self._workspace)
+            low += run.size
+
+    def allgather(self, inputs: Sequence[Array], outputs: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
+        self._counters.check()
+        targets = [Segments(views) for views in split_by_rank(outputs, counts)]
+        longest = max(target.length for target in targets)
+        if longest == 0:
+            return
+        source, dtype = Segments(inputs), inputs[0].dtype
+        step = self._arena.piece_bytes // dtype.itemsize
+        for start in range(0, longest, step):
+            piece = self._begin()
+            stop = min(start + step, source.length)
+            if start < stop:
+                source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
+            self._counters.signal(PACKED, piece)
+            for rank in range(self.size):
+                target = targets[rank]
+                stop = min(start + step, target.length)
+                if rank != self.rank:
+                    self._counters.wait(rank, PACKED, piece)
+                if start < stop:
+                    target.write(start, stop, self._region(piece, rank, dtype)[: stop - start])
+
+    def broadcast(self, array: Array, root: int) -> None:
+        self._counters.check()
+        step = self._arena.piece_bytes // array.itemsize
+        for start in range(0, array.size, step):
+            part = array[start : start + step]
+            if self.rank == root:
+                piece = self._begin()
+                self._region(piece, root, array.dtype)[: part.size] = part
+                self._counters.signal(PACKED, piece)
+            else:
+                self._packed += 1
+                self._counters.signal(PACKED, self._packed)  # I have read the piece before; nothing to contribute
+                self._counters.wait(root, PACKED, self._packed)
+                part[:] = self._region(self._packed, root, array.dtype)[: part.size]
+
+    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
+        self._counters.check()
+        dtype = source.dtype
+        step = self._arena.piece_bytes // dtype.itemsize // self.size
+        send_starts, receive_starts = _starts(send_counts), _starts(receive_counts)
+        rounds, number = 1, 0
+        while number < rounds:
+            piece = self._begin()
+            region = self._region(piece, self.rank, dtype)
+            for rank in self._peers:
+                part = _part(source, send_starts[rank], send_counts[rank], number * step, step)
+                region[rank * step : rank * step + part.size] = part
+            if number == 0:  # nobody knows others' counts: each tells how many rounds it needs
+                self._counters.note(piece & 1, max(1, -(-max(send_counts) // step)))
+            self._counters.signal(PACKED, piece)
+            for rank in self._peers:
+                self._counters.wait(rank, PACKED, piece)
+                part = _part(target, receive_starts[rank], receive_counts[rank], number * step, step)
+                part[:] = self._region(piece, rank, dtype)[self.rank * step : self.rank * step + part.size]
+            if number == 0:
+                rounds = max(self._counters.read_note(rank, piece & 1) for rank in range(self.size))
+            number += 1
+        mine = slice(send_starts[self.rank], send_starts[self.rank] + send_counts[self.rank])
+        target[receive_starts[self.rank] :][: send_counts[self.rank]] = source[mine]
+
+    def reducescatter(
+        self,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        self._counters.check()
+        shards = [Segments(views) for views in split_by_rank(inputs, counts)]
+        longest = max(shard.length for shard in shards)
+        if longest == 0:
+            return
+        target, dtype = Segments(outputs), inputs[0].dtype
+        step = self._arena.piece_bytes // dtype.itemsize // self.size
+        result = self._workspace.array(2, dtype, min(step, longest))
+        own = self._workspace.array(3, dtype, min(step, longest))
+        for start in range(0, longest, step):
+            piece = self._begin()
+            region = self._region(piece, self.rank, dtype)
+            for rank in self._peers:
+                stop = min(start + step, shards[rank].length)
+                if start < stop:
+                    shards[rank].read(start, stop, region[rank * step : rank * step + stop - start])
+            self._counters.signal(PACKED, piece)
+            self._counters.wait_all(PACKED, piece)
+            length = min(start + step, target.length) - start
+            if length > 0:
+                shards[self.rank].read(start, start + length, own[:length])
+                contributions = [
+                    self._region(piece, rank, dtype)[self.rank * step : self.rank * step + length]
+                    for rank in range(self.size)
+                ]
+                contributions[self.rank] = own[:length]
+                reduce_into(result[:length], contributions, op, prescale, postscale, self._workspace)
+                target.write(start, start + length, result[:length])
+
+    def barrier(self) -> None:
+        self._counters.check()
+        piece = self._begin()
+        self._counters.signal(PACKED, piece)
+        self._counters.wait_all(PACKED, piece)
+
+    def abort(self) -> None:
+        self._counters.abort()
+
+    def close(self) -> None:
+        self._counters.release()
+        self._typed.clear()
+        self._regions.clear()
+        self._arena.close()
+
+
+def shard_bounds(length: int, size: int) -> list[int]:
+    """Where the shards of a piece of ``length`` elements begin; the last entry is its end."""
+    bounds = [min(length, -(-(length * rank // size) // _ALIGNMENT) * _ALIGNMENT) for rank in range(size)]
+    return [*bounds, length]
+
+
+def split_by_rank(arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[list[Array]]:
+    """By rank: the views of each array that belong to it, ``counts[i][rank]`` elements of array i after one another."""
+    views: list[list[Array]] = [[] for _ in counts[0]] if counts else []
+    for array, some in zip(arrays, counts, strict=True):
+        start = 0
+        for rank, count in enumerate(some):
+            views[rank].append(array[start : start + count])
+            start += count
+    return views
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    starts, total = [], 0
+    for count in counts:
+        starts.append(total)
+        total += count
+    return starts
+
+
+def _part(array: Array, start: int, count: int, offset: int, step: int) -> Array:
+    """Up to ``step`` elements of one rank's part of ``array``, ``offset`` elements into it."""
+    return array[start + min(offset, count) : start + min(offset + step, count)]

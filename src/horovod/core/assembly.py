@@ -1,0 +1,199 @@
+"""Puts one process set together: its control connections, its engine, its lane. Runs in ``init()``, on every member.
+
+The coordinator offers a shared arena to members on its host by passing a descriptor; who can map it says so; the
+coordinator tells everybody which engine it will be. Only when that is tcp do the members connect to one another.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from horovod.comm.arena import Arena
+from horovod.comm.base import Communicator
+from horovod.comm.select import EngineError, check_forced, choose
+from horovod.comm.shm import ShmCommunicator
+from horovod.comm.single import SingleCommunicator
+from horovod.comm.tcp import TcpCommunicator
+from horovod.control.channel import Channel
+from horovod.control.dial import receive_exactly
+from horovod.control.framing import LENGTH_BYTES, frame
+from horovod.control.wiring import Card, Wire
+from horovod.core.config import CPU_OPERATIONS, Config
+from horovod.core.lane import CoordinatorLane, Lane, MemberLane, Watch
+
+CONTROL = "control"
+DATA = "data"
+
+
+class _Offer(msgspec.Struct, array_like=True):
+    """Coordinator to member: a descriptor of an arena of this many bytes comes along, if any."""
+
+    arena_bytes: int
+    piece_bytes: int
+
+
+class _Reply(msgspec.Struct, array_like=True):
+    """Member to coordinator."""
+
+    forced: str
+    shm_obstacle: str
+
+
+class _Choice(msgspec.Struct, array_like=True):
+    """Coordinator to member."""
+
+    engine: str
+    error: str
+
+
+Connect = Callable[[list[Wire]], dict[Wire, socket.socket]]
+"""Connects to the given peers, all of whom do the same."""
+
+
+def control_wires(group: int, ranks: Sequence[int], rank: int) -> list[Wire]:
+    """The control connections of one member: all members with the first."""
+    if rank == ranks[0]:
+        return [Wire(peer, CONTROL, group) for peer in ranks[1:]]
+    return [Wire(ranks[0], CONTROL, group)]
+
+
+def assemble(
+    group: int,
+    ranks: Sequence[int],
+    rank: int,
+    local_rank: int,
+    cards: Sequence[Card],
+    sockets: Mapping[Wire, socket.socket],
+    connect: Connect,
+    config: Config,
+    watch: Watch,
+    on_stopped: Callable[[int, str], None],
+    deadline: float,
+) -> Lane:
+    """Build the lane of process set ``group`` on this rank, ready to start. Every member must call it.
+
+    Args:
+        ranks: the members' global ranks in set order; ``rank`` is this process's.
+        sockets: made from :func:`control_wires`.
+        connect: makes further connections among the members, if the engine needs them.
+        deadline: ``time.monotonic`` by which all members must have answered.
+
+    Raises:
+        EngineError: no engine can serve this group, or the one that was forced cannot.
+        OSError: a member did not answer.
+    """
+    index = list(ranks).index(rank)
+    connections = {list(ranks).index(wire.peer): sockets[wire] for wire in control_wires(group, ranks, rank)}
+    check_forced(config.cpu_operations, CPU_OPERATIONS)
+    communicator: Communicator
+    if len(ranks) == 1:
+        communicator = SingleCommunicator()
+    else:
+        hosts = [cards[member].host for member in ranks]
+        arena, engine = (
+            _offer(hosts, connections, config, deadline)
+            if index == 0
+            else _accept_offer(connections[0], config, deadline)
+        )
+        timeout = config.timeout * 2 / 3  # leaves a third to find out whether a silent peer is alive
+        if engine == "shm":
+            assert arena is not None
+            communicator = ShmCommunicator(index, len(ranks), arena, timeout)
+        else:
+            if arena is not None:
+                arena.close()
+            mesh = connect([Wire(peer, DATA, group) for peer in ranks if peer != rank])
+            peers = {list(ranks).index(wire.peer): connection for wire, connection in mesh.items()}
+            communicator = TcpCommunicator(index, peers, timeout)
+    channels = {member: Channel(connection) for member, connection in connections.items()}
+    kind = CoordinatorLane if index == 0 else MemberLane
+    core = None
+    if config.thread_affinity and local_rank < len(config.thread_affinity):
+        core = config.thread_affinity[local_rank]
+    return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, core)
+
+
+def _offer(
+    hosts: Sequence[str], connections: Mapping[int, socket.socket], config: Config, deadline: float
+) -> tuple[Arena | None, str]:
+    size = len(hosts)
+    arena, own_obstacle = None, ""
+    if config.cpu_operations != "tcp":
+        if sys.platform != "linux":
+            own_obstacle = f"shared memory needs Linux, this is {sys.platform}"
+        elif len(set(hosts)) > 1:
+            own_obstacle = f"its ranks are on several hosts ({', '.join(sorted(set(hosts)))})"
+        else:
+            try:
+                arena = Arena.create(size, config.shm_piece_bytes)
+            except OSError as error:
+                own_obstacle = f"no shared memory could be created ({error})"
+    offer = frame(msgspec.msgpack.encode(_Offer(arena.length if arena else 0, arena.piece_bytes if arena else 0)))
+    for connection in connections.values():
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        if arena is not None and connection.family == socket.AF_UNIX:
+            socket.send_fds(connection, [offer], [arena.descriptor])
+        else:
+            connection.sendall(offer)
+    obstacles, forced = [own_obstacle], [config.cpu_operations]
+    for connection in connections.values():
+        reply = msgspec.msgpack.decode(_receive(connection, deadline), type=_Reply)
+        obstacles.append(reply.shm_obstacle)
+        forced.append(reply.forced)
+    try:
+        choice = _Choice(choose(forced, obstacles, CPU_OPERATIONS), "")
+    except EngineError as error:
+        choice = _Choice("", str(error))
+    for connection in connections.values():
+        connection.sendall(frame(msgspec.msgpack.encode(choice)))
+    if arena is not None:
+        arena.close_descriptor()
+    if choice.error:
+        if arena is not None:
+            arena.close()
+        raise EngineError(choice.error)
+    return arena, choice.engine
+
+
+def _accept_offer(connection: socket.socket, config: Config, deadline: float) -> tuple[Arena | None, str]:
+    connection.settimeout(max(0.001, deadline - time.monotonic()))
+    if connection.family == socket.AF_UNIX:
+        data, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
+        data += receive_exactly(connection, LENGTH_BYTES - len(data), deadline)
+    else:
+        data, descriptors = receive_exactly(connection, LENGTH_BYTES, deadline), []
+    body = receive_exactly(connection, int.from_bytes(data, "big"), deadline)
+    offer = msgspec.msgpack.decode(body, type=_Offer)
+    arena, obstacle = None, ""
+    if not offer.arena_bytes:
+        obstacle = "" if config.cpu_operations == "tcp" else "the set's first rank offered no shared memory"
+    elif not descriptors:
+        obstacle = "no descriptor can be passed to it: it runs in another network namespace or container"
+    else:
+        try:
+            arena = Arena.attach(descriptors[0], offer.arena_bytes, offer.piece_bytes)
+        except (OSError, ValueError) as error:
+            obstacle = f"it cannot map the shared memory ({error})"
+        finally:
+            os.close(descriptors[0])
+    connection.sendall(frame(msgspec.msgpack.encode(_Reply(config.cpu_operations, obstacle))))
+    choice = msgspec.msgpack.decode(_receive(connection, deadline), type=_Choice)
+    if choice.error:
+        if arena is not None:
+            arena.close()
+        raise EngineError(choice.error)
+    return arena, choice.engine
+
+
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    length = int.from_bytes(receive_exactly(connection, LENGTH_BYTES, deadline), "big")
+    if length > mmap.PAGESIZE * 16:
+        raise ConnectionError(f"a message of {length} bytes was announced while an engine was chosen")
+    return receive_exactly(connection, length, deadline)

@@ -1,0 +1,267 @@
+"""What every binding calls: one function per collective, which checks what can be checked here and submits the request.
+
+All members of the process set must call the same function with the same name; which arguments must agree is said there.
+Each returns at once with a :class:`~horovod.core.handle.Handle`. Arrays must stay alive and untouched until it is done.
+
+Common arguments:
+    name: identifies the collective within its process set; must not be in flight there.
+    process_set_id: 0 for all ranks.
+    transient: the name was made up for this one call.
+
+Common errors:
+    ValueError: bad arguments, a name in flight, not initialised, or not a member of the process set.
+    HorovodInternalError: the job has failed or was shut down. Disagreement with other ranks fails the handle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp, can_scale
+from horovod.core.context import current
+from horovod.core.errors import HorovodInternalError
+from horovod.core.execution import Entry
+from horovod.core.handle import Handle
+from horovod.core.messages import Operation, Request, TensorSpec
+from horovod.core.tensor import Allocate, Tensor
+from horovod.observe.whereabouts import caller
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "join",
+    "reducescatter",
+    "submit",
+]
+
+
+def submit(
+    process_set_id: int | None,
+    request: Request,
+    inputs: Sequence[Tensor] = (),
+    outputs: Sequence[Tensor] = (),
+    allocate: Allocate | None = None,
+) -> Handle:
+    """Submit a request that was made before and checked then; for callers that repeat one many times."""
+    handle = Handle()
+    entry = Entry(
+        request,
+        [tensor.array for tensor in inputs],
+        [tensor.array for tensor in outputs],
+        allocate,
+        handle,
+        time.monotonic(),
+    )
+    current().lane(process_set_id, Operation(request.operation).name.capitalize()).submit(entry)
+    return handle
+
+
+def allreduce_request(
+    name: str,
+    tensors: Sequence[tuple[str, DataType, tuple[int, ...]]],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    line: str = "",
+    transient: bool = False,
+) -> Request:
+    """The request of an allreduce of one or more tensors (name, type, shape), for :func:`submit`.
+
+    Raises:
+        ValueError: the operation has no meaning for a tensor's type.
+    """
+    _check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
+    specs = tuple(TensorSpec(each, int(data_type), shape) for each, data_type, shape in tensors)
+    return Request(
+        int(Operation.ALLREDUCE), name, specs, int(op), prescale, postscale, caller=line, transient=transient
+    )
+
+
+def allreduce(
+    name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set_id: int | None = 0,
+    transient: bool = False,
+) -> Handle:
+    """``outputs[i] = postscale * reduce(op, prescale * inputs[i] of every rank)``.
+
+    Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
+    they become ready together.
+    """
+    tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(name, inputs)]
+    request = allreduce_request(name, tensors, op, prescale, postscale, caller(), transient)
+    return submit(process_set_id, request, inputs, outputs)
+
+
+def allgather(
+    name: str,
+    inputs: Sequence[Tensor],
+    allocate: Allocate,
+    process_set_id: int | None = 0,
+    transient: bool = False,
+) -> Handle:
+    """Concatenate ``inputs[i]`` of every rank along the first dimension into what ``allocate(i, rows)`` makes.
+
+    Types and all dimensions but the first must agree.
+    """
+    request = _request(Operation.ALLGATHER, name, inputs, transient=transient)
+    return submit(process_set_id, request, inputs, allocate=allocate)
+
+
+def broadcast(
+    name: str,
+    tensors: Sequence[Tensor],
+    root: int,
+    process_set_id: int | None = 0,
+    transient: bool = False,
+) -> Handle:
+    """Overwrite ``tensors`` on every rank with those of global rank ``root``, which must be a member of the set.
+
+    Shapes, types and root must agree.
+    """
+    lane = current().lane(process_set_id, "Broadcast")
+    if root not in lane.ranks:
+        raise ValueError(
+            f"broadcast received invalid root rank {root} for provided process set: {name!r} can come from ranks {lane.ranks}"
+        )
+    request = _request(Operation.BROADCAST, name, tensors, root=root, transient=transient)
+    return submit(process_set_id, request, outputs=tensors)
+
+
+def alltoall(
+    name: str,
+    source: Tensor,
+    splits: Sequence[int] | None,
+    allocate: Allocate,
+    process_set_id: int | None = 0,
+    transient: bool = False,
+) -> Handle:
+    """Send ``splits[r]`` consecutive rows of ``source`` to set rank r; what arrives is concatenated by source rank.
+
+    The output is made by ``allocate(0, rows)``; the handle's result is the list of received splits. Types and all
+    dimensions but the first must agree. ``splits=None`` deals the rows evenly.
+    """
+    size = len(current().lane(process_set_id, "Alltoall").ranks)
+    rows = source.shape[0] if source.shape else 0
+    if not splits:
+        if rows % size:
+            raise ValueError(
+                "splits not provided, but first dimension of tensor is not an even multiple of the number of workers. "
+                f"{name!r} has {rows} rows for {size} ranks; pass splits."
+            )
+        splits = [rows // size] * size
+    if len(splits) != size:
+        raise ValueError(
+            f"Number of entries in splits does not equal number of workers. {name!r}: {len(splits)} for {size}."
+        )
+    if any(split < 0 for split in splits):
+        raise ValueError(f"Entries of splits must not be negative. {name!r}: {list(splits)}.")
+    if sum(splits) > rows:
+        raise ValueError(
+            f"Sum of splits entries is greater than the first dimension of tensor. {name!r}: {sum(splits)} > {rows}."
+        )
+    request = _request(Operation.ALLTOALL, name, [source], splits=tuple(splits), transient=transient)
+    return submit(process_set_id, request, [source], allocate=allocate)
+
+
+def reducescatter(
+    name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set_id: int | None = 0,
+    transient: bool = False,
+) -> Handle:
+    """Reduce like :func:`allreduce`, then keep this rank's rows: :func:`horovod.core.execution.shard_rows` deals them.
+
+    ``outputs[i]`` has this rank's rows of ``inputs[i]``. ``op`` is Sum or Average.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise HorovodInternalError(
+            f"Reducescatter currently only supports AVERAGE and SUM. {name!r} asked for {op.label}."
+        )
+    for label, tensor in _labelled(name, inputs):
+        if not tensor.shape:
+            raise ValueError(f"Reducescatter does not support scalar inputs: {label!r}.")
+    labelled = _labelled(name, inputs)
+    _check_reduction("Reducescatter", [(each, tensor.data_type) for each, tensor in labelled], op, prescale, postscale)
+    request = _request(
+        Operation.REDUCESCATTER,
+        name,
+        inputs,
+        reduce_op=int(op),
+        prescale=prescale,
+        postscale=postscale,
+        transient=transient,
+    )
+    return submit(process_set_id, request, inputs, outputs)
+
+
+def barrier(process_set_id: int | None = 0) -> Handle:
+    """Done when every member has called it."""
+    return submit(process_set_id, Request(int(Operation.BARRIER), "barrier.noname", caller=caller(), transient=True))
+
+
+def join() -> Handle:
+    """Done when every rank has called it; until then this rank takes part in others' reductions with zeros.
+
+    The handle's result is the global rank that joined last.
+    """
+    return submit(0, Request(int(Operation.JOIN), "join.noname", caller=caller(), transient=True))
+
+
+def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    """Each tensor with its name: the request's own for one, ``<name>_<i>of<n>`` in a group."""
+    if len(tensors) == 1:
+        return [(name, tensors[0])]
+    return [(f"{name}_{number}of{len(tensors)}", tensor) for number, tensor in enumerate(tensors, 1)]
+
+
+def _request(
+    operation: Operation,
+    name: str,
+    tensors: Sequence[Tensor],
+    reduce_op: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root: int = -1,
+    splits: tuple[int, ...] = (),
+    transient: bool = False,
+) -> Request:
+    specs = tuple(TensorSpec(label, int(each.data_type), each.shape) for label, each in _labelled(name, tensors))
+    return Request(
+        int(operation),
+        name,
+        specs,
+        reduce_op,
+        prescale,
+        postscale,
+        root,
+        splits,
+        caller=caller(),
+        transient=transient,
+    )
+
+
+def _check_reduction(
+    operation: str, tensors: Sequence[tuple[str, DataType]], op: ReduceOp, prescale: float, postscale: float
+) -> None:
+    if op == ReduceOp.ADASUM:
+        raise NotImplementedError("the Adasum reduction is not available in this version; use Average or Sum")
+    scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
+    for name, data_type in tensors:
+        if scaled and not can_scale(data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be averaged or scaled; use Sum, Min or Max"
+            )

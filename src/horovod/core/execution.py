@@ -1,0 +1,188 @@
+"""What a lane does with one batch of decisions: gather the arrays, run the collective, hand out the results.
+
+Runs on the lane's thread, the same batch in the same order on every rank of the process set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from horovod.comm.base import Communicator
+from horovod.comm.datatypes import Array, DataType
+from horovod.comm.reduction import ReduceOp
+from horovod.core.handle import Handle
+from horovod.core.messages import Decision, Operation, Request
+from horovod.core.tensor import Allocate
+
+
+class Entry:
+    """One submitted request with its memory, from submission to completion.
+
+    Attributes:
+        inputs, outputs: one flat array a tensor; outputs that only the decision can size are made by ``allocate``.
+        since: when it was submitted (``time.monotonic``).
+    """
+
+    __slots__ = ("allocate", "handle", "inputs", "outputs", "request", "since")
+
+    def __init__(
+        self,
+        request: Request,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        allocate: Allocate | None,
+        handle: Handle,
+        since: float,
+    ) -> None:
+        self.request = request
+        self.inputs = inputs
+        self.outputs = outputs
+        self.allocate = allocate
+        self.handle = handle
+        self.since = since
+
+
+def shard_rows(rows: int, size: int) -> list[int]:
+    """How reducescatter deals ``rows`` rows to ``size`` ranks: evenly, the first ranks one more where it does not divide."""
+    base, extra = divmod(rows, size)
+    return [base + (rank < extra) for rank in range(size)]
+
+
+def execute(communicator: Communicator, ranks: Sequence[int], batch: Sequence[tuple[Decision, Entry | None]]) -> None:
+    """Run the collective of one batch.
+
+    Args:
+        ranks: the group's global ranks, in group order.
+        batch: decisions of one operation (of compatible parameters, where there are several), each with this rank's
+            entry; None where this rank has joined and takes part without data.
+    """
+    operation = batch[0][0].operation
+    if operation == Operation.ALLREDUCE:
+        _allreduce(communicator, batch)
+    elif operation == Operation.ALLGATHER:
+        _allgather(communicator, batch)
+    elif operation == Operation.REDUCESCATTER:
+        _reducescatter(communicator, [entry for _, entry in batch if entry is not None])
+    elif operation == Operation.BARRIER:
+        communicator.barrier()
+    elif operation == Operation.JOIN:
+        for decision, entry in batch:
+            if entry is not None:
+                entry.handle.result = decision.last_joined
+    else:
+        for decision, entry in batch:
+            if entry is None:
+                continue
+            if operation == Operation.BROADCAST:
+                for array in entry.outputs:
+                    communicator.broadcast(array, ranks.index(entry.request.root))
+            else:
+                _alltoall(communicator, decision, entry)
+
+
+def _scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
+    """Average is a Sum with 1/size in the postscale."""
+    if request.reduce_op == ReduceOp.AVERAGE:
+        return ReduceOp.SUM, request.prescale, request.postscale / size
+    return ReduceOp(request.reduce_op), request.prescale, request.postscale
+
+
+def _allreduce(communicator: Communicator, batch: Sequence[tuple[Decision, Entry | None]]) -> None:
+    inputs: list[Array] = []
+    outputs: list[Array] = []
+    request: Request | None = None
+    for decision, entry in batch:
+        if entry is None:
+            request = decision.template
+            assert request is not None
+            zeros = [np.zeros(_elements(tensor.shape), DataType(tensor.data_type).numpy) for tensor in request.tensors]
+            inputs += zeros
+            outputs += zeros
+        else:
+            request = entry.request
+            inputs += entry.inputs
+            outputs += entry.outputs
+    assert request is not None
+    op, prescale, postscale = _scaling(request, communicator.size)
+    for some_inputs, some_outputs in _by_type(inputs, outputs):
+        communicator.allreduce(some_inputs, some_outputs, op, prescale, postscale)
+
+
+def _by_type(inputs: list[Array], outputs: list[Array]) -> list[tuple[list[Array], list[Array]]]:
+    """Split a batch into vectors of one type each, in the order in which types first appear (the same on all ranks)."""
+    first = inputs[0].dtype if inputs else None
+    if all(array.dtype is first or array.dtype == first for array in inputs):
+        return [(inputs, outputs)]
+    split: dict[object, tuple[list[Array], list[Array]]] = {}
+    for source, target in zip(inputs, outputs, strict=True):
+        some_inputs, some_outputs = split.setdefault(source.dtype, ([], []))
+        some_inputs.append(source)
+        some_outputs.append(target)
+    return list(split.values())
+
+
+def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry | None]]) -> None:
+    inputs: list[Array] = []
+    outputs: list[Array] = []
+    counts: list[list[int]] = []
+    for decision, entry in batch:
+        if entry is None or entry.allocate is None:
+            continue
+        for index, (tensor, rows) in enumerate(zip(entry.request.tensors, decision.rows, strict=True)):
+            row_elements = _elements(tensor.shape[1:])
+            inputs.append(entry.inputs[index])
+            outputs.append(entry.allocate(index, sum(rows)))
+            counts.append([row_elements * rank_rows for rank_rows in rows])
+    for dtype in dict.fromkeys(array.dtype for array in inputs):
+        chosen = [index for index, array in enumerate(inputs) if array.dtype == dtype]
+        communicator.allgather(
+            [inputs[index] for index in chosen],
+            [outputs[index] for index in chosen],
+            [counts[index] for index in chosen],
+        )
+
+
+def _alltoall(communicator: Communicator, decision: Decision, entry: Entry) -> None:
+    assert entry.allocate is not None
+    row_elements = _elements(entry.request.tensors[0].shape[1:])
+    received = [row[communicator.rank] for row in decision.splits]
+    target = entry.allocate(0, sum(received))
+    communicator.alltoall(
+        entry.inputs[0],
+        target,
+        [split * row_elements for split in entry.request.splits],
+        [split * row_elements for split in received],
+    )
+    entry.handle.result = received
+
+
+def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> None:
+    inputs: list[Array] = []
+    outputs: list[Array] = []
+    counts: list[list[int]] = []
+    for entry in entries:
+        inputs += entry.inputs
+        outputs += entry.outputs
+        for tensor in entry.request.tensors:
+            row_elements = _elements(tensor.shape[1:])
+            counts.append([rows * row_elements for rows in shard_rows(tensor.shape[0], communicator.size)])
+    op, prescale, postscale = _scaling(entries[0].request, communicator.size)
+    for dtype in dict.fromkeys(array.dtype for array in inputs):
+        chosen = [index for index, array in enumerate(inputs) if array.dtype == dtype]
+        communicator.reducescatter(
+            [inputs[index] for index in chosen],
+            [outputs[index] for index in chosen],
+            [counts[index] for index in chosen],
+            op,
+            prescale,
+            postscale,
+        )
+
+
+def _elements(shape: Sequence[int]) -> int:
+    total = 1
+    for dimension in shape:
+        total *= dimension
+    return total

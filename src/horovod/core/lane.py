@@ -1,0 +1,474 @@
+"""The thread that serves one process set: announces what was submitted, receives orders, executes them one by one.
+
+One thread does both because it can do nothing better while a collective runs: what becomes ready meanwhile gathers in the
+sockets and travels together as the next batch. Every other thread only appends to a queue. The lane sleeps in one ``poll``
+over its connections and a wake-up descriptor, without a timeout while nothing is pending.
+
+:class:`MemberLane` announces to the coordinator and follows its orders; :class:`CoordinatorLane`, on the set's first rank,
+decides and follows its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.core.agreement import describe
+from horovod.core.config import Config
+from horovod.core.errors import SHUT_DOWN, HorovodInternalError
+from horovod.core.execution import Entry, execute
+from horovod.core.fusion import fuse
+from horovod.core.messages import (
+    Announce,
+    Announcer,
+    Decision,
+    Leave,
+    Listener,
+    MessageError,
+    Order,
+    Request,
+    Stop,
+    decode_from_coordinator,
+    decode_from_member,
+    encode,
+)
+from horovod.core.negotiator import NegotiationError, Negotiator, Ready
+from horovod.observe.stall import Stalled, StallInspector
+
+_log = logging.getLogger("horovod.core")
+
+DUPLICATE_NAME = (
+    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+    "being processed. If you want to request another tensor, use a different tensor name."
+)
+
+
+class Watch(Protocol):
+    """What a lane needs of the sentinel."""
+
+    whereabouts: dict[int, str]
+
+    def report(self, rank: int, reason: str, suspected: bool = False) -> None: ...
+
+    def probe(self) -> None: ...
+
+
+class Lane(ABC):
+    """One process set's queue and thread on this rank.
+
+    Args:
+        ranks: the members' global ranks, in set order.
+        index: this rank's place in ``ranks``.
+        channels: by member index: to the coordinator (index 0), or on the coordinator to all others.
+        communicator: the data plane among these ranks.
+        watch: hears of failures and knows who is alive.
+        on_stopped: called on the lane's thread when the set was shut down in good order, with the rank that left.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        index: int,
+        channels: Mapping[int, Channel],
+        communicator: Communicator,
+        config: Config,
+        watch: Watch,
+        on_stopped: Callable[[int, str], None],
+        core: int | None = None,
+    ) -> None:
+        self.ranks = list(ranks)
+        self.index = index
+        self.communicator = communicator
+        self._channels = dict(channels)
+        self._config = config
+        self._watch = watch
+        self._on_stopped = on_stopped
+        self._core = core
+        self._lock = threading.Lock()
+        self._table: dict[str, Entry] = {}
+        self._submitted: list[Entry] = []
+        self._asleep = False
+        self._error: BaseException | None = None
+        self._leaving: str | None = None
+        self._said_leave = False
+        self._finished = False
+        self._probe_seconds = config.timeout.total_seconds() / 3
+        self._next_probe = 0.0
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._by_descriptor: dict[int, int] = {}
+        for member, channel in self._channels.items():
+            self._poll.register(channel, select.POLLIN)
+            self._by_descriptor[channel.fileno()] = member
+        self._thread = threading.Thread(target=self._run, name=f"horovod-lane-{name}", daemon=True)
+
+    # For any thread.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, entry: Entry) -> None:
+        """Queue a request; never blocks on peers.
+
+        Raises:
+            ValueError: a request of that name is in flight on this rank.
+            HorovodInternalError: the job has failed or was shut down.
+        """
+        with self._lock:
+            if self._error is not None:
+                raise type(self._error)(*self._error.args)
+            if entry.request.name in self._table:
+                raise ValueError(f"{DUPLICATE_NAME} The name is {entry.request.name!r}.")
+            self._table[entry.request.name] = entry
+            self._submitted.append(entry)
+            wake, self._asleep = self._asleep, False
+        if wake:
+            self._wake()
+
+    def leave(self, reason: str) -> None:
+        """Ask for an orderly end: what is decided still runs, what is not fails. Then the thread ends on every rank."""
+        with self._lock:
+            self._leaving = reason
+        self._wake()
+
+    def abort(self, error: BaseException) -> None:
+        """Fail everything pending with ``error`` and wake the thread out of whatever it does; it ends."""
+        self._fail_all(error)
+        self.communicator.abort()
+        self._wake()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread to end; False if it has not within ``seconds``."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Give everything back; the thread has ended."""
+        self.communicator.close()
+        for channel in self._channels.values():
+            channel.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def descriptors(self) -> list[int]:
+        """What a forked child must close."""
+        return [channel.fileno() for channel in self._channels.values()] + [self._wake_read, self._wake_write]
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except (BlockingIOError, OSError):
+            pass  # awake already, or closed
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            entries = list(self._table.values())
+            self._table.clear()
+            self._submitted.clear()
+        for entry in entries:
+            entry.handle.complete(error)
+
+    # On the lane's thread.
+
+    def _run(self) -> None:
+        if self._core is not None:
+            os.sched_setaffinity(threading.get_native_id(), {self._core})
+        try:
+            while not self._finished and self._error is None:
+                self._turn()
+        except PeerFailure as failure:
+            self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
+        except Aborted:
+            pass  # whoever aborted fails what is pending
+        except Exception as error:
+            _log.exception("rank %d: the lane of process set %s failed", self.ranks[self.index], self.ranks)
+            self._watch.report(self.ranks[self.index], f"its lane thread failed: {error!r}")
+
+    def _turn(self) -> None:
+        """Wait until there is something to do, and do it."""
+        readable = self._wait()
+        with self._lock:
+            self._asleep = False
+            submitted, self._submitted = self._submitted, []
+            leaving = self._leaving is not None and not self._said_leave
+        if submitted:
+            self._announce([entry.request for entry in submitted])
+        for descriptor, events in readable:
+            member = self._by_descriptor.get(descriptor)
+            if member is None:
+                os.read(self._wake_read, 4096)
+                continue
+            channel = self._channels[member]
+            try:
+                if events & select.POLLOUT:
+                    channel.flush()
+                    if not channel.wants_write:
+                        self._poll.modify(channel, select.POLLIN)
+                if events & ~select.POLLOUT:
+                    for body in channel.receive():
+                        self._receive(member, body)
+            except ChannelClosed as error:
+                self._lost(member, f"its control connection broke ({error})")
+                return
+            except (MessageError, NegotiationError) as error:
+                self._lost(member, f"it broke the protocol ({error})")
+                return
+        if leaving:
+            self._said_leave = True
+            self._say_leave(self._leaving or "")
+        try:
+            self._work()
+        except MessageError as error:
+            self._lost(0, f"it broke the protocol ({error})")
+
+    def _wait(self) -> list[tuple[int, int]]:
+        with self._lock:
+            self._asleep = not self._submitted
+        return self._poll.poll(self._milliseconds() if self._asleep else 0)
+
+    def _milliseconds(self) -> float | None:
+        """How long this lane may sleep: without end, unless somebody waits for an answer."""
+        oldest = next(iter(self._table.values()), None)
+        if oldest is None:
+            return None
+        now = time.monotonic()
+        due = max(oldest.since + self._probe_seconds, self._next_probe)
+        if now >= due:
+            self._watch.probe()
+            self._next_probe = due = now + self._probe_seconds
+        return max(1.0, (due - now) * 1000)
+
+    def _send(self, member: int, body: bytes) -> None:
+        channel = self._channels[member]
+        try:
+            channel.send(body)
+        except ChannelClosed as error:
+            self._lost(member, f"its control connection broke ({error})")
+            return
+        if channel.wants_write:
+            self._poll.modify(channel, select.POLLIN | select.POLLOUT)
+
+    def _lost(self, member: int, reason: str) -> None:
+        """A connection is of no more use: stop listening to it, let the sentinel find out what happened."""
+        channel = self._channels.pop(member, None)
+        if channel is not None:
+            self._poll.unregister(channel)
+            del self._by_descriptor[channel.fileno()]
+            channel.close()
+            self._watch.report(self.ranks[member], reason, suspected=True)
+
+    def _run_batch(self, decisions: Sequence[Decision]) -> None:
+        batch = [(decision, self._table.get(decision.name)) for decision in decisions]
+        if decisions[0].error:
+            error = HorovodInternalError(decisions[0].error)
+            for decision, _ in batch:
+                self._complete(decision, error)
+            return
+        execute(self.communicator, self.ranks, batch)
+        for decision, _ in batch:
+            self._complete(decision, None)
+
+    def _complete(self, decision: Decision, error: BaseException | None) -> None:
+        with self._lock:
+            entry = self._table.pop(decision.name, None)  # gone if an abort has completed it
+        if entry is not None:
+            entry.handle.complete(error)
+
+    def _stop(self, rank: int, reason: str) -> None:
+        """Everything ordered before has run; what is still pending never will."""
+        text = f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."
+        self._finished = True
+        self._fail_all(HorovodInternalError(text))
+        self._on_stopped(rank, reason)
+
+    @abstractmethod
+    def _announce(self, requests: list[Request]) -> None:
+        """Tell the coordinator what this rank submitted."""
+
+    @abstractmethod
+    def _receive(self, member: int, body: bytes) -> None:
+        """Take one message."""
+
+    @abstractmethod
+    def _say_leave(self, reason: str) -> None:
+        """Tell the coordinator that this rank shuts down."""
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Do what the messages of this turn have made possible."""
+
+
+class MemberLane(Lane):
+    """The lane of every member but the first."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
+        self._announcer = Announcer(self._config.cache_capacity)
+        self._decisions: dict[int, Decision] = {}
+        self._orders: list[Order | Stop] = []
+
+    def _announce(self, requests: list[Request]) -> None:
+        self._send(0, encode(Announce([self._announcer.item(request) for request in requests])))
+
+    def _say_leave(self, reason: str) -> None:
+        self._send(0, encode(Leave(reason)))
+
+    def _receive(self, member: int, body: bytes) -> None:
+        self._orders.append(decode_from_coordinator(body))
+
+    def _work(self) -> None:
+        orders, self._orders = self._orders, []
+        for order in orders:
+            if isinstance(order, Stop):
+                self._stop(order.rank, order.reason)
+                return
+            for batch in order.batches:
+                self._run_batch([self._decision(item) for item in batch])
+                self._announce_submitted()
+
+    def _announce_submitted(self) -> None:
+        """Between batches, so that the coordinator hears early what comes next."""
+        with self._lock:
+            submitted, self._submitted = self._submitted, []
+        if submitted:
+            self._announce([entry.request for entry in submitted])
+
+    def _decision(self, item: int | Decision) -> Decision:
+        if isinstance(item, int):
+            try:
+                return self._decisions[item]
+            except KeyError:
+                raise MessageError(f"decision {item} was never defined") from None
+        if item.identifier >= 0:
+            self._decisions[item.identifier] = item
+        return item
+
+
+class CoordinatorLane(Lane):
+    """The lane of the set's first member, which decides for all."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
+        self._negotiator = Negotiator(self.ranks, self._config.cache_capacity)
+        self._listeners = {member: Listener(self._config.cache_capacity) for member in self._channels}
+        self._ready: list[Ready] = []
+        self._window = self._config.cycle_time.total_seconds()
+        self._window_end = 0.0
+        self._stopping: tuple[int, str] | None = None
+        self._inspector = StallInspector(self._config.stall_warning_time.total_seconds(), self._shutdown_seconds())
+        self._next_inspection = 0.0
+
+    def _shutdown_seconds(self) -> float:
+        warning, shutdown = self._config.stall_warning_time, self._config.stall_shutdown_time
+        if shutdown and shutdown < warning:
+            _log.warning(
+                "the stall shutdown time (%s) is shorter than the warning time (%s), so it is off", shutdown, warning
+            )
+            return 0.0
+        return shutdown.total_seconds()
+
+    def _announce(self, requests: list[Request]) -> None:
+        now = time.monotonic()
+        for request in requests:
+            self._negotiator.announce(0, request, now)
+
+    def _say_leave(self, reason: str) -> None:
+        self._stopping = self._stopping or (self.ranks[0], reason)
+
+    def _receive(self, member: int, body: bytes) -> None:
+        message = decode_from_member(body)
+        if isinstance(message, Leave):
+            self._stopping = self._stopping or (self.ranks[member], message.reason)
+            return
+        now = time.monotonic()
+        listener = self._listeners[member]
+        for item in message.items:
+            self._negotiator.announce(member, listener.request(item), now)
+
+    def _milliseconds(self) -> float | None:
+        if self._ready:  # inside a gathering window
+            return max(0.0, (self._window_end - time.monotonic()) * 1000)
+        limit = super()._milliseconds()
+        if not self._config.stall_check:
+            return limit
+        oldest = self._negotiator.oldest()
+        if oldest is None:
+            return limit
+        now = time.monotonic()
+        due = max(oldest + self._config.stall_warning_time.total_seconds(), self._next_inspection)
+        if now >= due:
+            due = self._next_inspection = now + max(1.0, self._inspect(now))
+        until = max(1.0, (due - now) * 1000)
+        return until if limit is None else min(limit, until)
+
+    def _inspect(self, now: float) -> float:
+        """Report stalls; returns the seconds until the next look."""
+        stalled = [
+            Stalled(waiting.request.name, describe(waiting.request), waiting.since, waiting.announced, waiting.missing)
+            for waiting in self._negotiator.waiting()
+        ]
+        text, guilty = self._inspector.report(stalled, now, self._watch.whereabouts)
+        if text:
+            _log.log(logging.ERROR if guilty >= 0 else logging.WARNING, "%s", text)
+        if guilty >= 0:
+            self._watch.report(guilty, text)
+        remaining = [self._config.stall_warning_time.total_seconds()]
+        if self._config.stall_shutdown_time:
+            remaining.append(self._config.stall_shutdown_time.total_seconds() - (now - stalled[0].since))
+        return min(remaining)
+
+    def _work(self) -> None:
+        fresh = self._negotiator.take()
+        if fresh and self._window and not self._ready:
+            self._window_end = time.monotonic() + self._window
+        self._ready += fresh
+        if self._ready and not (self._window and self._stopping is None and time.monotonic() < self._window_end):
+            ready, self._ready = self._ready, []
+            batches = fuse(ready, self._config.fusion_threshold, self._config.disable_group_fusion)
+            self._order(batches)
+            for batch in batches:
+                self._run_batch([item.decision for item in batch])
+        if self._stopping is not None:
+            rank, reason = self._stopping
+            body = encode(Stop(rank, reason))
+            for member in list(self._channels):
+                self._send(member, body)
+            self._flush_all()
+            self._stop(rank, reason)
+
+    def _order(self, batches: list[list[Ready]]) -> None:
+        if not self._channels:
+            return
+        body = encode(
+            Order([[item.decision if item.fresh else item.decision.identifier for item in batch] for batch in batches])
+        )
+        for member in list(self._channels):
+            self._send(member, body)
+
+    def _flush_all(self) -> None:
+        """Get the last order out, within a bound: nobody will poll these channels any more."""
+        deadline = time.monotonic() + self._probe_seconds
+        for member, channel in list(self._channels.items()):
+            while channel.wants_write and time.monotonic() < deadline:
+                poll = select.poll()
+                poll.register(channel, select.POLLOUT)
+                poll.poll(max(0.0, (deadline - time.monotonic()) * 1000))
+                try:
+                    channel.flush()
+                except ChannelClosed as error:
+                    self._lost(member, f"its control connection broke ({error})")
+                    break

@@ -1,0 +1,114 @@
+"""Process sets as users see them: a subset of the job's ranks that runs collectives of its own.
+
+Source: the common contract of the public interface, section 9. ``membership`` says which sets the running generation has;
+``core.context`` fills it, the objects here only look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from horovod.core.errors import NOT_INITIALIZED
+
+_INVALID = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
+
+
+class Membership:
+    """The process sets of the running generation.
+
+    Attributes:
+        rank: this process's global rank, -1 while not initialised.
+        ranks: by process set id, the members' global ranks in ascending order.
+    """
+
+    def __init__(self) -> None:
+        self.rank = -1
+        self.ranks: dict[int, list[int]] = {}
+
+    def clear(self) -> None:
+        self.rank = -1
+        self.ranks = {}
+
+
+membership = Membership()
+
+
+class ProcessSet:
+    """A set of global ranks.
+
+    Attributes:
+        process_set_id: its number once registered (0 is the global set), else None.
+        ranks: its global ranks in ascending order.
+        mpi_comm: the communicator it was made from, or None.
+
+    Raises:
+        ValueError: not an iterable of integers.
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        try:
+            ranks = list(ranks_or_comm)
+        except TypeError:
+            raise ValueError(f"{_INVALID}, not {type(ranks_or_comm).__name__}") from None
+        wrong = [rank for rank in ranks if not isinstance(rank, int) or isinstance(rank, bool)]
+        if wrong:
+            raise ValueError(f"{_INVALID}; {wrong[0]!r} is not a rank")
+        self.ranks = sorted(ranks)
+
+    def size(self) -> int | None:
+        """How many ranks it has; None before it is registered.
+
+        Raises:
+            ValueError: not initialised, or no longer registered.
+        """
+        return None if self.process_set_id is None else len(self._members())
+
+    def rank(self) -> int | None:
+        """This process's index in the set; None before it is registered.
+
+        Raises:
+            ValueError: not initialised, no longer registered, or this process is not a member.
+        """
+        if self.process_set_id is None:
+            return None
+        members = self._members()
+        if membership.rank not in members:
+            raise ValueError(
+                f"Process is not part of provided process set. This is rank {membership.rank}, its ranks are {members}."
+            )
+        return members.index(membership.rank)
+
+    def included(self) -> bool | None:
+        """Whether this process is a member; None while the ranks are unknown.
+
+        Raises:
+            ValueError: not initialised.
+        """
+        if self.ranks is None:
+            return None
+        if membership.rank < 0:
+            raise ValueError(NOT_INITIALIZED)
+        return membership.rank in self.ranks
+
+    def _members(self) -> list[int]:
+        if membership.rank < 0:
+            raise ValueError(NOT_INITIALIZED)
+        members = membership.ranks.get(self.process_set_id if self.process_set_id is not None else -1)
+        if members is None:
+            raise ValueError(f"{self} does not exist, or has not been registered.")
+        return members
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+global_process_set = ProcessSet([])
+"""All ranks of the job; its ``ranks`` are filled in by ``init()``."""
+global_process_set.process_set_id = 0

@@ -1,0 +1,64 @@
+"""The project's log lines: ``[2026-01-31 12:00:00.000000: W lane.py:120] [3]: text``, level and time set by environment.
+
+Source of the format and the variables: the public interface that existing scripts rely on. TRACE to INFO go to standard
+output, the rest to standard error. Nothing is configured for an application that has set up the ``horovod`` logger itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+
+LEVELS = {
+    "trace": 5,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, rank: int, hide_time: bool) -> None:
+        super().__init__()
+        self._rank = rank
+        self._hide_time = hide_time
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = "" if self._hide_time else f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S.%f}: "
+        level = record.levelname[0].replace("C", "F")
+        text = f"[{time}{level} {record.filename}:{record.lineno}] [{self._rank}]: {record.getMessage()}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+class _Handler(logging.Handler):
+    """Writes to whatever ``sys.stdout`` and ``sys.stderr`` are at the moment, so that notebooks and tests see it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        try:
+            stream.write(self.format(record) + "\n")
+            stream.flush()
+        except Exception:
+            self.handleError(record)
+
+
+def configure(rank: int, level_variable: str, hide_time_variable: str, env: Mapping[str, str] | None = None) -> None:
+    """Set the ``horovod`` logger up for this rank, once per ``init()``."""
+    env = os.environ if env is None else env
+    logger = logging.getLogger("horovod")
+    ours = [handler for handler in logger.handlers if isinstance(handler, _Handler)]
+    if logger.handlers and not ours:
+        return
+    handler = ours[0] if ours else _Handler()
+    handler.setFormatter(_Formatter(rank, env.get(hide_time_variable, "0") not in ("", "0")))
+    if not ours:
+        logger.addHandler(handler)
+        logger.propagate = False
+    logger.setLevel(LEVELS.get(env.get(level_variable, "warning").lower(), logging.WARNING))

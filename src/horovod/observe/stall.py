@@ -1,0 +1,72 @@
+"""Finds tensors that some ranks submitted and others do not. Pure: the coordinator's lane asks it now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+SHOWN = 6
+
+
+class Stalled(NamedTuple):
+    """One incomplete name: what it is, since when, and which global ranks have and have not submitted it."""
+
+    name: str
+    view: str
+    since: float
+    announced: list[int]
+    missing: list[int]
+
+
+class StallInspector:
+    """Decides when to report, and writes the report.
+
+    Args:
+        warning_seconds: age at which a name is reported, and again after as long.
+        shutdown_seconds: age at which the job is to be ended; 0 for never.
+    """
+
+    def __init__(self, warning_seconds: float, shutdown_seconds: float) -> None:
+        self._warning = warning_seconds
+        self._shutdown = shutdown_seconds
+        self._next_report = 0.0
+
+    def report(self, stalled: Sequence[Stalled], now: float, whereabouts: Mapping[int, str]) -> tuple[str, int]:
+        """What to log now, and which rank to blame for ending the job.
+
+        Args:
+            stalled: all incomplete names, oldest first.
+            whereabouts: where ranks said they are, as far as known.
+
+        Returns:
+            The text, "" when nothing is to be said; and the global rank to blame, -1 while the job may go on.
+        """
+        late = [item for item in stalled if now - item.since >= self._warning and item.missing]
+        if not late:
+            self._next_report = 0.0
+            return "", -1
+        end = [item for item in late if self._shutdown and now - item.since >= self._shutdown]
+        if now < self._next_report and not end:
+            return "", -1
+        self._next_report = now + self._warning
+        lines = [
+            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+            f"waiting for remainder of ranks for more than {int(now - late[0].since)} seconds. "
+            "Either these ranks are slower, or they take another path through the script and will never submit them.",
+            "Missing ranks:",
+        ]
+        guilty = {rank for item in end for rank in item.missing}
+        missing: dict[int, list[str]] = {}
+        for item in late:
+            for rank in item.missing:
+                missing.setdefault(rank, []).append(item.name)
+        for rank, names in sorted(missing.items()):
+            shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
+            place = f" (it is at {whereabouts[rank]})" if rank in whereabouts else ""
+            lines.append(f"{rank}{'!' if rank in guilty else ''}: [{shown}]{place}")
+        lines += [f"{item.name} was submitted as: {item.view}" for item in late[:SHOWN]]
+        if end:
+            lines.append(
+                f'One or more rank (marked by "!") is stalled for longer than {self._shutdown:g} seconds. Will shutdown.'
+            )
+        return "\n".join(lines), min(guilty, default=-1)

@@ -1,0 +1,66 @@
+"""Where in the user's script something happens: for errors that quote a line, and for reports on who waits where."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+_OURS = str(Path(__file__).resolve().parent.parent) + "/"
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_STANDARD = str(Path(threading.__file__).resolve().parent) + "/"
+_DEEPEST = 64
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith(("<frozen", _OURS, _STANDARD)):
+        return False
+    return not any(part in filename for part in _LIBRARIES)
+
+
+_users: dict[str, bool] = {}
+
+
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's own code; the outermost frame looked at where there is none."""
+    last = frame
+    for _ in range(_DEEPEST):
+        if frame is None:
+            break
+        filename = frame.f_code.co_filename
+        is_users = _users.get(filename)
+        if is_users is None:
+            is_users = _users[filename] = _is_users(filename)
+        if is_users:
+            return frame
+        last, frame = frame, frame.f_back
+    return last
+
+
+def _line(frame: FrameType | None) -> str:
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def caller() -> str:
+    """``file:line`` of the user's code that led to this call."""
+    return _line(_users_frame(sys._getframe(1)))
+
+
+def main_thread() -> str:
+    """Where this process's main thread is, as ``file:line in function``; callable from any thread."""
+    ident = threading.main_thread().ident
+    frame = sys._current_frames().get(ident) if ident is not None else None
+    found = _users_frame(frame)
+    return f"{_line(found)} in {found.f_code.co_name}" if found is not None else "unknown"
+
+
+def raised_at(error: BaseException) -> str:
+    """``file:line`` of the user's code at which an exception passed last."""
+    line = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if _is_users(trace.tb_frame.f_code.co_filename):
+            line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
