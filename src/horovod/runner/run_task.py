@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from types import TracebackType
 
 from horovod.control.rendezvous import RendezvousClient
 from horovod.control.secret import decode_secret
@@ -37,7 +38,7 @@ def _call(task: Errand) -> Result:
     try:
         value = task.run()
     except BaseException as error:  # SystemExit too: the caller waits for a value and must learn why there is none
-        text = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(error.with_traceback(_users_part(error.__traceback__))))
         try:
             return Result(error=errand.dumps(error), traceback=text)
         except Exception:
@@ -46,6 +47,15 @@ def _call(task: Errand) -> Result:
         return Result(value=errand.dumps(value))
     except Exception:
         return Result(traceback=f"The value that the function returned cannot be sent back:\n{traceback.format_exc()}")
+
+
+def _users_part(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback without our own frames at its beginning, unless there are no others."""
+    own = (__file__, errand.__file__)
+    rest = frames
+    while rest is not None and rest.tb_frame.f_code.co_filename in own:
+        rest = rest.tb_next
+    return rest or frames
 
 
 def _meeting_place() -> RendezvousClient:

@@ -1,0 +1,87 @@
+"""Starts real launchers, whose processes carry a tag, so that a test can say what is left of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import horovod
+
+LIMIT_SECONDS = 30
+_TAG = "LAUNCHER_TEST_TAG"
+_SOURCE = str(Path(horovod.__file__).resolve().parents[1])
+
+
+@dataclass
+class Launcher:
+    """Starts ``horovodrun`` and what else a test needs, in an environment that marks all descendants."""
+
+    folder: Path
+    tag: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        clean = {
+            name: value for name, value in os.environ.items() if "HOROVOD" not in name and "NUM_THREADS" not in name
+        }
+        path = os.pathsep.join(filter(None, [_SOURCE, os.environ.get("PYTHONPATH")]))
+        return {**clean, "PYTHONPATH": path, _TAG: self.tag, **extra}
+
+    def start(self, *arguments: str | Path, **extra: str) -> subprocess.Popen[str]:
+        """``horovodrun`` with these arguments, its output in pipes."""
+        return self.python("-m", "horovod.runner.launch", *map(str, arguments), **extra)
+
+    def python(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self.environment(**extra),
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
+        """The same, to its end."""
+        return finish(self.start(*arguments, **extra))
+
+    def living(self) -> dict[int, str]:
+        """Processes of this test that are alive: number and command line."""
+        found: dict[int, str] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                try:
+                    if f"{_TAG}={self.tag}".encode() in (entry / "environ").read_bytes():
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    pass
+        return found
+
+    def await_nothing(self, seconds: float) -> None:
+        """Fail unless all processes of this test end within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while living := self.living():
+            assert time.monotonic() < deadline, f"left behind: {living}"
+            time.sleep(0.05)
+
+    def await_line(self, process: subprocess.Popen[str], text: str) -> None:
+        """Read the launcher's stdout up to the line with ``text``."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            if text in line:
+                return
+        raise AssertionError(f"the launcher ended without saying {text!r}: {process.communicate()[1]}")
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, err = process.communicate(timeout=LIMIT_SECONDS)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

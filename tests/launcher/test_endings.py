@@ -1,0 +1,198 @@
+"""However a job ends, it says why, exits as it should and leaves no process behind.
+
+The fixture checks the last part for every test: ``launcher`` fails if a process with its tag is still alive.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from launcher.harness import Launcher, finish
+
+STUBBORN = "trap '' TERM INT HUP; echo ready; while :; do sleep 1; done"
+"""A shell command that ends by SIGKILL only."""
+
+
+def seconds_to_end(process: subprocess.Popen[str]) -> tuple[float, str]:
+    start = time.monotonic()
+    err = finish(process).stderr
+    return time.monotonic() - start, err
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "words"),
+    [
+        ("exit 3", 3, "Exit code: 3"),
+        ("exit 255", 255, "Exit code: 255"),
+        ("kill -SEGV $$", 139, "Exit code: 139 (killed by SIGSEGV)"),
+        ("kill -KILL $$", 137, "Exit code: 137 (killed by SIGKILL)"),
+    ],
+)
+def test_the_exit_code_is_the_failing_ranks(launcher: Launcher, program: str, status: int, words: str) -> None:
+    done = launcher.run("-np", "2", "sh", "-c", f"if [ $HOROVOD_RANK = 1 ]; then {program}; fi; sleep 60")
+    assert done.returncode == status
+    assert f"Process 1 exit with status code {status}" in done.stderr
+    assert "Rank 1 failed first (localhost, local rank 1)" in done.stderr
+    assert "Process name: 1" in done.stderr
+    assert words in done.stderr
+
+
+def test_a_failure_ends_even_stubborn_ranks_and_shows_the_end_of_stderr(launcher: Launcher) -> None:
+    failing = "for i in $(seq 30); do echo line $i >&2; done; sleep 0.5; exit 9"
+    process = launcher.start("-np", "3", "sh", "-c", f"if [ $HOROVOD_RANK = 2 ]; then {failing}; fi; {STUBBORN}")
+    launcher.await_line(process, "ready")
+    seconds, err = seconds_to_end(process)
+    assert process.returncode == 9
+    assert seconds < 0.5 + 5
+    tail = err[err.index("the end of rank 2's stderr") :]
+    assert "    line 30\n" in tail and "    line 11\n" in tail and "    line 10\n" not in tail
+
+
+def test_a_rank_that_does_well_may_end_before_the_others(launcher: Launcher) -> None:
+    done = launcher.run("-np", "2", "sh", "-c", "if [ $HOROVOD_RANK = 1 ]; then sleep 1; echo late; fi")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1]<stdout>:late\n", "")
+
+
+ACCUSE = """
+import os, sys, time
+from horovod.control.rendezvous import RendezvousClient
+from horovod.control.secret import decode_secret
+rank, ending = int(os.environ["HOROVOD_RANK"]), sys.argv[1]
+if rank == 0:
+    address = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    with RendezvousClient(address, decode_secret(os.environ["_HOROVOD_SECRET_KEY"]), 10) as client:
+        client.put("failure", b'{"rank": 1, "reason": "rank 1 left"}')
+    sys.exit(5)
+time.sleep({"late": 0.4, "never": 60}[ending])
+sys.exit(7)
+"""
+
+
+def test_the_guilty_rank_is_named_though_its_victim_ended_first(launcher: Launcher) -> None:
+    done = launcher.run("-np", "2", "python", "-c", ACCUSE, "late")
+    assert done.returncode == 7
+    assert "Rank 1 failed first" in done.stderr
+    assert "Reason: rank 1 left" in done.stderr
+
+
+def test_a_guilty_rank_that_hangs_is_named_and_the_exit_code_is_its_victims(launcher: Launcher) -> None:
+    done = launcher.run("-np", "2", "python", "-c", ACCUSE, "never")
+    assert done.returncode == 5
+    assert "Rank 1 failed first" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_the_job(launcher: Launcher, number: signal.Signals) -> None:
+    process = launcher.start("-np", "2", "sh", "-c", "sleep 60 & echo ready; sleep 60")
+    launcher.await_line(process, "ready")
+    process.send_signal(number)
+    seconds, err = seconds_to_end(process)
+    assert process.returncode == 128 + number
+    assert seconds < 5
+    assert err.splitlines()[-1] == f"horovodrun: ended by {number.name}"
+
+
+def test_a_signal_ends_stubborn_ranks_after_a_grace(launcher: Launcher) -> None:
+    process = launcher.start("-np", "2", "sh", "-c", STUBBORN)
+    launcher.await_line(process, "ready")
+    process.send_signal(signal.SIGINT)
+    seconds, _ = seconds_to_end(process)
+    assert process.returncode == 130
+    assert seconds < 5
+
+
+def test_a_second_ctrl_c_kills_at_once(launcher: Launcher) -> None:
+    process = launcher.start("-np", "2", "sh", "-c", STUBBORN)
+    launcher.await_line(process, "ready")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.6)
+    process.send_signal(signal.SIGINT)
+    seconds, err = seconds_to_end(process)
+    assert process.returncode == 130
+    assert seconds < 2
+    assert "killed the job" in err
+
+
+def test_ranks_may_say_goodbye(launcher: Launcher) -> None:
+    farewell = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    process = launcher.start("-np", "2", "sh", "-c", farewell)
+    launcher.await_line(process, "ready")
+    process.terminate()
+    done = finish(process)
+    assert done.returncode == 143
+    assert done.stdout.count("saved") == 2
+
+
+def test_a_hangup_that_was_ignored_stays_ignored(launcher: Launcher) -> None:
+    program = (
+        "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+        "from horovod.runner.launch import run_commandline; sys.exit(run_commandline(sys.argv[1:]))"
+    )
+    process = launcher.python("-c", program, "-np", "1", "sh", "-c", "echo ready; sleep 1; echo survived")
+    launcher.await_line(process, "ready")
+    process.send_signal(signal.SIGHUP)
+    assert "survived" in finish(process).stdout
+    assert process.returncode == 0
+
+
+WANDERERS = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
+subprocess.Popen(sleep)                                # as DataLoader workers are
+subprocess.Popen(sleep, start_new_session=True)        # out of the rank's session
+if os.fork() == 0:                                     # out of its session, and an orphan
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+"""
+
+
+def test_a_killed_launcher_leaves_nothing(launcher: Launcher) -> None:
+    program = WANDERERS + "print('ready'); time.sleep(60)"
+    process = launcher.start("-np", "2", "python", "-c", program)
+    launcher.await_line(process, "ready")
+    launcher.await_line(process, "ready")
+    assert len(launcher.living()) >= 2 + 2 * 4
+    process.kill()
+    launcher.await_nothing(6)
+
+
+def test_a_failed_job_leaves_none_of_its_ranks_children(launcher: Launcher) -> None:
+    program = WANDERERS + "print('ready'); time.sleep(0.5 if os.environ['HOROVOD_RANK'] == '1' else 60); sys.exit(4)"
+    process = launcher.start("-np", "2", "python", "-c", program)
+    launcher.await_line(process, "ready")
+    seconds, _ = seconds_to_end(process)
+    assert process.returncode == 4
+    assert seconds < 0.5 + 5
+    assert launcher.living() == {}
+
+
+def test_a_child_that_holds_the_output_does_not_hold_the_job(launcher: Launcher) -> None:
+    process = launcher.start("-np", "2", "sh", "-c", "sleep 60 & echo done")
+    seconds, _ = seconds_to_end(process)
+    assert process.returncode == 0
+    assert seconds < 5
+    assert launcher.living() == {}
+
+
+def test_a_stopped_rank_is_ended_too(launcher: Launcher) -> None:
+    stopped = "if [ $HOROVOD_RANK = 0 ]; then kill -STOP $$; fi; sleep 0.5; exit 6"
+    process = launcher.start("-np", "2", "sh", "-c", stopped)
+    seconds, _ = seconds_to_end(process)
+    assert process.returncode == 6
+    assert seconds < 0.5 + 5
+
+
+def test_the_job_outlives_its_guardian(launcher: Launcher) -> None:
+    process = launcher.start("-np", "1", "sh", "-c", "echo ready; sleep 1; echo still here")
+    launcher.await_line(process, "ready")
+    (guardian,) = [number for number, line in launcher.living().items() if "guardian_process" in line]
+    os.kill(guardian, signal.SIGKILL)
+    done = finish(process)
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:still here\n")

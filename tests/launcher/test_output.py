@@ -1,0 +1,116 @@
+"""What a person sees of the ranks: every line whole, labelled and at once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+from launcher.harness import LIMIT_SECONDS, Launcher, finish
+
+LABEL = re.compile(r"\[(\d+)\]<(stdout|stderr)>:")
+
+
+def test_lines_are_labelled_with_rank_and_stream(launcher: Launcher) -> None:
+    done = launcher.run("-np", "2", "sh", "-c", "echo hello; echo trouble >&2")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
+    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>:trouble", "[1]<stderr>:trouble"]
+
+
+def test_lines_of_busy_ranks_never_mix(launcher: Launcher) -> None:
+    program = """
+import os, sys
+rank = int(os.environ["HOROVOD_RANK"])
+for number in range(3000):
+    line = f"{rank}-{number}-" + "x" * (number * 7 % 300) + "."
+    cut = number % len(line)
+    os.write(1, line[:cut].encode())
+    os.write(1, line[cut:].encode() + b"\\n")
+"""
+    done = launcher.run("-np", "4", "python", "-c", program)
+    lines: Counter[int] = Counter()
+    for line in done.stdout.splitlines():
+        match = re.fullmatch(r"\[(\d)\]<stdout>:(\d)-(\d+)-x*\.", line)
+        assert match is not None and match[1] == match[2], line
+        assert int(match[3]) == lines[int(match[1])]  # in the rank's own order
+        lines[int(match[1])] += 1
+    assert lines == dict.fromkeys(range(4), 3000)
+
+
+def test_output_appears_while_the_rank_still_runs(launcher: Launcher) -> None:
+    process = launcher.start("-np", "1", "python", "-c", "print('now'); import time; time.sleep(60)")
+    launcher.await_line(process, "[0]<stdout>:now")
+    process.terminate()
+    finish(process)
+
+
+def test_odd_lines(launcher: Launcher) -> None:
+    # A progress bar, a line end split from it, bytes that are no text, a last line without an end.
+    done = launcher.run("-np", "1", "printf", r"\r50%%\rdone\r\nn\303\244h\377\nend")
+    assert done.stdout == "[0]<stdout>:50%\n[0]<stdout>:done\n[0]<stdout>:näh\ufffd\n[0]<stdout>:end\n"  # \r read as \n
+
+
+def test_a_carriage_return_stays_one(launcher: Launcher) -> None:
+    process = launcher.start("-np", "1", "printf", r"50%%\r100%%\n")
+    assert process.stdout is not None
+    assert process.stdout.buffer.read() == b"[0]<stdout>:50%\r[0]<stdout>:100%\n"
+
+
+def test_timestamps_stand_before_the_label(launcher: Launcher) -> None:
+    done = launcher.run("-np", "1", "--prefix-output-with-timestamp", "echo", "hello")
+    assert re.fullmatch(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:hello\n", done.stdout)
+
+
+def test_output_files_hold_what_the_console_shows(launcher: Launcher, tmp_path: Path) -> None:
+    done = launcher.run("-np", "2", "--output-filename", tmp_path / "out", "sh", "-c", "echo a; echo b >&2")
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:a", "[1]<stdout>:a"]
+    for rank in range(2):
+        assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == f"[{rank}]<stdout>:a\n"
+        assert (tmp_path / "out" / f"rank.{rank}" / "stderr").read_text() == f"[{rank}]<stderr>:b\n"
+
+
+def test_folders_of_many_ranks_sort_by_rank(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.run("-np", "11", "--output-filename", tmp_path / "out", "true")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[:3] == ["rank.00", "rank.01", "rank.02"]
+
+
+def test_one_rank_has_a_folder_too(launcher: Launcher, tmp_path: Path) -> None:
+    assert launcher.run("-np", "1", "--output-filename", tmp_path, "echo", "hello").returncode == 0
+    assert (tmp_path / "rank.0" / "stdout").read_text() == "[0]<stdout>:hello\n"
+
+
+def test_ranks_have_no_standard_input(launcher: Launcher) -> None:
+    assert launcher.run("-np", "1", "python", "-c", "print(repr(input()))").stderr.count("EOFError") > 0
+
+
+def test_a_reader_that_has_seen_enough_ends_the_job(launcher: Launcher) -> None:
+    process = launcher.start("-np", "2", "yes")
+    launcher.await_line(process, "y")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(LIMIT_SECONDS) == 128 + 13
+
+
+def test_much_output_passes_unharmed(launcher: Launcher) -> None:
+    done = launcher.run("-np", "2", "sh", "-c", "seq 200000")
+    numbers = [line for line in done.stdout.splitlines() if line.startswith("[1]")]
+    assert numbers == [f"[1]<stdout>:{number}" for number in range(1, 200001)]
+
+
+def test_the_launcher_says_what_it_does_only_when_asked(launcher: Launcher) -> None:
+    assert launcher.run("-np", "2", "true").stderr == ""
+    words = launcher.run("-np", "2", "--verbose", "true").stderr
+    assert "rank 1: localhost, local rank 1" in words
+    assert "OMP_NUM_THREADS=" in words
+
+
+def test_nobody_sees_the_secret(launcher: Launcher) -> None:
+    process = launcher.start("-np", "1", "--verbose", "sh", "-c", "echo $_HOROVOD_SECRET_KEY; sleep 60")
+    assert process.stdout is not None
+    secret = process.stdout.readline().strip().partition(":")[2]
+    assert len(secret) > 30
+    assert secret not in subprocess.check_output(["ps", "-eo", "args"], text=True)
+    process.terminate()
+    assert secret not in finish(process).stderr
