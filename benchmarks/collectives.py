@@ -1,0 +1,258 @@
+"""How fast the collectives are, for every operation, engine and size, beside the libraries one would use instead.
+
+    python benchmarks/collectives.py                                  # 2 ranks, the shm engine, 1 KB to 256 MB
+    python benchmarks/collectives.py --engine shm,tcp --peer gloo --plot collectives.png
+
+It starts its own ranks: one job per engine, with HOROVOD_CPU_OPERATIONS set to it. With ``--peer`` the other library runs
+in the same processes, and the two take turns.
+
+What is measured, and how
+    Each rank times every blocking call, from Python, through the whole public interface. A row's *median* and *p95* are
+    those of the slowest rank. Contenders take turns of about 20 ms; the first call of a turn is not counted, since it
+    pays for the other's cold caches and for the ranks' not arriving together.
+
+    *size* is nccl-tests' size: the buffer of an allreduce or broadcast, all ranks' parts together for the others.
+    *algbw* is size / median. *busbw* scales it by what the operation must move at least (allreduce 2 (n-1)/n; allgather,
+    alltoall and reducescatter (n-1)/n; broadcast 1), which makes it comparable over numbers of ranks.
+    *ratio* is the peer's median over ours: above 1, Horovod is faster.
+
+Three patterns of a training step follow: one small tensor at a time, many small tensors at once, and the gradients of
+ResNet-50 in the order in which its backward pass yields them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import collectives_report as report
+import machine
+import torch
+from collectives_report import Job, Row
+from contenders import OPERATIONS, PEERS, Contender, Horovod, Mpi, Prepared, Unsupported, verify
+from torch import Tensor
+
+import horovod.torch as hvd
+
+TURN_SECONDS = 0.02
+"""Roughly how long a contender has its turn."""
+
+
+def main() -> None:
+    options = parse_arguments()
+    if options.worker:
+        return work(options)
+    if options.peer == "mpi" and (missing := Mpi.what_is_missing()):
+        sys.exit(missing)
+    jobs = [launch(engine, options) for engine in options.engine]
+    report.print_tables(jobs)
+    if options.json:
+        options.json.write_text(json.dumps([job.to_dict() for job in jobs], indent=1))
+    if options.plot:
+        report.plot(jobs, options.plot)
+
+
+def launch(engine: str, options: argparse.Namespace) -> Job:
+    """Run this file as a job of ``--np`` ranks on one engine and collect what its rank 0 wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        launcher = ["mpirun"] if options.peer == "mpi" else [sys.executable, "-m", "horovod.runner.launch"]
+        command = [*launcher, "-np", str(options.np), sys.executable, __file__, *sys.argv[1:]]
+        command += ["--engine", engine, "--worker", str(result)]
+        done = subprocess.run(command, env={**os.environ, "HOROVOD_CPU_OPERATIONS": engine})
+        if done.returncode != 0:
+            sys.exit(f"the job on engine {engine} failed with exit code {done.returncode}")
+        return Job.from_dict(json.loads(result.read_text()))
+
+
+def work(options: argparse.Namespace) -> None:
+    """What one rank of the job does. Every rank measures, rank 0 writes the result."""
+    torch.set_num_threads(1)
+    hvd.init()
+    contenders: list[Contender] = [Horovod()]
+    if options.peer:
+        contenders.append(PEERS[options.peer]())
+    engine = options.engine[0]
+    job = Job(engine, hvd.size(), machine.describe(), *measure_copies())
+    previous = ""
+    for operation, size, entrants in courses(options, contenders):
+        if hvd.rank() == 0 and operation != previous:
+            print(f"{engine}: {operation}", flush=True)
+        previous = operation
+        job.rows += race(operation, size, entrants, options.seconds)
+    if options.idle:
+        job.idle = measure_idle(options.idle)
+    if hvd.rank() == 0:
+        options.worker.write_text(json.dumps(job.to_dict()))
+    hvd.shutdown()
+
+
+def courses(options: argparse.Namespace, contenders: list[Contender]) -> Iterator[tuple[str, int, dict[str, Prepared]]]:
+    """What there is to run: an operation, its size in bytes, and one prepared call for each contender that has it."""
+    for operation in options.operations:
+        able = [contender for contender in contenders if is_able(contender, operation)]
+        size = options.min
+        while size <= options.max:
+            # A whole number of elements for each rank; an allgather's size is what all the ranks contribute together.
+            share = max(1, size // 4 // hvd.size())
+            elements = share if operation == "allgather" else share * hvd.size()
+            name = f"{operation}.{size}"
+            yield operation, size, {each.name: each.prepare(operation, zeros(elements), name) for each in able}
+            size *= options.factor
+    if not options.patterns:
+        return
+    kilobyte = zeros(256)
+    yield report.ONE_SMALL, 1024, {each.name: each.prepare_average(kilobyte, "one") for each in contenders}
+    many = [zeros(1024) for _ in range(500)]
+    yield report.MANY_SMALL, 500 * 4096, {each.name: each.prepare_burst(many, "many") for each in contenders}
+    gradients = [zeros(count) for count in reversed(resnet50_parameters())]
+    size = 4 * sum(map(len, gradients))
+    yield report.RESNET, size, {each.name: each.prepare_burst(gradients, "resnet") for each in contenders}
+    yield report.OBJECT, 1024, {each.name: each.prepare_object("x" * 1024) for each in contenders}
+
+
+def is_able(contender: Contender, operation: str) -> bool:
+    try:
+        verify(contender, operation)
+    except Unsupported as reason:
+        if hvd.rank() == 0:
+            print(f"{contender.name} cannot run {reason}", flush=True)
+        return False
+    return True
+
+
+def zeros(elements: int) -> Tensor:
+    """Numbers that a sum, however often it is repeated, leaves as they are; in memory that has really been written."""
+    return torch.empty(elements).fill_(0.0)
+
+
+def resnet50_parameters() -> list[int]:
+    """How many elements each of ResNet-50's 161 parameters has, in the order of its layers; 25.6 million in all.
+
+    He et al., "Deep Residual Learning for Image Recognition" (2015), table 1: four stages of bottleneck blocks (1x1, 3x3,
+    1x1 convolutions, each followed by a batch normalisation with two parameters), the first block of a stage with a 1x1
+    projection beside it, and a dense layer for 1,000 classes.
+    """
+
+    def convolution(inputs: int, outputs: int, kernel: int) -> list[int]:
+        return [inputs * outputs * kernel**2, outputs, outputs]
+
+    parameters = convolution(3, 64, 7)
+    inputs = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            parameters += (
+                convolution(inputs, width, 1) + convolution(width, width, 3) + convolution(width, 4 * width, 1)
+            )
+            if block == 0:
+                parameters += convolution(inputs, 4 * width, 1)
+            inputs = 4 * width
+    return [*parameters, inputs * 1000, 1000]
+
+
+def race(operation: str, size: int, entrants: dict[str, Prepared], seconds: float) -> list[Row]:
+    """Time the entrants against each other, in turns, for about ``seconds`` each; rows on every rank alike."""
+    calls = [prepared.call for prepared in entrants.values()]
+    # All ranks must make the same number of calls, so they agree on how long one takes: as long as on the slowest.
+    estimates = [
+        max(seconds_each) for seconds_each in zip(*everywhere([min(turn(call, 2)) for call in calls]), strict=True)
+    ]
+    lengths = [min(200, max(2, math.ceil(TURN_SECONDS / estimate))) for estimate in estimates]
+    slowest_turn = max(estimate * (length + 1) for estimate, length in zip(estimates, lengths, strict=True))
+    rounds = min(50, max(4, round(seconds / slowest_turn)))
+    samples: list[list[float]] = [[] for _ in calls]
+    gc.collect()
+    for _ in range(rounds):
+        for call, length, sample in zip(calls, lengths, samples, strict=True):
+            sample += turn(call, length)
+    rows = []
+    for name, of_ranks in zip(entrants, zip(*everywhere(samples), strict=True), strict=True):
+        median = max(statistics.median(sample) for sample in of_ranks)
+        p95 = max(sorted(sample)[math.ceil(0.95 * len(sample)) - 1] for sample in of_ranks)
+        rows.append(Row(name, operation, size, median, p95, len(of_ranks[0])))
+    return rows
+
+
+def turn(call: Callable[[], object], length: int) -> list[float]:
+    """The seconds that each of ``length`` calls takes, after one that is not counted."""
+    call()
+    seconds = []
+    for _ in range(length):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def everywhere(value: object) -> list[object]:
+    """What every rank has under ``value``, in rank order, on every rank."""
+    return hvd.allgather_object(value, name="everywhere")
+
+
+def measure_copies() -> tuple[float, float]:
+    """Bytes per second of a plain copy: by rank 0 while the others wait, and by the slowest rank when all copy at once."""
+    alone = machine.copy_bandwidth() if hvd.rank() == 0 else 0.0
+    alone = hvd.broadcast_object(alone, root_rank=0, name="copy_alone")
+    hvd.barrier()
+    return alone, min(everywhere(machine.copy_bandwidth()))
+
+
+def measure_idle(seconds: float) -> float:
+    """The share of a core, in percent, that the busiest rank uses while all do nothing for ``seconds``."""
+    hvd.barrier()
+    started = time.process_time()
+    time.sleep(seconds)
+    return 100 * max(everywhere(time.process_time() - started)) / seconds
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--np", type=int, default=2, metavar="RANKS")
+    parser.add_argument("--engine", type=lambda text: text.split(","), default=["shm"], metavar="NAME,...")
+    parser.add_argument("--peer", choices=PEERS, help="measure this library in the same processes")
+    parser.add_argument("--operations", type=operations, default=OPERATIONS, metavar="NAME,...")
+    parser.add_argument("--min", type=byte_count, default="1K", metavar="BYTES", help="smallest size (default: 1K)")
+    parser.add_argument("--max", type=byte_count, default="256M", metavar="BYTES", help="largest size (default: 256M)")
+    parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
+    parser.add_argument("--no-patterns", dest="patterns", action="store_false", help="leave out the training patterns")
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each contender and row (default: 0.5)")
+    parser.add_argument(
+        "--idle", type=float, default=0.0, metavar="SECONDS", help="also measure what doing nothing costs"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    parser.add_argument("--plot", type=Path, metavar="PATH.png")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.factor < 2 or options.np < 1 or not 4 <= options.min <= options.max:
+        parser.error("expected --np of at least 1, --factor of at least 2, and 4 <= --min <= --max")
+    return options
+
+
+def operations(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(OPERATIONS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(OPERATIONS)}")
+    return names
+
+
+def byte_count(text: str) -> int:
+    """``4096``, ``4K``, ``64M`` or ``1G``, in powers of 1024."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+    return int(number) * unit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What the figures were measured on: the machine in words, and how fast it copies memory."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+
+def describe() -> dict[str, str | int | float]:
+    """The machine and the versions, for the head of a table and for the record."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gigabytes": round(psutil.virtual_memory().total / 1e9),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def in_words(machine: dict[str, str | int | float]) -> str:
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB; "
+        f"Python {machine['python']}, PyTorch {machine['torch']}; {machine['date']}"
+    )
+
+
+def copy_bandwidth(megabytes: int = 64, trials: int = 9) -> float:
+    """Bytes per second that one thread copies from one array to another, each byte counted once; the median trial.
+
+    A collective on one host cannot be faster than the copies it is made of, so this is the scale to hold it against.
+    """
+    source = np.ones(megabytes << 20, dtype=np.uint8)
+    target = np.zeros_like(source)
+    seconds = []
+    for _ in range(trials):
+        started = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - started)
+    return source.nbytes / statistics.median(seconds)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
