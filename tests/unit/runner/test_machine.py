@@ -1,0 +1,69 @@
+"""Which names mean this machine, and how much of it a job may use."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from horovod.runner import machine, worker_environment
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.1.2.3", socket.gethostname()])
+def test_names_of_this_machine(name: str) -> None:
+    assert machine.is_local(name)
+
+
+def test_addresses_of_other_machines() -> None:
+    assert not machine.is_local("192.0.2.1")
+
+
+def test_a_name_without_address() -> None:
+    with pytest.raises(OSError):
+        machine.is_local("no-such-host.invalid")
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "nonsense"}, None),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+    ],
+)
+def test_a_containers_quota(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert machine._quota(tmp_path) == cores
+
+
+def test_usable_cores_respect_affinity() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert machine.usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(("cores", "ranks", "share"), [(8, 2, "4"), (8, 3, "2"), (2, 4, "1")])
+def test_a_fair_share(cores: int, ranks: int, share: str) -> None:
+    assert set(worker_environment.threads({}, cores, ranks).values()) == {share}
+
+
+def test_the_users_own_number_of_threads_stays() -> None:
+    assert worker_environment.threads({"OMP_NUM_THREADS": "3"}, 8, 2) == {}
+
+
+def test_what_ranks_do_not_inherit() -> None:
+    hidden = ["BASH_FUNC_x%%", "OLDPWD", "CUDA_VISIBLE_DEVICES", "NVIDIA_CUDA_VISIBLE_DEVICES", "_HOROVOD_SECRET_KEY"]
+    assert worker_environment.forwarded(dict.fromkeys([*hidden, "PATH", "HOROVOD_X"], "1")) == {
+        "PATH": "1",
+        "HOROVOD_X": "1",
+    }

@@ -1,0 +1,45 @@
+"""The launcher's last words and its exit status."""
+
+from __future__ import annotations
+
+import signal
+
+from horovod.runner.outcome import Outcome
+from horovod.runner.processes import Exit
+
+
+def test_a_job_that_went_well_has_no_last_words() -> None:
+    outcome = Outcome({0: Exit(0)})
+    assert (outcome.describe(), outcome.status, outcome.failed) == ("", 0, False)
+
+
+def test_a_failed_job_says_who_where_why_and_how() -> None:
+    outcome = Outcome(
+        culprit=1, exit=Exit(139, signal.SIGSEGV), place="localhost, local rank 1", reason="rank 1 left", tail=["boom"]
+    )
+    assert outcome.describe().splitlines() == [
+        "horovodrun: the end of rank 1's stderr:",
+        "    boom",
+        "horovodrun: the job failed. Rank 1 failed first (localhost, local rank 1).",
+        "Reason: rank 1 left",
+        "Process name: 1",
+        "Exit code: 139 (killed by SIGSEGV)",
+    ]
+    assert outcome.status == 139
+
+
+def test_a_signal_beats_what_it_did_to_the_ranks() -> None:
+    outcome = Outcome(culprit=1, exit=Exit(3), interrupted=signal.SIGINT)
+    assert (outcome.status, outcome.describe()) == (130, "horovodrun: ended by SIGINT")
+
+
+def test_memory_is_suspected_of_a_sigkill() -> None:
+    assert "memory" in Outcome(culprit=0, exit=Exit(137, signal.SIGKILL)).describe()
+
+
+def test_an_unknown_signal_has_a_number() -> None:
+    assert str(Exit(128 + 40, 40)) == "168 (killed by signal 40)"
+
+
+def test_what_does_not_die_is_named() -> None:
+    assert "processes 7, 9 did not end" in Outcome(immortal=frozenset({9, 7})).describe()
