@@ -266,7 +266,7 @@ class Exchange:
         if link.incoming.buffers:
             interest = select.EPOLLIN
         if link.blocked:
-            interest |= select.EPOLLOUT
+            interest |= select.EPOLLOUT | select.EPOLLRDHUP
         if not link.registered:
             if interest:
                 self._epoll.register(link.fd, interest)
@@ -277,11 +277,13 @@ class Exchange:
 
     def _ignore(self, link: _Link, event: int) -> None:
         """Something arrived of which nothing is wanted yet: a peer ahead of us, or one that is done and has left."""
+        if event & select.EPOLLRDHUP and link.outgoing.buffers:
+            raise PeerFailure(link.rank, "it closed its connection")
         if event & (select.EPOLLHUP | select.EPOLLERR) and not link.outgoing.buffers:
             self._epoll.unregister(link.fd)  # the only way to ask epoll not to report this
             link.registered = False
             link.interest = 0
-        else:
+        elif event & select.EPOLLIN:
             link.interest &= ~select.EPOLLIN
             self._epoll.modify(link.fd, link.interest)
 

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from functools import reduce
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.comm import reduction
+from horovod.comm.datatypes import Array, DataType
+from horovod.comm.reduction import ReduceOp, Workspace, can_scale, reduce_into, scale
+
+FOLD = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+workspace = Workspace()
+
+
+def bits(array: Array) -> bytes:
+    return array.tobytes()
+
+
+def test_operations_have_the_public_values_and_names() -> None:
+    assert {op.label: int(op) for op in ReduceOp} == {
+        "Average": 0,
+        "Sum": 1,
+        "Adasum": 2,
+        "Min": 3,
+        "Max": 4,
+        "Product": 5,
+    }
+
+
+wholes = st.integers(-(2**30), 2**30)
+
+
+@given(st.lists(st.lists(wholes, min_size=3, max_size=3), min_size=1, max_size=6), st.sampled_from(list(FOLD)))
+def test_integers(rows: list[list[int]], op: ReduceOp) -> None:
+    contributions = [np.array(row, np.int64) for row in rows]
+    target = np.empty(3, np.int64)
+    reduce_into(target, contributions, op, 1.0, 1.0, workspace)
+    assert bits(target) == bits(reduce(FOLD[op], contributions))
+
+
+numbers = st.floats(width=32, allow_nan=False)
+
+
+@given(
+    st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=1, max_size=6),
+    st.sampled_from(list(FOLD)),
+    st.sampled_from([1.0, 0.5, 0.3]),
+    st.sampled_from([1.0, 1 / 3]),
+    st.integers(0, 6),
+)
+def test_floats_fold_in_rank_order(
+    rows: list[list[float]], op: ReduceOp, prescale: float, postscale: float, aliased: int
+) -> None:
+    """Also when the result goes over any one of the contributions; the others stay as they are."""
+    contributions = [np.array(row, np.float32) for row in rows]
+    copies = [row.copy() for row in contributions]
+    target = contributions[aliased] if aliased < len(contributions) else np.empty(5, np.float32)
+    with np.errstate(all="ignore"):
+        expected = reduce(FOLD[op], [row * np.float32(prescale) if prescale != 1.0 else row for row in copies])
+        expected = expected * np.float32(postscale) if postscale != 1.0 else expected
+        reduce_into(target, contributions, op, prescale, postscale, workspace)
+    np.testing.assert_array_equal(target, expected)
+    assert (np.signbit(target) == np.signbit(expected))[~np.isnan(expected)].all()
+    for index, (row, copy) in enumerate(zip(contributions, copies, strict=True)):
+        assert index == aliased or bits(row) == bits(copy)
+
+
+def test_the_order_matters_and_is_that_of_the_ranks() -> None:
+    contributions = [np.array([value], np.float32) for value in (1e8, -1e8, 1.0)]
+    target = np.empty(1, np.float32)
+    reduce_into(target, contributions, ReduceOp.SUM, 1.0, 1.0, workspace)
+    assert target[0] == 1.0
+    reduce_into(target, contributions[::-1], ReduceOp.SUM, 1.0, 1.0, workspace)
+    assert target[0] == 0.0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_16_bit_floats_accumulate_in_32(dtype: type) -> None:
+    """1 and many contributions too small to change it one by one."""
+    target = np.empty(1, dtype)
+    small = float(ml_dtypes.finfo(dtype).eps) / 4
+    contributions = [np.array([1.0], dtype)] + [np.array([small], dtype)] * 8
+    reduce_into(target, contributions, ReduceOp.SUM, 1.0, 1.0, workspace)
+    assert float(target[0]) == 1 + 8 * small
+
+
+def test_a_float16_sum_may_exceed_its_range_on_the_way_to_an_average_within() -> None:
+    target = np.empty(1, np.float16)
+    reduce_into(target, [np.array([65504], np.float16)] * 2, ReduceOp.SUM, 1.0, 0.5, workspace)
+    assert target[0] == 65504
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_16_bit_floats_round_once_to_nearest_even(dtype: type) -> None:
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    target = np.empty(2, dtype)
+    contributions = [np.array([1.0, 1.0 + eps], dtype), np.array([eps / 2, eps / 2], dtype)]
+    reduce_into(target, contributions, ReduceOp.SUM, 1.0, 1.0, workspace)
+    assert target.astype(float).tolist() == [1.0, 1.0 + 2 * eps]
+
+
+@pytest.mark.parametrize("data_type", [t for t in DataType if np.issubdtype(t.numpy, np.integer)])
+def test_integer_scaling_truncates_towards_zero(data_type: DataType) -> None:
+    array = np.array([7, 1, 100], data_type.numpy)
+    scale(array, 1 / 3)
+    assert array.tolist() == [2, 0, 33]
+    if np.issubdtype(data_type.numpy, np.signedinteger):
+        array = np.array([-7, -1, -100], data_type.numpy)
+        scale(array, 1 / 3)
+        assert array.tolist() == [-2, 0, -33]
+
+
+def test_integer_sums_wrap_around() -> None:
+    target = np.empty(1, np.int8)
+    reduce_into(target, [np.array([127], np.int8), np.array([1], np.int8)], ReduceOp.SUM, 1.0, 1.0, workspace)
+    assert target[0] == -128
+
+
+def test_logical_values() -> None:
+    rows = [np.array([0, 0, 1, 1], bool), np.array([0, 1, 0, 1], bool)]
+    results = {}
+    for op in FOLD:
+        target = np.empty(4, bool)
+        reduce_into(target, rows, op, 1.0, 1.0, workspace)
+        results[op.label] = target.astype(int).tolist()
+    either, both = [0, 1, 1, 1], [0, 0, 0, 1]
+    assert results == {"Sum": either, "Max": either, "Min": both, "Product": both}
+    assert [data_type for data_type in DataType if not can_scale(data_type)] == [DataType.BOOL]
+
+
+def test_a_factor_of_one_changes_no_bit() -> None:
+    array = np.array([2**63 - 1], np.int64)  # not representable in float64
+    scale(array, 1.0)
+    assert array[0] == 2**63 - 1
+
+
+@pytest.mark.parametrize("data_type", DataType)
+def test_empty_vectors(data_type: DataType) -> None:
+    empty = np.empty(0, data_type.numpy)
+    reduce_into(empty, [empty] * 3, ReduceOp.SUM, 1.0, 1.0, workspace)
+
+
+def test_replaced_conversions_are_used_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def convert(source: Array, target: Array) -> None:
+        used.append((source.dtype, target.dtype))
+        target[:] = source.astype(target.dtype)
+
+    monkeypatch.setattr(reduction, "_widen", reduction._widen)
+    monkeypatch.setattr(reduction, "_narrow", reduction._narrow)
+    rows = [np.linspace(-3, 3, 100).astype(np.float16), np.linspace(5, 1e-5, 100).astype(np.float16)]
+    plain, replaced = np.empty(100, np.float16), np.empty(100, np.float16)
+    reduce_into(plain, rows, ReduceOp.SUM, 0.5, 1 / 3, workspace)
+    reduction.use_conversions(convert, convert)
+    reduce_into(replaced, rows, ReduceOp.SUM, 0.5, 1 / 3, workspace)
+    assert bits(plain) == bits(replaced)
+    assert set(used) == {(np.dtype(np.float16), np.dtype(np.float32)), (np.dtype(np.float32), np.dtype(np.float16))}
+
+
+def test_a_workspace_reuses_its_memory() -> None:
+    own = Workspace()
+    dtype = np.dtype(np.float32)
+    first = own.array(0, dtype, 100)
+    assert np.shares_memory(first, own.array(0, dtype, 10))
+    assert own.array(0, dtype, 10).size == 10
+    assert not np.shares_memory(first, own.array(1, dtype, 100))
+    assert own.array(0, dtype, 1000).size == 1000
