@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
-from horovod.core.messages import Operation, Request
+from horovod.core.messages import Operation, Request, TensorSpec
 
 _SAME_SHAPE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.BROADCAST, Operation.REDUCESCATTER}
 _ROWS = {Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER}
@@ -51,7 +51,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
         for ours, theirs in zip(first.tensors, other.tensors, strict=True):
             if ours.data_type != theirs.data_type:
                 one, two = DataType(ours.data_type).label, DataType(theirs.data_type).label
-                return f"Mismatched data types: One rank had type {one}, but another rank had type {two}."
+                return f"Mismatched data types: One rank had type {one}, but another rank had type {two}.{_member(ours, first)}"
     for other in present:
         if other.operation != first.operation:
             return (
@@ -62,7 +62,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
         for ours, theirs in zip(first.tensors, other.tensors, strict=True):
             reason = _shape_mismatch(operation, ours.shape, theirs.shape)
             if reason:
-                return reason
+                return reason + _member(ours, first)
     for other in present:
         if operation in _SCALED and (other.prescale, other.postscale) != (first.prescale, first.postscale):
             return (
@@ -83,6 +83,11 @@ def _mismatch(first: Request, present: list[Request]) -> str:
                 f"but another rank's is on {other.device}."
             )
     return ""
+
+
+def _member(tensor: TensorSpec, request: Request) -> str:
+    """Which tensor of a group it is."""
+    return f" It is {tensor.name!r}." if len(request.tensors) > 1 else ""
 
 
 def _shape_mismatch(operation: Operation, ours: tuple[int, ...], theirs: tuple[int, ...]) -> str:

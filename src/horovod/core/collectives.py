@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp, can_scale
-from horovod.core.context import current
+from horovod.core.context import running
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
@@ -57,7 +57,7 @@ def submit(
         handle,
         time.monotonic(),
     )
-    current().lane(process_set_id, Operation(request.operation).name.capitalize()).submit(entry)
+    running().lane(process_set_id, Operation(request.operation).name.capitalize()).submit(entry)
     return handle
 
 
@@ -128,7 +128,7 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
-    lane = current().lane(process_set_id, "Broadcast")
+    lane = running().lane(process_set_id, "Broadcast")
     if root not in lane.ranks:
         raise ValueError(
             f"broadcast received invalid root rank {root} for provided process set: {name!r} can come from ranks {lane.ranks}"
@@ -150,7 +150,7 @@ def alltoall(
     The output is made by ``allocate(0, rows)``; the handle's result is the list of received splits. Types and all
     dimensions but the first must agree. ``splits=None`` deals the rows evenly.
     """
-    size = len(current().lane(process_set_id, "Alltoall").ranks)
+    size = len(running().lane(process_set_id, "Alltoall").ranks)
     rows = source.shape[0] if source.shape else 0
     if not splits:
         if rows % size:

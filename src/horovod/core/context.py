@@ -263,6 +263,13 @@ class Context:
             raise ValueError(f"{operation}: Rank {self.identity.rank} is not a member of the provided process set.")
         return lane
 
+    def is_homogeneous(self) -> bool:
+        """Whether every host runs the same number of ranks."""
+        counts: dict[str, int] = {}
+        for card in self._cards:
+            counts[card.host] = counts.get(card.host, 0) + 1
+        return len(set(counts.values())) <= 1
+
     def auto_name(self, prefix: str) -> str:
         """A name for a request that its caller gave none: counted, so that the n-th such call of all ranks belongs together."""
         number = self._next_name.get(prefix, 0) + 1
@@ -413,6 +420,17 @@ def current() -> Context:
     """
     if _context is None:
         raise ValueError(NOT_INITIALIZED)
+    return _context
+
+
+def running() -> Context:
+    """The running generation, for a collective.
+
+    Raises:
+        HorovodInternalError: there is none; recoverable by ``init()``, as elastic training does.
+    """
+    if _context is None:
+        raise HorovodInternalError(NOT_INITIALIZED)
     return _context
 
 

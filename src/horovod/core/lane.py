@@ -203,6 +203,8 @@ class Lane(ABC):
         readable = self._wait()
         with self._lock:
             self._asleep = False
+            if self._error is not None:
+                return
             submitted, self._submitted = self._submitted, []
             leaving = self._leaving is not None and not self._said_leave
         if submitted:

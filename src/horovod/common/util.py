@@ -1,0 +1,115 @@
+"""``horovod.common.util``: small functions that existing scripts import."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from horovod.common.basics import ccl_built, ddl_built, gloo_built, module_available, mpi_built, nccl_built
+
+__all__ = [
+    "ccl_built",
+    "ddl_built",
+    "env",
+    "extension_available",
+    "get_average_backwards_compatibility_fun",
+    "gloo_built",
+    "gpu_available",
+    "is_iterable",
+    "is_version_greater_equal_than",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+_T = TypeVar("_T")
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether the binding of a framework (``torch``, ``tensorflow``, ``mxnet``) can be imported: the framework is installed."""
+    available = module_available(ext_base_name) and module_available(f"horovod.{ext_base_name}")
+    if verbose:
+        print(f"horovod.{ext_base_name} is {'' if available else 'not '}available")
+    return available
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a framework's binding can use a GPU: not in this version."""
+    return False
+
+
+@contextlib.contextmanager
+def env(**kwargs: str) -> Iterator[None]:
+    """Environment variables for the duration of a block."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    os.environ.update(kwargs)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
+    """The rule by which ``average=`` and ``op=`` become one: ``f(op, average) -> op``.
+
+    Args:
+        reduce_ops: anything with attributes ``Average`` and ``Sum``.
+    """
+
+    def decide(op: Any, average: bool | None) -> Any:
+        if op is not None:
+            if average is not None:
+                raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+            return op
+        if average is None:
+            return reduce_ops.Average
+        warnings.warn("Parameter `average` has been replaced with `op`: hvd.Average or hvd.Sum", DeprecationWarning, 3)
+        return reduce_ops.Average if average else reduce_ops.Sum
+
+    return decide
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether a number of ranks is a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(items: Sequence[_T], n: int) -> list[list[_T]]:
+    """Cut a list into ``n`` consecutive parts of nearly equal length, the longer ones first."""
+    base, extra = divmod(len(items), n)
+    parts, start = [], 0
+    for number in range(n):
+        stop = start + base + (number < extra)
+        parts.append(list(items[start:stop]))
+        start = stop
+    return parts
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether ``iter(x)`` works."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether version ``ver`` is ``target`` or newer; both as ``major.minor.patch`` with any suffix."""
+
+    def parts(text: str) -> tuple[int, ...]:
+        numbers = []
+        for part in text.split("+")[0].split(".")[:3]:
+            digits = "".join(character for character in part if character.isdigit())
+            numbers.append(int(digits or 0))
+        return tuple(numbers)
+
+    return parts(ver) >= parts(target)

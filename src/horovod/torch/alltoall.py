@@ -1,0 +1,76 @@
+"""alltoall: every rank sends some rows to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod.comm.datatypes import Array
+from horovod.core import collectives
+from horovod.core.handle import Handle
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.torch.arguments import request_name, split_rows
+from horovod.torch.handles import register, synchronize
+from horovod.torch.tensors import flat_array, view
+
+Splits = torch.Tensor | Sequence[int] | None
+
+
+def alltoall_async(
+    tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start sending ``splits[r]`` consecutive rows of ``tensor`` to each set rank r; a handle.
+
+    Its result is ``(output, received_splits)``: the rows that arrived, concatenated by source rank, and how many came from
+    each. Without splits the rows are dealt evenly. Dtype and all dimensions but the first must agree. ``received_splits``
+    has the dtype and device of a splits tensor, else int32 on the CPU.
+
+    Raises:
+        ValueError: splits that do not add up, are not one-dimensional, or not int32; otherwise as allreduce_async.
+    """
+    source = view(tensor)
+    rows = split_rows(splits)
+    outputs: list[torch.Tensor] = []
+
+    def allocate(_: int, count: int) -> Array:
+        outputs.append(torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype))
+        return flat_array(outputs[0])
+
+    def result(handle: Handle) -> tuple[torch.Tensor, torch.Tensor]:
+        like = splits if isinstance(splits, torch.Tensor) else None
+        device = like.device if like is not None else torch.device("cpu")
+        return outputs[0], torch.tensor(handle.result, dtype=torch.int32, device=device)
+
+    full_name, transient = request_name("alltoall", name)
+    handle = collectives.alltoall(full_name, source, rows, allocate, process_set.process_set_id, transient)
+    return register(handle, result)
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """Gradient: the rows go back the way they came."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
+        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
+        ctx.received = received.tolist()
+        ctx.rows = tensor.shape[0]
+        ctx.process_set = process_set
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad, _ = synchronize(alltoall_async(grads[0].contiguous(), ctx.received, process_set=ctx.process_set))
+        if grad.shape[0] < ctx.rows:  # rows beyond the sum of the splits went nowhere
+            grad = torch.cat([grad, grad.new_zeros((ctx.rows - grad.shape[0], *grad.shape[1:]))])
+        return grad, None, None, None
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The rows that arrived, and with ``splits`` given also how many came from each rank. Differentiable."""
+    output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch
+    return output if splits is None else (output, received)

@@ -1,0 +1,73 @@
+"""broadcast and its forms: one rank's tensor on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from horovod.core import collectives
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.torch.allreduce import allreduce
+from horovod.torch.arguments import request_name
+from horovod.torch.handles import register, synchronize
+from horovod.torch.tensors import check, view
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start overwriting ``tensor`` on every member with that of global rank ``root_rank``; a handle.
+
+    Shape, dtype and root must agree. Errors as allreduce_async; ValueError for a root that is not a member.
+    """
+    full_name, transient = request_name("broadcast", name)
+    handle = collectives.broadcast(full_name, [view(tensor)], root_rank, process_set.process_set_id, transient)
+    return register(handle, lambda _: tensor)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrite ``tensor`` on every member with that of global rank ``root_rank``, and return it."""
+    result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return result
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Like :func:`broadcast_async_`, into a new tensor."""
+    check(tensor)
+    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """Gradient: averaged over the ranks on the root, zero elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.root_rank = root_rank
+        ctx.process_set = process_set
+        result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad = allreduce(grads[0].contiguous(), process_set=ctx.process_set)
+        ranks = ctx.process_set.ranks or []
+        if ranks[ctx.process_set.rank() or 0] != ctx.root_rank:
+            grad = grad * 0
+        return grad, None, None, None
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The tensor of global rank ``root_rank``, as a new tensor on every member. Differentiable."""
+    result: torch.Tensor = HorovodBroadcast.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        tensor, root_rank, name, process_set
+    )
+    return result

@@ -1,0 +1,90 @@
+"""How an optimizer's gradients are put into buckets, and one bucket's way through a step.
+
+A bucket is a fixed set of parameters that travel as one request. Gradients become ready roughly in the reverse order of the
+parameters, so buckets are cut from the end. The first buckets are small: communication starts early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from horovod.common.util import split_list
+from horovod.core.handle import Handle
+from horovod.core.messages import Request
+
+FIRST_BYTES = 1 << 20
+
+
+class Slot:
+    """One parameter's place in a bucket.
+
+    Attributes:
+        name: of the parameter.
+        passes: backward passes that are still to come before its gradient travels.
+        sparse: its gradients were sparse the last time there were any.
+    """
+
+    __slots__ = ("bucket", "name", "parameter", "passes", "ready", "sparse")
+
+    def __init__(self, parameter: torch.nn.Parameter, name: str, passes: int) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.passes = passes
+        self.ready = False
+        self.sparse = False
+        self.bucket: Bucket
+
+
+class Bucket:
+    """Parameters that travel together.
+
+    Attributes:
+        waiting: slots whose gradient is not ready yet.
+        request: of the last submission, reused while its tensors stay the same.
+        key: what that request was made for.
+        handle: of the collective under way, or None.
+    """
+
+    __slots__ = ("handle", "key", "name", "request", "slots", "waiting")
+
+    def __init__(self, name: str, slots: Sequence[Slot]) -> None:
+        self.name = name
+        self.slots = list(slots)
+        self.waiting = len(self.slots)
+        self.request: Request | None = None
+        self.key: object = None
+        self.handle: Handle | None = None
+        for slot in self.slots:
+            slot.bucket = self
+
+
+def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:
+    """Cut ``slots`` (in parameter order) into buckets of one dtype and device and at most ``limit`` bytes, last ones first.
+
+    A parameter larger than the limit is a bucket of its own.
+    """
+    cut: list[list[Slot]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[Slot], int]] = {}
+    for slot in reversed(slots):
+        parameter = slot.parameter
+        kind = (parameter.dtype, parameter.device)
+        size = parameter.numel() * parameter.element_size()
+        members, filled = filling.get(kind, ([], 0))
+        bound = min(limit, FIRST_BYTES) if len(cut) <= 1 else limit
+        if not members or filled + size > bound:
+            members, filled = [], 0
+            cut.append(members)
+        members.append(slot)
+        filling[kind] = (members, filled + size)
+    return cut
+
+
+def by_groups(slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]]) -> list[list[Slot]]:
+    """The buckets a user asked for: a number of them, or lists of parameters; what no list names stands alone."""
+    if isinstance(groups, int):
+        return [part for part in split_list(list(slots), groups) if part]
+    by_parameter = {slot.parameter: slot for slot in slots}
+    chosen = [[by_parameter.pop(p) for p in group if p in by_parameter] for group in groups]  # type: ignore[call-overload]  # looked up by identity
+    return [members for members in chosen if members] + [[slot] for slot in by_parameter.values()]

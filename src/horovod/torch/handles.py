@@ -1,0 +1,59 @@
+"""The integer handles of the asynchronous calls, and what becomes of their results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from horovod.core.handle import Handle
+
+_numbers = itertools.count(1)
+_last = 0
+_open: dict[int, tuple[Handle, Callable[[Handle], Any]]] = {}
+
+
+def register(handle: Handle, output: Callable[[Handle], Any]) -> int:
+    """Give a collective a number; ``output(handle)`` makes what :func:`synchronize` returns."""
+    global _last
+    _last = number = next(_numbers)
+    _open[number] = (handle, output)
+    return number
+
+
+def clear() -> None:
+    """Forget all handles, as ``init()`` and ``shutdown()`` do. Numbers go on, so an old handle is never taken for a new one."""
+    _open.clear()
+
+
+def poll(handle: int) -> bool:
+    """Whether :func:`synchronize` would return at once.
+
+    Raises:
+        ValueError: no such handle was given out, or its result was fetched already.
+    """
+    try:
+        return _open[handle][0].done()
+    except KeyError:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for a collective and return its output; None for a handle whose output was fetched before.
+
+    Raises:
+        HorovodInternalError: it failed; the text names the ranks, the tensor and the lines.
+        ValueError: no such handle was ever given out.
+    """
+    entry = _open.get(handle)
+    if entry is None:
+        if not isinstance(handle, int) or not 0 < handle <= _last:
+            raise ValueError(f"Handle {handle!r} was not created.")
+        return None
+    promise, output = entry
+    try:
+        promise.wait()
+    finally:
+        if promise.done():
+            _open.pop(handle, None)
+    return output(promise)

@@ -1,0 +1,169 @@
+"""``horovod.torch.mpi_ops``: every operation under the import path that existing scripts use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovod.common import basics
+from horovod.common.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    size,
+)
+from horovod.core import collectives
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.torch import handles
+from horovod.torch.allgather import (
+    HorovodAllgather,
+    HorovodGroupedAllgather,
+    allgather,
+    allgather_async,
+    grouped_allgather,
+    grouped_allgather_async,
+)
+from horovod.torch.allreduce import (
+    HorovodAllreduce,
+    HorovodGroupedAllreduce,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    sparse_allreduce_async,
+)
+from horovod.torch.alltoall import HorovodAlltoall, alltoall, alltoall_async
+from horovod.torch.arguments import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    handle_average_backwards_compatibility,
+)
+from horovod.torch.broadcast import HorovodBroadcast, broadcast, broadcast_, broadcast_async, broadcast_async_
+from horovod.torch.handles import poll, synchronize
+from horovod.torch.reducescatter import (
+    HorovodGroupedReducescatter,
+    HorovodReducescatter,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "HorovodAllgather",
+    "HorovodAllreduce",
+    "HorovodAlltoall",
+    "HorovodBroadcast",
+    "HorovodGroupedAllgather",
+    "HorovodGroupedAllreduce",
+    "HorovodGroupedReducescatter",
+    "HorovodReducescatter",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "handle_average_backwards_compatibility",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "sparse_allreduce_async",
+    "synchronize",
+]
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """Start Horovod; every rank calls it first. Arguments as :func:`horovod.common.basics.init`."""
+    handles.clear()
+    basics.init(*args, **kwargs)
+
+
+def shutdown() -> None:
+    """Stop Horovod on this rank, which ends it on all ranks."""
+    basics.shutdown()
+    handles.clear()
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data; wait until all ranks have said so.
+
+    Until then it takes part in others' allreduces with zeros, which an Average counts.
+
+    Args:
+        device: where zeros would be made for device tensors; host memory needs none.
+
+    Returns:
+        The global rank that joined last.
+    """
+    handle = collectives.join()
+    handle.wait()
+    return int(handle.result)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every member of ``process_set`` has called it."""
+    collectives.barrier(process_set.process_set_id).wait()

@@ -1,0 +1,79 @@
+"""Between PyTorch tensors and the core's :class:`~horovod.core.tensor.Tensor`: views, checks, and one table of types."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from horovod.comm.datatypes import Array, DataType
+from horovod.comm.reduction import use_conversions
+from horovod.core.tensor import Tensor
+
+DATA_TYPES: dict[torch.dtype, DataType] = {
+    torch.uint8: DataType.UINT8,
+    torch.int8: DataType.INT8,
+    torch.int16: DataType.INT16,
+    torch.int32: DataType.INT32,
+    torch.int64: DataType.INT64,
+    torch.float16: DataType.FLOAT16,
+    torch.bfloat16: DataType.BFLOAT16,
+    torch.float32: DataType.FLOAT32,
+    torch.float64: DataType.FLOAT64,
+    torch.bool: DataType.BOOL,
+}
+for _name in ("uint16", "uint32", "uint64"):  # PyTorch 2.3 and newer
+    if hasattr(torch, _name):
+        DATA_TYPES[getattr(torch, _name)] = DataType[_name.upper()]
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def flat_array(tensor: torch.Tensor) -> Array:
+    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array; nothing is copied."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:  # NumPy has no such type of its own
+        return tensor.view(torch.int16).numpy().reshape(-1).view(_BFLOAT16)
+    return tensor.numpy().reshape(-1)
+
+
+def check(tensor: torch.Tensor) -> DataType:
+    """The tensor's data type, if it can be communicated as it is.
+
+    Raises:
+        ValueError: sparse, not contiguous, of an unsupported type, or not in host memory.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"expected a torch.Tensor, not {type(tensor).__name__}")
+    data_type = DATA_TYPES.get(tensor.dtype)
+    if data_type is None or tensor.layout is not torch.strided:
+        hint = " Use sparse_allreduce_async or sparse_as_dense=True." if tensor.layout is not torch.strided else ""
+        raise ValueError(f"Tensor type {tensor.type()} is not supported.{hint}")
+    if not tensor.is_contiguous():
+        raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"Tensor is on {tensor.device}; this version communicates tensors in host memory only. Move it with .cpu() first."
+        )
+    return data_type
+
+
+def view(tensor: torch.Tensor) -> Tensor:
+    """What the core needs to know of a tensor. Raises as :func:`check`."""
+    data_type = check(tensor)
+    return Tensor(flat_array(tensor), data_type, tuple(tensor.shape))
+
+
+def _as_torch(array: Array) -> torch.Tensor:
+    if array.dtype == _BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _convert(source: Array, target: Array) -> None:
+    _as_torch(target).copy_(_as_torch(source))
+
+
+# PyTorch's casts between 16-bit floats and float32 are vectorised; NumPy's take ten times as long.
+use_conversions(_convert, _convert)
