@@ -73,13 +73,15 @@ class Launcher:
             assert time.monotonic() < deadline, f"left behind: {living}"
             time.sleep(0.05)
 
-    def await_line(self, process: subprocess.Popen[str], text: str) -> None:
-        """Read the launcher's stdout up to the line with ``text``."""
+    def await_line(self, process: subprocess.Popen[str], text: str, times: int = 1) -> None:
+        """Read the launcher's stdout up to the line with ``text``, so many times."""
         assert process.stdout is not None
-        for line in process.stdout:
-            if text in line:
-                return
-        raise AssertionError(f"the launcher ended without saying {text!r}: {process.communicate()[1]}")
+        for _ in range(times):
+            line = b""
+            while text not in line.decode(errors="replace") or not line.endswith(b"\n"):
+                byte = os.read(process.stdout.fileno(), 1)  # no more than that: communicate() wants the rest
+                assert byte, f"the launcher ended without saying {text!r}: {process.communicate()[1]}"
+                line = byte if line.endswith(b"\n") else line + byte
 
 
 def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:

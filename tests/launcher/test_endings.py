@@ -83,7 +83,8 @@ def test_the_guilty_rank_is_named_though_its_victim_ended_first(launcher: Launch
 def test_a_guilty_rank_that_hangs_is_named_and_the_exit_code_is_its_victims(launcher: Launcher) -> None:
     done = launcher.run("-np", "2", "python", "-c", ACCUSE, "never")
     assert done.returncode == 5
-    assert "Rank 1 failed first" in done.stderr
+    assert "Process 0 exit with status code 5. Rank 1 failed first." in done.stderr
+    assert "Process name: 1\nExit code: 5, which is that of rank 0" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -99,7 +100,7 @@ def test_a_signal_to_the_launcher_ends_the_job(launcher: Launcher, number: signa
 
 def test_a_signal_ends_stubborn_ranks_after_a_grace(launcher: Launcher) -> None:
     process = launcher.start("-np", "2", "sh", "-c", STUBBORN)
-    launcher.await_line(process, "ready")
+    launcher.await_line(process, "ready", times=2)
     process.send_signal(signal.SIGINT)
     seconds, _ = seconds_to_end(process)
     assert process.returncode == 130
@@ -108,7 +109,7 @@ def test_a_signal_ends_stubborn_ranks_after_a_grace(launcher: Launcher) -> None:
 
 def test_a_second_ctrl_c_kills_at_once(launcher: Launcher) -> None:
     process = launcher.start("-np", "2", "sh", "-c", STUBBORN)
-    launcher.await_line(process, "ready")
+    launcher.await_line(process, "ready", times=2)
     process.send_signal(signal.SIGINT)
     time.sleep(0.6)
     process.send_signal(signal.SIGINT)
@@ -121,7 +122,7 @@ def test_a_second_ctrl_c_kills_at_once(launcher: Launcher) -> None:
 def test_ranks_may_say_goodbye(launcher: Launcher) -> None:
     farewell = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     process = launcher.start("-np", "2", "sh", "-c", farewell)
-    launcher.await_line(process, "ready")
+    launcher.await_line(process, "ready", times=2)
     process.terminate()
     done = finish(process)
     assert done.returncode == 143
@@ -156,8 +157,7 @@ if os.fork() == 0:                                     # out of its session, and
 def test_a_killed_launcher_leaves_nothing(launcher: Launcher) -> None:
     program = WANDERERS + "print('ready'); time.sleep(60)"
     process = launcher.start("-np", "2", "python", "-c", program)
-    launcher.await_line(process, "ready")
-    launcher.await_line(process, "ready")
+    launcher.await_line(process, "ready", times=2)
     assert len(launcher.living()) >= 2 + 2 * 4
     process.kill()
     launcher.await_nothing(6)
@@ -167,6 +167,16 @@ def test_a_failed_job_leaves_none_of_its_ranks_children(launcher: Launcher) -> N
     program = WANDERERS + "print('ready'); time.sleep(0.5 if os.environ['HOROVOD_RANK'] == '1' else 60); sys.exit(4)"
     process = launcher.start("-np", "2", "python", "-c", program)
     launcher.await_line(process, "ready")
+    seconds, _ = seconds_to_end(process)
+    assert process.returncode == 4
+    assert seconds < 0.5 + 5
+    assert launcher.living() == {}
+
+
+def test_stubborn_ranks_and_their_strays_share_one_grace(launcher: Launcher) -> None:
+    stray = f'setsid sh -c "{STUBBORN}" > /dev/null 2>&1 &'
+    program = f"if [ $HOROVOD_RANK = 1 ]; then sleep 0.5; exit 4; fi; {stray} {STUBBORN}"
+    process = launcher.start("-np", "2", "sh", "-c", program)
     seconds, _ = seconds_to_end(process)
     assert process.returncode == 4
     assert seconds < 0.5 + 5

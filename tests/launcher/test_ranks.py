@@ -38,6 +38,8 @@ def test_the_environment_goes_along_except_what_must_not(launcher: Launcher) -> 
     show = "echo $MINE,$CUDA_VISIBLE_DEVICES,$OLDPWD,$HOROVOD_CPU_OPERATIONS,$HOROVOD_CONTROLLER,$PYTHONUNBUFFERED"
     done = launcher.run("-np", "1", "sh", "-c", show, MINE="yes", CUDA_VISIBLE_DEVICES="3", OLDPWD="/")
     assert words(done.stdout) == ["yes,,,,,1"]
+    told = launcher.run("-np", "1", "--verbose", "true", CUDA_VISIBLE_DEVICES="3").stderr
+    assert "CUDA_VISIBLE_DEVICES stays here" in told
 
 
 def test_a_job_inside_a_job_has_its_own_secret(launcher: Launcher) -> None:

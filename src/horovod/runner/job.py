@@ -138,6 +138,11 @@ class Job:
         words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in self.slots]
         words.append(f"  they meet at {host}:{port}")
         words += [f"  {name}={value}" for name, value in sorted(self._asked.items())]
+        words += [
+            f"  {name} stays here: the ranks see every card and choose by local rank"
+            for name in sorted(self._launcher_environment.keys() - self._common.keys())
+            if name.endswith("CUDA_VISIBLE_DEVICES")
+        ]
         if self._threads:
             share = ", ".join(f"{name}={value}" for name, value in self._threads.items())
             words.append(f"  {share}: a fair share of {usable_cores()} cores; set either to choose for yourself")

@@ -29,6 +29,8 @@ class Outcome:
     """The rank that failed first; None if none did."""
     exit: Exit = _WELL
     """How the culprit ended; where it did not end by itself, how the first rank ended that failed because of it."""
+    victim: int | None = None
+    """The rank that ``exit`` is of, where the culprit did not end by itself."""
     place: str = ""
     """Where the culprit ran."""
     reason: str = ""
@@ -68,7 +70,8 @@ class Outcome:
             if self.reason:
                 words.append(f"Reason: {self.reason}")
             words.append(f"Process name: {self.culprit}")
-            words.append(f"Exit code: {self.exit}")
+            whose = "" if self.victim is None else f", which is that of rank {self.victim}: it failed because of this"
+            words.append(f"Exit code: {self.exit}{whose}")
             if self.exit.signal == signal.SIGKILL:
                 words.append("Nobody in this job sends SIGKILL to a running rank: did the machine run out of memory?")
         return "\n".join(words)

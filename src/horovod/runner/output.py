@@ -81,13 +81,15 @@ class DescriptorSink(Sink):
 
 
 class StreamSink(Sink):
-    """A text stream object, such as a notebook's ``sys.stdout``, which need not have a descriptor."""
+    """A text stream object, such as a notebook's ``sys.stdout``, which need not have a descriptor; None for nowhere."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
         self._stream = stream
 
     def write(self, text: str) -> None:
+        if self._stream is None:
+            return
         try:
             try:
                 self._stream.write(text)
@@ -97,8 +99,8 @@ class StreamSink(Sink):
             self._stream.flush()
         except BrokenPipeError:
             raise ReaderGone from None
-        except ValueError:
-            pass  # the stream was closed by its owner: there is nobody to show this to
+        except (ValueError, OSError):
+            pass  # closed by its owner, or its disk is full: that costs the output, not the job
 
 
 class FileSink(Sink):
@@ -144,9 +146,11 @@ class RankStream:
 
     def finish(self) -> None:
         """The rank has closed the stream."""
-        self._show(self._splitter.finish())
-        for sink in self._own_sinks:
-            sink.close()
+        try:
+            self._show(self._splitter.finish())
+        finally:
+            for sink in self._own_sinks:
+                sink.close()
 
     def _show(self, lines: list[str]) -> None:
         if not lines:

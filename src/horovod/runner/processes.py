@@ -64,14 +64,14 @@ class RankProcess:
                 start_new_session=True,
                 bufsize=0,
             )
+            self.ended = _descriptor_of_end(self._process.pid)
+            """A descriptor that becomes readable when the process has ended."""
         except OSError as error:
             raise LaunchError(f"cannot start rank {plan.rank} ({plan.command[0]}): {error.strerror}") from error
         assert self._process.stdout is not None and self._process.stderr is not None
         self._pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         for pipe in self._pipes.values():
             os.set_blocking(pipe.fileno(), False)
-        self.ended = _descriptor_of_end(self._process.pid)
-        """A descriptor that becomes readable when the process has ended."""
         self.exit: Exit | None = None
 
     @property

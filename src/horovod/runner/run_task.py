@@ -38,6 +38,8 @@ def _call(task: Errand) -> Result:
     try:
         value = task.run()
     except BaseException as error:  # SystemExit too: the caller waits for a value and must learn why there is none
+        if isinstance(error, Exception):
+            sys.last_value = error  # as Python notes what ends a script: the runtime tells the other ranks of it
         text = "".join(traceback.format_exception(error.with_traceback(_users_part(error.__traceback__))))
         try:
             return Result(error=errand.dumps(error), traceback=text)

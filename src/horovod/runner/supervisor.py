@@ -34,6 +34,7 @@ _LAST_CHUNKS = 16
 @dataclass(frozen=True)
 class _Verdict:
     culprit: RankProcess
+    ended: RankProcess  # whose exit code tells of it: the culprit's own, or its first victim's
     end: Exit
     reason: str
 
@@ -75,6 +76,7 @@ class Supervisor:
         self._verdict: _Verdict | None = None
         self._ending = False
         self._interrupted = 0
+        self._kill_at: float | None = None  # when patience with an ending job ends
         self._given_up = False
 
     def run(self) -> Outcome:
@@ -84,7 +86,6 @@ class Supervisor:
             LaunchError: a process could not be started; those that were have been ended.
             Insisted: a second signal came; everything has been killed.
         """
-        grace = GRACE_SECONDS
         immortal: set[int] = set()
         try:
             if self._signals is not None:
@@ -95,15 +96,12 @@ class Supervisor:
                 for key, _ in self._selector.select(self._time_left()):
                     key.data()
                 self._run_timers()
-        except Insisted:
+        except BaseException as error:
             self._ending = True
-            grace = 0.0
-            raise
-        except BaseException:
-            self._ending = True
+            self._kill_at = time.monotonic() + (0 if isinstance(error, Insisted) else GRACE_SECONDS)
             raise
         finally:
-            immortal = self._sweep(grace)
+            immortal = self._sweep()
         return self._outcome(immortal)
 
     def _start(self, plan: ProcessPlan) -> None:
@@ -200,13 +198,16 @@ class Supervisor:
         reason = accused.reason if accused is not None and culprit is not None else ""
         culprit = culprit or self._first_failed
         # A culprit that still runs, or says it did well, has no exit code to pass on; its first victim has.
-        end = culprit.exit if culprit.exit is not None and culprit.exit.code else self._first_failed.exit
-        self._verdict = _Verdict(culprit, end, reason)
+        ended = culprit if culprit.exit is not None and culprit.exit.code else self._first_failed
+        assert ended.exit is not None
+        self._verdict = _Verdict(culprit, ended, ended.exit, reason)
+        words = f"horovodrun: Process {ended.rank} exit with status code {ended.exit}."
+        if ended is not culprit:
+            words += f" Rank {culprit.rank} failed first."
         others = sum(rank.exit is None for rank in self._ranks.values())
-        ending = (
-            f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}." if others else ""
-        )
-        self._output.say(f"horovodrun: Process {culprit.rank} exit with status code {end}.{ending}")
+        if others:
+            words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
+        self._output.say(words)
         self._end_all()
 
     def _end_all(self) -> None:
@@ -217,7 +218,8 @@ class Supervisor:
             rank.signal_group(signal.SIGTERM)
         strays = process_tree.members((), self._mark)
         process_tree.send([pid for pid in strays if not self._was_signalled(pid)], signal.SIGTERM)
-        self._timers["kill"] = (time.monotonic() + GRACE_SECONDS, self._kill_all)
+        self._kill_at = time.monotonic() + GRACE_SECONDS
+        self._timers["kill"] = (self._kill_at, self._kill_all)
 
     def _was_signalled(self, pid: int) -> bool:
         try:
@@ -238,9 +240,10 @@ class Supervisor:
         for name in STREAMS:
             self._drain(rank, name)
 
-    def _sweep(self, grace: float) -> set[int]:
+    def _sweep(self) -> set[int]:
         """End what is left: nothing, if all went well. Strays outside their session are hunted in failed jobs only."""
         mark = self._mark if self._ending else b""
+        grace = GRACE_SECONDS if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
         def find() -> set[int]:
             return process_tree.members(self._sessions(), mark)
@@ -272,6 +275,7 @@ class Supervisor:
             exits,
             culprit=verdict.culprit.rank,
             exit=verdict.end,
+            victim=None if verdict.ended is verdict.culprit else verdict.ended.rank,
             place=verdict.culprit.plan.place,
             reason=verdict.reason,
             tail=tuple(self._tails[verdict.culprit.rank].tail),

@@ -43,3 +43,8 @@ def test_an_unknown_signal_has_a_number() -> None:
 
 def test_what_does_not_die_is_named() -> None:
     assert "processes 7, 9 did not end" in Outcome(immortal=frozenset({9, 7})).describe()
+
+
+def test_a_culprit_that_hangs_has_its_victims_exit_code() -> None:
+    words = Outcome(culprit=1, victim=0, exit=Exit(3), place="here").describe()
+    assert "Process name: 1\nExit code: 3, which is that of rank 0" in words

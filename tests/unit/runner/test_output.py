@@ -72,6 +72,7 @@ def test_a_closed_stream_is_nobody_listening() -> None:
     stream = io.StringIO()
     stream.close()
     StreamSink(stream).write("x")
+    StreamSink(None).write("x")  # as under pythonw
 
 
 def test_a_full_pipe_in_non_blocking_mode_is_waited_for() -> None:
