@@ -74,7 +74,7 @@ def assemble(
     connect: Connect,
     config: Config,
     watch: Watch,
-    on_stopped: Callable[[int, str], None],
+    on_stopped: Callable[[int, str, bool], None],
     deadline: float,
 ) -> Lane:
     """Build the lane of process set ``group`` on this rank, ready to start. Every member must call it.

@@ -238,7 +238,9 @@ class Context:
         except (RendezvousError, OSError) as error:
             _log.debug("the launcher could not be told which rank failed first: %s", error)
 
-    def _stopped(self, rank: int, reason: str) -> None:
+    def _stopped(self, rank: int, reason: str, interrupted: bool) -> None:
+        if interrupted and rank != self.identity.rank:
+            self._tell_launcher(rank, reason)
         if self.stopped is None:
             self.stopped = HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}.")
 

@@ -70,7 +70,8 @@ class Lane(ABC):
         channels: by member index: to the coordinator (index 0), or on the coordinator to all others.
         communicator: the data plane among these ranks.
         watch: hears of failures and knows who is alive.
-        on_stopped: called on the lane's thread when the set was shut down in good order, with the rank that left.
+        on_stopped: called on the lane's thread when the set was shut down in good order, with the rank that left, its
+            reason, and whether this rank was waiting for something.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Lane(ABC):
         communicator: Communicator,
         config: Config,
         watch: Watch,
-        on_stopped: Callable[[int, str], None],
+        on_stopped: Callable[[int, str, bool], None],
         core: int | None = None,
     ) -> None:
         self.ranks = list(ranks)
@@ -292,10 +293,12 @@ class Lane(ABC):
 
     def _stop(self, rank: int, reason: str) -> None:
         """Everything ordered before has run; what is still pending never will."""
-        text = f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."
         self._finished = True
-        self._fail_all(HorovodInternalError(text))
-        self._on_stopped(rank, reason)
+        pending = next(iter(self._table), "")
+        if pending:
+            reason += f" while rank {self.ranks[self.index]} waited for {pending!r}"
+        self._fail_all(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
+        self._on_stopped(rank, reason, bool(pending))
 
     @abstractmethod
     def _announce(self, requests: list[Request]) -> None:
