@@ -30,7 +30,9 @@ class LatePeer:
 
     def __init__(self, piece_bytes: int) -> None:
         own, self.socket = socket.socketpair()
-        self.communicator = TcpCommunicator(0, {1: own}, timedelta(seconds=30), piece_bytes)
+        self.socket.settimeout(5)
+        self.threads: list[threading.Thread] = []
+        self.communicator = TcpCommunicator(0, {1: own}, timedelta(seconds=5), piece_bytes)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
 
@@ -38,53 +40,59 @@ class LatePeer:
         """Let rank 0 reduce in place, on a thread of its own."""
         thread = threading.Thread(target=self.communicator.allreduce, args=(arrays, arrays, ReduceOp.SUM, 1.0, 1.0))
         thread.start()
+        self.threads.append(thread)
         return thread
 
     def read(self, length: int) -> bytes:
-        data = self.socket.recv(HEADER.size + length, socket.MSG_WAITALL)
+        data = b""
+        while len(data) < HEADER.size + length:
+            data += self.socket.recv(HEADER.size + length - len(data))
         assert data[: HEADER.size] == frame(bytes(length))[: HEADER.size]
         return data[HEADER.size :]
 
-    def close(self) -> None:
+    def __enter__(self) -> LatePeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.communicator.abort()
+        for thread in self.threads:
+            thread.join()
         self.communicator.close()
         self.socket.close()
 
 
 def test_a_result_never_overwrites_an_input_that_is_still_to_be_sent() -> None:
-    peer = LatePeer(piece_bytes=4096)
     array = np.arange(8000, dtype=np.int32)  # as much as is sent whole
     original = array.tobytes()
-    peer.socket.sendall(frame(np.ones(8000, np.int32).tobytes()))
-    thread = peer.allreduce([array])
-    thread.join(0.1)
-    assert peer.read(len(original)) == original
-    thread.join()
+    with LatePeer(piece_bytes=4096) as peer:
+        peer.socket.sendall(frame(np.ones(8000, np.int32).tobytes()))
+        thread = peer.allreduce([array])
+        thread.join(0.1)
+        assert peer.read(len(original)) == original
+        thread.join()
     assert (array == np.arange(8000) + 1).all()
-    peer.close()
 
 
 def test_staging_is_not_reused_while_it_is_still_to_be_sent() -> None:
     piece, pieces = 4096, 8  # elements
-    peer = LatePeer(piece_bytes=4 * piece)
     length = 2 * piece * pieces
     values = np.arange(length, dtype=np.int32)
     batch = [part.copy() for part in np.split(values, 64)]  # eight to a piece, so every piece is packed
-    ones = frame(np.ones(piece, np.int32).tobytes())
-    # Contributions and results are equal here: only their number matters.
-    peer.socket.sendall(ones * 2 * pieces)
-    thread = peer.allreduce(batch)
-    thread.join(0.1)
-    order = [("contribution", 0)]
-    order += chain.from_iterable((("contribution", k + 1), ("result", k)) for k in range(pieces - 1))
-    order += [("result", pieces - 1)]
-    for kind, k in order:
-        found = np.frombuffer(peer.read(4 * piece), np.int32)
-        first = k * piece + (length // 2 if kind == "contribution" else 0)
-        assert (found == values[first : first + piece] + (kind == "result")).all(), (kind, k)
-    thread.join()
+    with LatePeer(piece_bytes=4 * piece) as peer:
+        # Contributions and results look the same here: only their number matters.
+        peer.socket.sendall(frame(np.ones(piece, np.int32).tobytes()) * 2 * pieces)
+        thread = peer.allreduce(batch)
+        thread.join(0.1)
+        order = [("contribution", 0)]
+        order += chain.from_iterable((("contribution", k + 1), ("result", k)) for k in range(pieces - 1))
+        order += [("result", pieces - 1)]
+        for kind, k in order:
+            found = np.frombuffer(peer.read(4 * piece), np.int32)
+            first = k * piece + (length // 2 if kind == "contribution" else 0)
+            assert (found == values[first : first + piece] + (kind == "result")).all(), (kind, k)
+        thread.join()
     assert (np.concatenate(batch)[: length // 2] == values[: length // 2] + 1).all()
     assert (np.concatenate(batch)[length // 2 :] == 1).all()
-    peer.close()
 
 
 @pytest.mark.parametrize("size", range(1, 18))
