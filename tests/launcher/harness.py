@@ -66,6 +66,13 @@ class Launcher:
                     pass
         return found
 
+    def await_living(self, number: int) -> None:
+        """Wait until so many processes of this test are alive: ranks fork and start others at their own pace."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while len(living := self.living()) < number:
+            assert time.monotonic() < deadline, f"only these came: {living}"
+            time.sleep(0.02)
+
     def await_nothing(self, seconds: float) -> None:
         """Fail unless all processes of this test end within ``seconds``."""
         deadline = time.monotonic() + seconds

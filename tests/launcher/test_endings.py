@@ -158,7 +158,7 @@ def test_a_killed_launcher_leaves_nothing(launcher: Launcher) -> None:
     program = WANDERERS + "print('ready'); time.sleep(60)"
     process = launcher.start("-np", "2", "python", "-c", program)
     launcher.await_line(process, "ready", times=2)
-    assert len(launcher.living()) >= 2 + 2 * 4
+    launcher.await_living(2 + 2 * 4)  # launcher and guardian; two ranks with three wanderers each
     process.kill()
     launcher.await_nothing(6)
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from horovod.runner import process_tree
+
+_LATE_SECONDS = 0.3
 
 
 def watch() -> None:
@@ -31,4 +34,7 @@ def watch() -> None:
             elif word.startswith(b"-"):
                 sessions.discard(int(word[1:]))
     left = process_tree.end(lambda: process_tree.members(sessions, mark))
+    # A rank that was just being started when the launcher died carries the mark a moment later.
+    time.sleep(_LATE_SECONDS)
+    left |= process_tree.end(lambda: process_tree.members(sessions, mark))
     os._exit(1 if left else 0)
