@@ -79,19 +79,19 @@ def work(options: argparse.Namespace) -> None:
     """What one rank of the job does. Every rank measures, rank 0 writes the result."""
     torch.set_num_threads(1)
     hvd.init()
+    engine = options.engine[0]
+    job = Job(engine, hvd.size(), machine.describe(), *measure_copies())
+    if options.idle:
+        job.idle = measure_idle(options.idle)  # before a peer brings threads of its own
     contenders: list[Contender] = [Horovod()]
     if options.peer:
         contenders.append(PEERS[options.peer]())
-    engine = options.engine[0]
-    job = Job(engine, hvd.size(), machine.describe(), *measure_copies())
     previous = ""
     for operation, size, entrants in courses(options, contenders):
         if hvd.rank() == 0 and operation != previous:
             print(f"{engine}: {operation}", flush=True)
         previous = operation
         job.rows += race(operation, size, entrants, options.seconds)
-    if options.idle:
-        job.idle = measure_idle(options.idle)
     if hvd.rank() == 0:
         options.worker.write_text(json.dumps(job.to_dict()))
     hvd.shutdown()
