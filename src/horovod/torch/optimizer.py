@@ -189,10 +189,7 @@ class _State:
         if self.slots and process_set.included() and (size() > 1 or config.elastic):
             identity = self._identity()
             ordered = list(self.slots.values())
-            if groups is None:
-                cut = by_size(ordered, config.bucket_bytes)
-            else:
-                cut = by_groups(ordered, groups)
+            cut = by_size(ordered, config.bucket_bytes) if groups is None else by_groups(ordered, groups)
             self.buckets = [Bucket(f"{identity}.{number}", members) for number, members in enumerate(cut)]
             for slot in ordered:
                 parameter: Any = slot.parameter  # PyTorch leaves this method untyped
