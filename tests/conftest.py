@@ -1,0 +1,36 @@
+"""What all tests share: pools of rank processes, and the rule that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from leaks import Inventory, left_behind
+from ranks import Pools, RankPool
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    pools = Pools()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture
+def ranks(pools: Pools) -> Callable[..., RankPool]:
+    """``ranks(size, env=None, framework=None)``: a pool of rank processes in working order, reused by later tests."""
+    return pools.get
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(pools: Pools) -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process or an open descriptor behind in pytest's own process."""
+    before = Inventory.take()
+    yield
+
+    def take() -> Inventory:
+        return Inventory.take().without(pools.processes(), pools.descriptors())
+
+    left = left_behind(before, take)
+    assert not left, f"the test left behind: {'; '.join(left)}"

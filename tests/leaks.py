@@ -1,0 +1,78 @@
+"""What a piece of work left behind in this process: Python threads, child processes, open descriptors.
+
+Used around every test in pytest's own process, and on request inside the ranks of a pool.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+import psutil
+
+HARMLESS = ("/dev/urandom", "/dev/null", "/dev/tty", "/dev/pts/")
+"""Descriptors that libraries open once and keep."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What exists at one moment.
+
+    Attributes:
+        threads: by identifier, the name of each living Python thread.
+        children: direct child processes, those that have ended but were not waited for included.
+        descriptors: by number, what each open descriptor refers to.
+    """
+
+    threads: dict[int, str]
+    children: dict[int, str]
+    descriptors: dict[int, str]
+
+    @staticmethod
+    def take() -> Inventory:
+        descriptors = {}
+        for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  the listing's own descriptor must not be in it
+            try:
+                descriptors[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115  as above
+            except OSError:
+                pass  # that of the listing
+        children = {}
+        for child in psutil.Process().children():
+            try:
+                children[child.pid] = f"{child.name()} ({child.status()})"
+            except psutil.NoSuchProcess:
+                pass
+        threads = {thread.ident or 0: thread.name for thread in threading.enumerate()}
+        return Inventory(threads, children, descriptors)
+
+    def new(self, since: Inventory) -> list[str]:
+        """What is here and was not in ``since``, in words."""
+        threads = self.threads.items() - since.threads.items()
+        children = self.children.keys() - since.children.keys()
+        descriptors = self.descriptors.items() - since.descriptors.items()
+        return [
+            *(f"thread {name!r}" for _, name in sorted(threads)),
+            *(f"child process {pid}: {self.children[pid]}" for pid in sorted(children)),
+            *(f"descriptor {fd}: {target}" for fd, target in sorted(descriptors) if not target.startswith(HARMLESS)),
+        ]
+
+    def without(self, children: Set[int], descriptors: Set[int]) -> Inventory:
+        """The same less what is known to belong elsewhere."""
+        return Inventory(
+            self.threads,
+            {pid: name for pid, name in self.children.items() if pid not in children},
+            {fd: target for fd, target in self.descriptors.items() if fd not in descriptors},
+        )
+
+
+def left_behind(before: Inventory, take: Callable[[], Inventory] = Inventory.take, patience: float = 3.0) -> list[str]:
+    """What is new since ``before``, in words; endings get ``patience`` seconds, for they take a moment."""
+    deadline = time.monotonic() + patience
+    while (new := take().new(before)) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.02)
+    return new
