@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
+from horovod.comm.shm import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp import TcpCommunicator
 
@@ -75,8 +77,21 @@ def _tcp_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return [TcpCommunicator(rank, peers, timeout, piece_bytes=4096) for rank, peers in meshes]
 
 
+def _shm(size: int, timeout: timedelta, piece_bytes: int = 0) -> list[Communicator]:
+    arena = Arena.create(size, piece_bytes)
+    views = [Arena.attach(arena.descriptor, arena.length, arena.piece_bytes) for _ in range(size)]
+    arena.close()
+    return [ShmCommunicator(rank, size, view, timeout) for rank, view in enumerate(views)]
+
+
+def _shm_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
+    return _shm(size, timeout, piece_bytes=4096)
+
+
 ENGINES: dict[str, Engine] = {
     "single": Engine(_single, sizes=[1]),
+    "shm": Engine(_shm, sizes=range(2, 9)),
+    "shm-small-pieces": Engine(_shm_small_pieces, sizes=[2, 3, 8]),
     "tcp": Engine(_tcp, sizes=range(1, 9)),
     "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
     "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -131,6 +132,7 @@ class Counters:
         self._peers = [peer for peer in range(size) if peer != rank]
         self._own = rank * _LINE_WORDS
         self._aborted = False
+        self._life = threading.Lock()
 
     def signal(self, kind: int, value: int) -> None:
         """Set this rank's counter and wake who waits for it."""
@@ -201,12 +203,14 @@ class Counters:
         miss it, into one that no waiter of any rank takes for progress; a living owner simply writes over it.
         """
         self._aborted = True
-        for peer in self._peers:
-            for kind in (PACKED, REDUCED):
-                word = peer * _LINE_WORDS + kind
-                self._words[word] = (self._words[word] ^ 0x80000000) | _POISON
-                futex.wake(self._address + word * _WORD)
+        with self._life:
+            for peer in self._peers if self._words else []:
+                for kind in (PACKED, REDUCED):
+                    word = peer * _LINE_WORDS + kind
+                    self._words[word] = (self._words[word] ^ 0x80000000) | _POISON
+                    futex.wake(self._address + word * _WORD)
 
     def release(self) -> None:
         """Forget the arena."""
-        self._words = memoryview(b"")
+        with self._life:
+            self._words = memoryview(b"")

@@ -179,7 +179,7 @@ class ShmCommunicator(Communicator):
     def allgather(self, inputs: Sequence[Array], outputs: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
         self._counters.check()
         targets = [Segments(views) for views in split_by_rank(outputs, counts)]
-        longest = max(target.length for target in targets)
+        longest = max((target.length for target in targets), default=0)
         if longest == 0:
             return
         source, dtype = Segments(inputs), inputs[0].dtype
@@ -249,7 +249,7 @@ class ShmCommunicator(Communicator):
     ) -> None:
         self._counters.check()
         shards = [Segments(views) for views in split_by_rank(inputs, counts)]
-        longest = max(shard.length for shard in shards)
+        longest = max((shard.length for shard in shards), default=0)
         if longest == 0:
             return
         target, dtype = Segments(outputs), inputs[0].dtype

@@ -216,12 +216,12 @@ class Context:
 
     def fail(self, rank: int, reason: str) -> None:
         """The verdict: ``rank`` failed first. Fails everything pending, on the sentinel's thread."""
+        if self.identity.rank in (0, rank) or rank == 0:
+            self._tell_launcher(rank, reason)  # first: the abort may end this process, which should not be blamed
         self.stopped = HorovodInternalError(self._failure_text(rank, reason))
         for lane in self.lanes.values():
             lane.abort(self.stopped)
         self._failed.set()
-        if self.identity.rank in (0, rank) or rank == 0:
-            self._tell_launcher(rank, reason)
 
     def _failure_text(self, rank: int, reason: str) -> str:
         who = f"rank {rank}"
