@@ -188,7 +188,7 @@ def test_integer_average_truncates_towards_zero(group: list[Communicator]) -> No
     everywhere(group, [None], one)
 
 
-BATCHES = [[], [0], [1], [0, 0], [3, 0, 5], [1] * 100, [1000, 1, 0, 70_001, 2], [4096] * 20, [0, 50_000, 50_000, 1]]
+BATCHES = [[], [0], [1], [0, 0], [3, 0, 5], [1] * 40, [1000, 1, 0, 70_001, 2], [4096] * 10, [0, 50_000, 50_000, 1]]
 
 
 def test_allreduce_of_a_batch_equals_its_members_alone(group: list[Communicator]) -> None:
@@ -198,6 +198,7 @@ def test_allreduce_of_a_batch_equals_its_members_alone(group: list[Communicator]
         for data_type in (DataType.FLOAT32, DataType.BFLOAT16, DataType.INT8)
         for lengths in BATCHES
         for in_place in (False, True)
+        if in_place or data_type is DataType.FLOAT32
     ]
 
     def one(communicator: Communicator, case: Any) -> None:
