@@ -40,6 +40,12 @@ __all__ = [
 ]
 
 
+_requests: dict[str, tuple[tuple[object, ...], Request]] = {}
+"""Checked requests of repeated allreduces of one tensor, by name, with what they were made from."""
+
+_REMEMBERED = 4096
+
+
 def submit(
     process_set_id: int | None,
     request: Request,
@@ -49,15 +55,11 @@ def submit(
 ) -> Handle:
     """Submit a request that was made before and checked then; for callers that repeat one many times."""
     handle = Handle()
-    entry = Entry(
-        request,
-        [tensor.array for tensor in inputs],
-        [tensor.array for tensor in outputs],
-        allocate,
-        handle,
-        time.monotonic(),
+    arrays = [tensor.array for tensor in inputs]
+    targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
+    running().lane(process_set_id, request.operation).submit(
+        Entry(request, arrays, targets, allocate, handle, time.monotonic())
     )
-    running().lane(process_set_id, Operation(request.operation).name.capitalize()).submit(entry)
     return handle
 
 
@@ -97,9 +99,21 @@ def allreduce(
     Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
     they become ready together.
     """
-    tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(name, inputs)]
-    request = allreduce_request(name, tensors, op, prescale, postscale, caller(), transient)
-    return submit(process_set_id, request, inputs, outputs)
+    line = caller()
+    if len(inputs) > 1 or transient:
+        tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(name, inputs)]
+        return submit(
+            process_set_id, allreduce_request(name, tensors, op, prescale, postscale, line, transient), inputs, outputs
+        )
+    _, data_type, shape = inputs[0]
+    key = (data_type, shape, op, prescale, postscale, line)
+    known = _requests.get(name)
+    if known is None or known[0] != key:
+        if len(_requests) >= _REMEMBERED:
+            _requests.clear()
+        known = key, allreduce_request(name, [(name, data_type, shape)], op, prescale, postscale, line)
+        _requests[name] = known
+    return submit(process_set_id, known[1], inputs, outputs)
 
 
 def allgather(
@@ -128,7 +142,7 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
-    lane = running().lane(process_set_id, "Broadcast")
+    lane = running().lane(process_set_id, Operation.BROADCAST)
     if root not in lane.ranks:
         raise ValueError(
             f"broadcast received invalid root rank {root} for provided process set: {name!r} can come from ranks {lane.ranks}"
@@ -150,7 +164,7 @@ def alltoall(
     The output is made by ``allocate(0, rows)``; the handle's result is the list of received splits. Types and all
     dimensions but the first must agree. ``splits=None`` deals the rows evenly.
     """
-    size = len(running().lane(process_set_id, "Alltoall").ranks)
+    size = len(running().lane(process_set_id, Operation.ALLTOALL).ranks)
     rows = source.shape[0] if source.shape else 0
     if not splits:
         if rows % size:

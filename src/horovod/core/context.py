@@ -35,6 +35,7 @@ from horovod.core.config import (
 )
 from horovod.core.errors import NOT_INITIALIZED, SHUT_DOWN, HorovodInternalError
 from horovod.core.lane import Lane
+from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set, membership
 from horovod.environments import Identity
 from horovod.environments import identity as find_identity
@@ -89,6 +90,7 @@ class Context:
         self._cards: list[Card] = []
         self._sentinel: Sentinel | None = None
         self._place: MeetingPlace | None = None
+        self._abandoned = False
         self._sockets: list[socket.socket] = []
         self._failed = threading.Event()
         self._next_name: dict[str, int] = {}
@@ -246,23 +248,24 @@ class Context:
 
     # Use
 
-    def lane(self, process_set_id: int | None, operation: str) -> Lane:
-        """The lane of a process set, for submitting ``operation`` (a name for messages, as ``Allreduce``).
+    def lane(self, process_set_id: int | None, operation: int) -> Lane:
+        """The lane of a process set, for submitting an ``Operation``.
 
         Raises:
             ValueError: the set is not registered, or this rank is not a member.
             HorovodInternalError: this process is a forked child.
         """
-        if self.process != os.getpid():
+        if self._abandoned:
             raise HorovodInternalError(
                 f"this process was forked from rank {self.identity.rank} and cannot communicate for it; "
                 "call collectives in the process that called hvd.init()"
             )
         lane = self.lanes.get(-1 if process_set_id is None else process_set_id)
         if lane is None:
+            what = Operation(operation).name.capitalize()
             if process_set_id not in membership.ranks:
-                raise ValueError(f"{operation}: Process set provided does not exist, or has not been registered.")
-            raise ValueError(f"{operation}: Rank {self.identity.rank} is not a member of the provided process set.")
+                raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
+            raise ValueError(f"{what}: Rank {self.identity.rank} is not a member of the provided process set.")
         return lane
 
     def is_homogeneous(self) -> bool:
@@ -280,6 +283,7 @@ class Context:
 
     def abandon(self) -> None:
         """In a forked child: close what was inherited, so that this process neither uses nor holds the parent's connections."""
+        self._abandoned = True
         descriptors = [descriptor for lane in self.lanes.values() for descriptor in lane.descriptors()]
         if self._sentinel is not None:
             descriptors += self._sentinel.descriptors()

@@ -50,6 +50,10 @@ DUPLICATE_NAME = (
     "being processed. If you want to request another tensor, use a different tensor name."
 )
 
+NAP_SECONDS = 200e-6
+"""After an announcement, how long submissions gather before one of them wakes the lane again: a burst of small tensors
+costs a few wake-ups instead of one each. The lane naps so for at most a millisecond, and only while an answer is due."""
+
 
 class Watch(Protocol):
     """What a lane needs of the sentinel."""
@@ -98,6 +102,8 @@ class Lane(ABC):
         self._table: dict[str, Entry] = {}
         self._submitted: list[Entry] = []
         self._asleep = False
+        self._napping = self._nap_next = False
+        self._announced_at = 0.0
         self._error: BaseException | None = None
         self._leaving: str | None = None
         self._said_leave = False
@@ -134,7 +140,9 @@ class Lane(ABC):
                 raise ValueError(f"{DUPLICATE_NAME} The name is {entry.request.name!r}.")
             self._table[entry.request.name] = entry
             self._submitted.append(entry)
-            wake, self._asleep = self._asleep, False
+            wake = self._asleep or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
+            if wake:
+                self._asleep = self._napping = False
         if wake:
             self._wake()
 
@@ -203,13 +211,14 @@ class Lane(ABC):
         """Wait until there is something to do, and do it."""
         readable = self._wait()
         with self._lock:
-            self._asleep = False
+            self._asleep = self._napping = False
             if self._error is not None:
                 return
             submitted, self._submitted = self._submitted, []
             leaving = self._leaving is not None and not self._said_leave
         if submitted:
             self._announce([entry.request for entry in submitted])
+            self._nap_next, self._announced_at = True, time.monotonic()
         for descriptor, events in readable:
             member = self._by_descriptor.get(descriptor)
             if member is None:
@@ -240,8 +249,14 @@ class Lane(ABC):
 
     def _wait(self) -> list[tuple[int, int]]:
         with self._lock:
-            self._asleep = not self._submitted
-        return self._poll.poll(self._milliseconds() if self._asleep else 0)
+            if self._submitted:
+                limit: float | None = 0
+            elif self._nap_next and self._table:
+                self._napping, limit = True, 1
+            else:
+                self._asleep, limit = True, -1
+            self._nap_next = False
+        return self._poll.poll(self._milliseconds() if limit == -1 else limit)
 
     def _milliseconds(self) -> float | None:
         """How long this lane may sleep: without end, unless somebody waits for an answer."""

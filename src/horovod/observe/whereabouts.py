@@ -10,7 +10,6 @@ from types import FrameType
 _OURS = str(Path(__file__).resolve().parent.parent) + "/"
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STANDARD = str(Path(threading.__file__).resolve().parent) + "/"
-_DEEPEST = 64
 
 
 def _is_users(filename: str) -> bool:
@@ -25,9 +24,7 @@ _users: dict[str, bool] = {}
 def _users_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's own code; the outermost frame looked at where there is none."""
     last = frame
-    for _ in range(_DEEPEST):
-        if frame is None:
-            break
+    while frame is not None:
         filename = frame.f_code.co_filename
         is_users = _users.get(filename)
         if is_users is None:

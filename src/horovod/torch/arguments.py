@@ -34,6 +34,8 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
         ValueError: both are given, or there is no such reduction.
     """
     chosen = handle_average_backwards_compatibility(op, average)
+    if type(chosen) is ReduceOp:
+        return chosen
     try:
         return ReduceOp(chosen)
     except ValueError:

@@ -10,6 +10,7 @@ import torch
 from horovod.core import collectives
 from horovod.core.context import running
 from horovod.core.execution import shard_rows
+from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allgather import grouped_allgather
 from horovod.torch.arguments import Average, Sum, reduction, request_name
@@ -29,7 +30,7 @@ def _submit(
     single: bool,
 ) -> int:
     chosen = reduction(op)
-    lane = running().lane(process_set.process_set_id, "Reducescatter")
+    lane = running().lane(process_set.process_set_id, Operation.REDUCESCATTER)
     outputs = []
     for tensor in tensors:
         check(tensor)
@@ -90,7 +91,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         name, op, process_set, prescale, postscale, *tensors = arguments
         factor = prescale * postscale
         if reduction(op) == Sum:
-            factor *= len(running().lane(process_set.process_set_id, "Reducescatter").ranks)
+            factor *= len(running().lane(process_set.process_set_id, Operation.REDUCESCATTER).ranks)
         ctx.factor = factor
         ctx.process_set = process_set
         if len(tensors) == 1:

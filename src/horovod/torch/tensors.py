@@ -26,6 +26,7 @@ for _name in ("uint16", "uint32", "uint64"):  # PyTorch 2.3 and newer
     if hasattr(torch, _name):
         DATA_TYPES[getattr(torch, _name)] = DataType[_name.upper()]
 
+_STRIDED = torch.strided
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -47,16 +48,16 @@ def check(tensor: torch.Tensor) -> DataType:
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, not {type(tensor).__name__}")
     data_type = DATA_TYPES.get(tensor.dtype)
+    if data_type is not None and tensor.is_cpu and tensor.layout is _STRIDED and tensor.is_contiguous():
+        return data_type
     if data_type is None or tensor.layout is not torch.strided:
         hint = " Use sparse_allreduce_async or sparse_as_dense=True." if tensor.layout is not torch.strided else ""
         raise ValueError(f"Tensor type {tensor.type()} is not supported.{hint}")
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
-    if tensor.device.type != "cpu":
-        raise ValueError(
-            f"Tensor is on {tensor.device}; this version communicates tensors in host memory only. Move it with .cpu() first."
-        )
-    return data_type
+    raise ValueError(
+        f"Tensor is on {tensor.device}; this version communicates tensors in host memory only. Move it with .cpu() first."
+    )
 
 
 def view(tensor: torch.Tensor) -> Tensor:
