@@ -4,9 +4,8 @@ The lane thread queues what it wants sent and received, by reference, and then w
 everything queued in either direction moves, so ranks may all send first without a deadlock. One epoll loop, no threads,
 no polling: a wait ends when its bytes have moved, a peer has failed, or :meth:`Exchange.abort` was called.
 
-Every transfer starts with a header that its receiver knows in advance (which collective, which one of its kind, how many
-bytes), so a peer that is out of step or speaks nonsense is found instead of believed. Knows nothing of reductions, data
-types or arrays, and never writes into a buffer past what was asked for.
+Knows nothing of reductions, data types or arrays. Must never wait for anything but its epoll object, which ``abort`` can
+always wake.
 """
 
 from __future__ import annotations
@@ -26,138 +25,10 @@ from typing import TypeAlias
 
 from horovod.comm.base import Aborted, PeerFailure
 
-
-class Collective(IntEnum):
-    """What a transfer is part of, as its header says."""
-
-    ALLREDUCE = 1
-    ALLGATHER = 2
-    BROADCAST = 3
-    ALLTOALL = 4
-    REDUCESCATTER = 5
-    BARRIER = 6
-
-
-_HEADER = struct.Struct("<HHIQ")  # magic, Collective, number of the collective modulo 2**32, bytes that follow
-_MAGIC = 0x4876
-_BUFFERS_AT_ONCE = 64  # per system call; the kernel's own limit is 1024
-_UNIX_BUFFER_BYTES = 1 << 20  # measured: 64 MB between 2 ranks takes a fifth less time than with the kernel's default
-_LOOPBACK_BUFFER_BYTES = 384 << 10  # measured: the same takes a third less than with the kernel's own tuning
-
 _LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
 
-
-class _Flow:
-    """One direction of a link: buffers still to move, and how many bytes were queued and moved so far in all."""
-
-    __slots__ = ("buffers", "done", "link", "queued")
-
-    def __init__(self, link: _Link) -> None:
-        self.link = link
-        self.buffers: deque[memoryview] = deque()
-        self.queued = 0
-        self.done = 0
-
-    def append(self, buffer: memoryview) -> None:
-        if buffer.nbytes:
-            self.buffers.append(buffer)
-            self.queued += buffer.nbytes
-
-    def advance(self, count: int) -> None:
-        """Note that the next ``count`` bytes have moved."""
-        self.done += count
-        buffers = self.buffers
-        while count:
-            size = buffers[0].nbytes
-            if count < size:
-                buffers[0] = buffers[0][count:]
-                return
-            buffers.popleft()
-            count -= size
-
-
-Mark: TypeAlias = tuple[_Flow, int]
-"""A place in a flow: reached once that many bytes of it have moved."""
-
-
-class _Link:
-    """The connection to one peer."""
-
-    __slots__ = (
-        "blocked",
-        "fd",
-        "headers",
-        "incoming",
-        "interest",
-        "outgoing",
-        "rank",
-        "registered",
-        "socket",
-        "stamp",
-    )
-
-    def __init__(self, rank: int, connection: socket.socket) -> None:
-        self.rank = rank
-        self.socket = connection
-        self.fd = connection.fileno()
-        self.outgoing = _Flow(self)
-        self.incoming = _Flow(self)
-        self.headers: deque[tuple[int, bytearray, bytes]] = deque()  # place in incoming, buffer, what it must hold
-        self.interest = 0  # the epoll events now asked for
-        self.registered = False
-        self.blocked = False  # the kernel took less than was offered
-        self.stamp = 0.0  # when bytes last moved, or a wait for this peer began
-
-    def send(self) -> None:
-        """Hand the kernel as much as it takes now."""
-        buffers = self.outgoing.buffers
-        self.blocked = False
-        while buffers:
-            try:
-                if len(buffers) == 1:
-                    offered = buffers[0].nbytes
-                    count = self.socket.send(buffers[0])
-                else:
-                    some = list(islice(buffers, _BUFFERS_AT_ONCE))
-                    offered = sum(buffer.nbytes for buffer in some)
-                    count = self.socket.sendmsg(some)
-            except BlockingIOError:
-                self.blocked = True
-                return
-            except OSError as error:
-                raise PeerFailure(self.rank, f"the connection to it was lost ({error.strerror})") from error
-            self.outgoing.advance(count)
-            if count < offered:
-                self.blocked = True
-                return
-
-    def receive(self) -> None:
-        """Take what has arrived, as far as it is wanted."""
-        flow = self.incoming
-        buffers = flow.buffers
-        while buffers:
-            try:
-                if len(buffers) == 1:
-                    wanted = buffers[0].nbytes
-                    count = self.socket.recv_into(buffers[0])
-                else:
-                    some = list(islice(buffers, _BUFFERS_AT_ONCE))
-                    wanted = sum(buffer.nbytes for buffer in some)
-                    count = self.socket.recvmsg_into(some)[0]
-            except BlockingIOError:
-                return
-            except OSError as error:
-                raise PeerFailure(self.rank, f"the connection to it was lost ({error.strerror})") from error
-            if count == 0:
-                raise PeerFailure(self.rank, "it closed its connection")
-            flow.advance(count)
-            headers = self.headers
-            while headers and headers[0][0] <= flow.done:
-                _, found, expected = headers.popleft()
-                if found != expected:
-                    raise PeerFailure(self.rank, _mismatch(bytes(found), expected))
-            if count < wanted:
-                return
+Mark: TypeAlias = tuple[Flow, int]
+"""A place in one direction of a link: reached once that many of its bytes have moved."""
 
 
 class Exchange:
@@ -172,12 +43,12 @@ class Exchange:
         self._timeout = timeout.total_seconds()
         self._number = 0
         self._collective = Collective.BARRIER
-        self._links = {rank: _Link(rank, connection) for rank, connection in sockets.items()}
+        self._links = {rank: Link(rank, connection) for rank, connection in sockets.items()}
         self._by_fd = {link.fd: link for link in self._links.values()}
-        self._fresh: set[_Link] = set()  # links with something queued since the last wait
+        self._fresh: set[Link] = set()  # links with something queued since the last wait
         for link in self._links.values():
             link.socket.setblocking(False)
-            _tune(link.socket)
+            tune(link.socket)
         self._lock = threading.Lock()  # between abort() and close()
         self._aborted = False
         self._closed = False
@@ -197,7 +68,7 @@ class Exchange:
         """Queue one transfer to ``rank``. The buffers must stay as they are until the returned mark is reached."""
         link = self._links[rank]
         flow = link.outgoing
-        flow.append(memoryview(self._header(buffers)))
+        flow.append(memoryview(header(self._collective, self._number, buffers)))
         for buffer in buffers:
             flow.append(buffer)
         self._fresh.add(link)
@@ -207,16 +78,11 @@ class Exchange:
         """Ask for one transfer from ``rank``. The buffers hold it once the returned mark is reached."""
         link = self._links[rank]
         flow = link.incoming
-        header = bytearray(_HEADER.size)
-        flow.append(memoryview(header))
-        link.headers.append((flow.queued, header, self._header(buffers)))
+        link.expect(header(self._collective, self._number, buffers))
         for buffer in buffers:
             flow.append(buffer)
         self._fresh.add(link)
         return flow, flow.queued
-
-    def _header(self, buffers: Iterable[memoryview]) -> bytes:
-        return _HEADER.pack(_MAGIC, self._collective, self._number, sum(buffer.nbytes for buffer in buffers))
 
     def wait(self, marks: Iterable[Mark]) -> None:
         """Move bytes until every one of ``marks`` is reached.
@@ -260,7 +126,7 @@ class Exchange:
                 self._watch(link)
             missing = [mark for mark in missing if mark[0].done < mark[1]]
 
-    def _watch(self, link: _Link) -> None:
+    def _watch(self, link: Link) -> None:
         """Ask epoll for what the link waits for. Arrivals stay asked for until one is unwanted: that saves system calls."""
         interest = link.interest & select.EPOLLIN
         if link.incoming.buffers:
@@ -275,7 +141,7 @@ class Exchange:
             self._epoll.modify(link.fd, interest)
         link.interest = interest
 
-    def _ignore(self, link: _Link, event: int) -> None:
+    def _ignore(self, link: Link, event: int) -> None:
         """Something arrived of which nothing is wanted yet: a peer ahead of us, or one that is done and has left."""
         if event & select.EPOLLRDHUP and link.outgoing.buffers:
             raise PeerFailure(link.rank, "it closed its connection")
@@ -311,27 +177,3 @@ class Exchange:
                 except OSError:
                     pass  # the peer was faster
             link.socket.close()
-
-
-def _tune(connection: socket.socket) -> None:
-    """Keep what is under way inside one machine small enough for its caches; between hosts the kernel knows better."""
-    if connection.family == socket.AF_UNIX:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
-        return
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if connection.getsockname()[0] == connection.getpeername()[0]:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BUFFER_BYTES)
-
-
-def _mismatch(found: bytes, expected: bytes) -> str:
-    magic, collective, number, length = _HEADER.unpack(found)
-    if magic != _MAGIC or collective not in tuple(Collective):
-        return "it sent bytes that are not part of any collective"
-
-    def describe(collective: int, number: int, length: int) -> str:
-        return f"{Collective(collective).name.lower()} number {number} ({length} bytes)"
-
-    return (
-        f"it is out of step: it sent part of {describe(collective, number, length)}"
-        f" where {describe(*_HEADER.unpack(expected)[1:])} was due"
-    )

@@ -74,6 +74,27 @@ def cross_rank() -> int:
     return context.current().identity.cross_rank
 
 
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Let rank 0 write a timeline to ``file_path`` from now on. Called on all ranks.
+
+    Args:
+        mark_cycles: also mark every time the coordinator sends orders.
+
+    Raises:
+        ValueError: not initialised, or HOROVOD_TIMELINE was not set at ``init()`` (set it to DYNAMIC).
+    """
+    context.current().start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline and complete its file. Called on all ranks; harmless when none is written.
+
+    Raises:
+        ValueError: not initialised.
+    """
+    context.current().stop_timeline()
+
+
 def is_homogeneous() -> bool:
     """Whether every host runs the same number of the job's processes. Raises ValueError before ``init()``."""
     return context.current().is_homogeneous()

@@ -69,6 +69,9 @@ AUTOTUNE_STEPS_PER_SAMPLE = "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"
 AUTOTUNE_MAX_SAMPLES = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
 AUTOTUNE_NOISE = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"
 
+DYNAMIC = "DYNAMIC"
+"""The value of TIMELINE that leaves starting it to the script."""
+
 MEBIBYTE = 1 << 20
 
 _T = TypeVar("_T")
@@ -156,6 +159,10 @@ class Config:
     stall_shutdown_time: timedelta = timedelta(0)
     """0: a stalled tensor is reported, never ended."""
     elastic: bool = False
+    timeline: str = ""
+    """The file rank 0 writes its timeline to, ``DYNAMIC`` to let the script start and stop it, or "" for none."""
+    timeline_mark_cycles: bool = False
+    autotune: bool = False
 
     @staticmethod
     def from_env(env: Mapping[str, str] | None = None) -> Config:
@@ -183,4 +190,7 @@ class Config:
             stall_warning_time=_read(env, STALL_CHECK_TIME, timedelta(seconds=60), _seconds(0)),
             stall_shutdown_time=_read(env, STALL_SHUTDOWN_TIME, timedelta(0), _seconds(0)),
             elastic=_read(env, ELASTIC, False, _flag),
+            timeline=env.get(TIMELINE, "").strip(),
+            timeline_mark_cycles=_read(env, TIMELINE_MARK_CYCLES, False, _flag),
+            autotune=_read(env, AUTOTUNE, False, _flag),
         )

@@ -26,21 +26,25 @@ from horovod.control.secret import decode_secret, make_secret
 from horovod.control.wiring import Card, Switchboard, Wire
 from horovod.core.assembly import assemble, control_wires
 from horovod.core.config import (
+    AUTOTUNE,
+    DYNAMIC,
     LOG_HIDE_TIME,
     LOG_LEVEL,
     RENDEZVOUS_ADDRESS,
     RENDEZVOUS_PORT,
     SECRET_KEY,
+    TIMELINE,
     Config,
 )
 from horovod.core.errors import NOT_INITIALIZED, SHUT_DOWN, HorovodInternalError
-from horovod.core.lane import Lane
+from horovod.core.lane import CoordinatorLane, Lane
 from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set, membership
 from horovod.environments import Identity
 from horovod.environments import identity as find_identity
 from horovod.observe import logging as observe_logging
 from horovod.observe import whereabouts
+from horovod.observe.timeline import Timeline
 
 _log = logging.getLogger("horovod.core")
 
@@ -91,6 +95,7 @@ class Context:
         self._sentinel: Sentinel | None = None
         self._place: MeetingPlace | None = None
         self._abandoned = False
+        self._timeline: Timeline | None = None
         self._sockets: list[socket.socket] = []
         self._failed = threading.Event()
         self._next_name: dict[str, int] = {}
@@ -129,6 +134,10 @@ class Context:
                 switchboard.close()
         membership.rank = identity.rank
         membership.ranks = groups
+        if config.timeline and config.timeline != DYNAMIC:
+            self.start_timeline(config.timeline, config.timeline_mark_cycles)
+        if config.autotune and identity.rank == 0:
+            _log.warning("%s is set, but this version has no autotuning; it is ignored", AUTOTUNE)
 
     def _meet(self, switchboard: Switchboard, process_sets: Sequence[Sequence[int]]) -> bytes:
         """Exchange cards; returns the job's secret."""
@@ -213,8 +222,39 @@ class Context:
                 lane.join(5.0)
         if self._sentinel is not None:
             self._sentinel.leave()
+        self.stop_timeline()
         for lane in self.lanes.values():
             lane.close()
+
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
+        """Write a timeline to ``path`` from now on, if this is rank 0; a file that cannot be written is logged.
+
+        Raises:
+            ValueError: HOROVOD_TIMELINE was not set when Horovod was initialised.
+        """
+        if not self.config.timeline:
+            raise ValueError(f"Set {TIMELINE}={DYNAMIC} to enable dynamic timeline usage.")
+        if self.identity.rank != 0 or (self._timeline is not None and self._timeline.path == path):
+            return
+        try:
+            timeline = Timeline(path, mark_cycles)
+        except OSError as error:
+            _log.error("the timeline %s cannot be written: %s", path, error)
+            return
+        self.stop_timeline()
+        self._timeline = timeline
+        for lane in self.lanes.values():
+            if isinstance(lane, CoordinatorLane):
+                lane.timeline = timeline
+
+    def stop_timeline(self) -> None:
+        """End the timeline and complete its file, if one is being written."""
+        timeline, self._timeline = self._timeline, None
+        if timeline is not None:
+            for lane in self.lanes.values():
+                if isinstance(lane, CoordinatorLane):
+                    lane.timeline = None
+            timeline.close()
 
     def fail(self, rank: int, reason: str) -> None:
         """The verdict: ``rank`` failed first. Fails everything pending, on the sentinel's thread."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.datatypes import DataType
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.agreement import describe
 from horovod.core.config import Config
@@ -33,6 +34,7 @@ from horovod.core.messages import (
     Leave,
     Listener,
     MessageError,
+    Operation,
     Order,
     Request,
     Stop,
@@ -42,6 +44,7 @@ from horovod.core.messages import (
 )
 from horovod.core.negotiator import NegotiationError, Negotiator, Ready
 from horovod.observe.stall import Stalled, StallInspector
+from horovod.observe.timeline import TensorLabel, Timeline
 
 _log = logging.getLogger("horovod.core")
 
@@ -53,6 +56,12 @@ DUPLICATE_NAME = (
 NAP_SECONDS = 200e-6
 """After an announcement, how long submissions gather before one of them wakes the lane again: a burst of small tensors
 costs a few wake-ups instead of one each. The lane naps so for at most a millisecond, and only while an answer is due."""
+
+
+def labels(request: Request) -> list[TensorLabel]:
+    """A request's tensors as the timeline shows them; its own name where it has none."""
+    found = [TensorLabel(each.name, DataType(each.data_type).label, each.shape) for each in request.tensors]
+    return found or [TensorLabel(request.name, "", ())]
 
 
 class Watch(Protocol):
@@ -391,6 +400,7 @@ class CoordinatorLane(Lane):
         self._stopping: tuple[int, str] | None = None
         self._inspector = StallInspector(self._config.stall_warning_time.total_seconds(), self._shutdown_seconds())
         self._next_inspection = 0.0
+        self.timeline: Timeline | None = None
 
     def _shutdown_seconds(self) -> float:
         warning, shutdown = self._config.stall_warning_time, self._config.stall_shutdown_time
@@ -404,7 +414,12 @@ class CoordinatorLane(Lane):
     def _announce(self, requests: list[Request]) -> None:
         now = time.monotonic()
         for request in requests:
-            self._negotiator.announce(0, request, now)
+            self._count(0, request, now)
+
+    def _count(self, member: int, request: Request, now: float) -> None:
+        if self.timeline is not None and request.operation != Operation.JOIN:
+            self.timeline.ready(Operation(request.operation).name, labels(request), member)
+        self._negotiator.announce(member, request, now)
 
     def _say_leave(self, reason: str) -> None:
         self._stopping = self._stopping or (self.ranks[0], reason)
@@ -417,7 +432,7 @@ class CoordinatorLane(Lane):
         now = time.monotonic()
         listener = self._listeners[member]
         for item in message.items:
-            self._negotiator.announce(member, listener.request(item), now)
+            self._count(member, listener.request(item), now)
 
     def _milliseconds(self) -> float | None:
         if self._ready:  # inside a gathering window
@@ -459,9 +474,14 @@ class CoordinatorLane(Lane):
         if self._ready and not (self._window and self._stopping is None and time.monotonic() < self._window_end):
             ready, self._ready = self._ready, []
             batches = fuse(ready, self._config.fusion_threshold, self._config.disable_group_fusion)
+            if self.timeline is not None:
+                self.timeline.cycle()
             self._order(batches)
             for batch in batches:
-                self._run_batch([item.decision for item in batch])
+                if self.timeline is None:
+                    self._run_batch([item.decision for item in batch])
+                else:
+                    self._run_recorded(self.timeline, [item.decision for item in batch])
         if self._stopping is not None:
             rank, reason = self._stopping
             body = encode(Stop(rank, reason))
@@ -469,6 +489,22 @@ class CoordinatorLane(Lane):
                 self._send(member, body)
             self._flush_all()
             self._stop(rank, reason)
+
+    def _run_recorded(self, timeline: Timeline, decisions: Sequence[Decision]) -> None:
+        """Run a batch with its tensors in the timeline."""
+        operation = Operation(decisions[0].operation).name
+        tensors = []
+        for decision in decisions:
+            entry = self._table.get(decision.name)
+            request = decision.template if entry is None else entry.request
+            tensors += labels(request) if request is not None else []
+        timeline.decided(tensors)
+        shown = not decisions[0].error and decisions[0].operation not in (Operation.BARRIER, Operation.JOIN)
+        if shown:
+            timeline.begin(operation, f"{self.communicator.name.upper()}_{operation}", tensors)
+        self._run_batch(decisions)
+        if shown:
+            timeline.end(tensors)
 
     def _order(self, batches: list[list[Ready]]) -> None:
         if not self._channels:

@@ -67,6 +67,8 @@ from horovod.torch.mpi_ops import (
     shutdown,
     size,
     sparse_allreduce_async,
+    start_timeline,
+    stop_timeline,
     synchronize,
 )
 from horovod.torch.optimizer import DistributedOptimizer
@@ -132,5 +134,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -24,6 +24,8 @@ from horovod.common.basics import (
     rank,
     rocm_built,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
@@ -132,6 +134,8 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 

@@ -1,0 +1,156 @@
+"""The timeline: what happened to every tensor and when, as a file for chrome://tracing or Perfetto.
+
+Rank 0 writes it. Every tensor is a row ("process") of its own: ``NEGOTIATE_<OPERATION>``, with a mark when each rank was
+ready, then ``<OPERATION>`` with the engine's activity inside. Event names and nesting are those that existing tools read.
+
+Lanes only append to a queue; a thread writes. The file is a JSON array that is complete after every write, because each
+write begins by overwriting the closing bracket: a job that is killed leaves a file that can be read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+_log = logging.getLogger("horovod.observe")
+
+Event = dict[str, Any]
+
+
+class TensorLabel:
+    """What the timeline shows of a tensor: its name, data type and shape, as text."""
+
+    __slots__ = ("data_type", "name", "shape")
+
+    def __init__(self, name: str, data_type: str, shape: Sequence[int]) -> None:
+        self.name = name
+        self.data_type = data_type
+        self.shape = list(shape)
+
+
+class Timeline:
+    """One timeline file, from construction to :meth:`close`. Any thread may record.
+
+    Args:
+        path: of the file; an older one is replaced.
+        mark_cycles: also mark every time the coordinator sends orders.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str, mark_cycles: bool = False) -> None:
+        self.path = path
+        self._mark_cycles = mark_cycles
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._end = 0
+        self._start = time.monotonic_ns()
+        self._rows: dict[str, int] = {}
+        self._negotiating: set[str] = set()
+        self._lock = threading.Lock()
+        self._events: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
+        epoch = time.time_ns() // 1000
+        self._write(
+            [
+                {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": epoch}},
+                {"name": "process_sort_index", "ph": "M", "pid": 0, "args": {"sort_index": 0}},
+            ]
+        )
+        self._thread = threading.Thread(target=self._serve, name="horovod-timeline", daemon=True)
+        self._thread.start()
+
+    def ready(self, operation: str, tensors: Sequence[TensorLabel], rank: int) -> None:
+        """Rank ``rank`` (of the process set) has submitted these tensors for ``operation``."""
+        events: list[Event] = []
+        now = self._now()
+        with self._lock:
+            for tensor in tensors:
+                row = self._row(tensor.name, events)
+                if tensor.name not in self._negotiating:
+                    self._negotiating.add(tensor.name)
+                    events.append({"ph": "B", "name": f"NEGOTIATE_{operation}", "ts": now, "pid": row})
+                events.append({"ph": "X", "name": str(rank), "ts": now, "dur": 0, "pid": row})
+            self._events.put(events)
+
+    def decided(self, tensors: Sequence[TensorLabel]) -> None:
+        """All ranks have submitted these tensors."""
+        now = self._now()
+        with self._lock:
+            events: list[Event] = []
+            for tensor in tensors:
+                if tensor.name in self._negotiating:  # else it was submitted before the timeline began
+                    self._negotiating.discard(tensor.name)
+                    events.append({"ph": "E", "ts": now, "pid": self._row(tensor.name, events)})
+            self._events.put(events)
+
+    def begin(self, operation: str, activity: str, tensors: Sequence[TensorLabel]) -> None:
+        """``operation`` starts on these tensors, with the engine's ``activity``."""
+        now = self._now()
+        with self._lock:
+            events: list[Event] = []
+            for tensor in tensors:
+                row = self._row(tensor.name, events)
+                events.append({"ph": "B", "name": operation, "ts": now, "pid": row})
+                events.append({"ph": "B", "name": activity, "ts": now, "pid": row})
+            self._events.put(events)
+
+    def end(self, tensors: Sequence[TensorLabel]) -> None:
+        """The operation that began on these tensors is over."""
+        now = self._now()
+        with self._lock:
+            events: list[Event] = []
+            for tensor in tensors:
+                row = self._row(tensor.name, events)
+                events.append({"ph": "E", "ts": now, "pid": row})
+                shown = {"dtype": tensor.data_type, "shape": str(tensor.shape)}
+                events.append({"ph": "E", "ts": now, "pid": row, "args": shown})
+            self._events.put(events)
+
+    def cycle(self) -> None:
+        """The coordinator sends orders."""
+        if self._mark_cycles:
+            self._events.put([{"ph": "i", "name": "CYCLE_START", "ts": self._now(), "s": "g", "pid": 0}])
+
+    def close(self) -> None:
+        """Write what is recorded so far and end the thread."""
+        self._events.put(None)
+        self._thread.join()
+        os.close(self._file)
+
+    def _now(self) -> float:
+        return (time.monotonic_ns() - self._start) / 1000
+
+    def _row(self, name: str, events: list[Event]) -> int:
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = len(self._rows) + 1
+            events.append({"name": "process_name", "ph": "M", "pid": row, "args": {"name": name}})
+            events.append({"name": "process_sort_index", "ph": "M", "pid": row, "args": {"sort_index": row}})
+        return row
+
+    def _serve(self) -> None:
+        running = True
+        while running:
+            batches = [self._events.get()]
+            while not self._events.empty():
+                batches.append(self._events.get())
+            running = None not in batches
+            try:
+                self._write([event for batch in batches if batch is not None for event in batch])
+            except OSError as error:
+                _log.error("the timeline %s cannot be written any more: %s", self.path, error)
+                return
+
+    def _write(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        text = ",\n".join(json.dumps(event) for event in events)
+        data = (("[\n" if self._end == 0 else ",\n") + text + "\n]\n").encode()
+        os.pwrite(self._file, data, self._end)
+        self._end += len(data) - len("\n]\n")
