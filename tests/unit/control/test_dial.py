@@ -1,0 +1,165 @@
+"""Reaching an address: in time or not at all, never somebody of another job."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from horovod.control.dial import describe, dial, dial_until, receive_exactly
+from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
+from unit.control.together import Together
+
+SECRET = b"s" * 32
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+@contextmanager
+def listening(name: str = "") -> Iterator[socket.socket]:
+    family = socket.AF_UNIX if name else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind(name or ("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(10)
+        yield listener
+
+
+def serve_once(listener: socket.socket, secret: bytes = SECRET) -> bytes:
+    """Accept one caller; its purpose."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(10)
+        handshake = ServerHandshake(secret)
+        connection.sendall(handshake.greeting)
+        while True:
+            data = connection.recv(4096)
+            if not data:
+                return b""
+            reply = handshake.receive(data)
+            if reply is not None:
+                connection.sendall(reply)
+                return handshake.purpose
+
+
+@pytest.mark.parametrize("name", ["", f"\0horovod-test-dial-{os.getpid()}"])
+def test_a_dialled_connection_is_authenticated_and_blocking(name: str) -> None:
+    with listening(name) as listener:
+        server = Together(lambda: serve_once(listener))
+        with dial(listener.getsockname() if not name else name, SECRET, b"hi", soon(), same_user=bool(name)) as made:
+            assert made.getblocking()
+            assert made.gettimeout() is None
+        assert server.results() == [b"hi"]
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = closed.getsockname()
+        with pytest.raises(OSError):
+            dial(address, SECRET, b"", soon())
+        with pytest.raises(ConnectionError, match=rf"nobody could be reached in time .*127.0.0.1:{address[1]}"):
+            dial_until([address], SECRET, b"", soon(0.05))
+
+
+def test_somebody_else_listens() -> None:
+    with listening() as listener:
+
+        def speak() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"220 mail.example.com ESMTP Postfix ready, what do you want?\r\n")
+
+        server = Together(speak)
+        with pytest.raises(HandshakeError, match="not part of a Horovod job"):
+            dial(listener.getsockname(), SECRET, b"", soon())
+        server.results()
+
+
+def test_another_job_listens() -> None:
+    with listening() as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(10)
+                connection.sendall(ServerHandshake(b"other").greeting)
+                connection.recv(4096)
+                connection.sendall(bytes(32))
+
+        server = Together(serve)
+        with pytest.raises(HandshakeError, match="does not know the job's secret"):
+            dial(listener.getsockname(), SECRET, b"", soon())
+        server.results()
+
+
+def test_who_accepts_and_says_nothing_is_given_up_at_the_deadline() -> None:
+    with listening() as listener, pytest.raises(TimeoutError):
+        dial(listener.getsockname(), SECRET, b"", soon(0.05))
+
+
+def test_a_slow_starter_is_reached_in_the_end() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(10)
+
+        def start_late() -> bytes:
+            threading.Event().wait(0.1)
+            listener.listen()
+            return serve_once(listener)
+
+        server = Together(start_late)
+        dial_until([listener.getsockname()], SECRET, b"late", soon()).close()
+        assert server.results() == [b"late"]
+
+
+def test_the_first_address_that_answers_is_taken() -> None:
+    with socket.socket() as dead, listening() as listener:
+        dead.bind(("127.0.0.1", 0))
+        server = Together(lambda: serve_once(listener))
+        made = dial_until([dead.getsockname(), listener.getsockname()], SECRET, b"", soon())
+        assert made.getpeername() == listener.getsockname()
+        made.close()
+        server.results()
+
+
+def test_the_error_lists_every_address_that_was_tried() -> None:
+    with pytest.raises(ConnectionError) as caught:
+        dial_until(["\0horovod-test-nobody", ("127.0.0.1", 1)], SECRET, b"", soon(0.02))
+    assert "unix:@horovod-test-nobody" in str(caught.value)
+    assert "127.0.0.1:1" in str(caught.value)
+    with pytest.raises(ConnectionError, match="no address was given"):
+        dial_until([], SECRET, b"", soon(0.01))
+
+
+def test_another_users_unix_socket_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"\0horovod-test-user-{os.getpid()}"
+    with listening(name), monkeypatch.context() as patch:
+        patch.setattr("horovod.control.reception.os.getuid", lambda: 1 << 20)
+        with pytest.raises(HandshakeError, match="another user"):
+            dial(name, SECRET, b"", soon(), same_user=True)
+
+
+def test_receive_exactly_takes_no_more_than_asked() -> None:
+    own, other = socket.socketpair()
+    with own, other:
+        other.sendall(b"abcdef")
+        assert receive_exactly(own, 4, soon()) == b"abcd"
+        assert receive_exactly(own, 0, soon()) == b""
+        with pytest.raises(TimeoutError):
+            receive_exactly(own, GREETING, soon(0.02))
+        other.close()
+        with pytest.raises(ConnectionResetError):
+            receive_exactly(own, 1, soon())
+
+
+def test_addresses_read_well() -> None:
+    assert describe(("10.0.0.1", 80)) == "10.0.0.1:80"
+    assert describe("\0abc") == "unix:@abc"
