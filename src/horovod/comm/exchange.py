@@ -13,17 +13,14 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from enum import IntEnum
-from itertools import islice
 from typing import TypeAlias
 
 from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.link import Collective, Flow, Link, header, tune
 
 _LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
 
@@ -121,7 +118,7 @@ class Exchange:
                         link.receive()
                     else:
                         self._ignore(link, event)
-                if link.outgoing.buffers:
+                if event & ~select.EPOLLIN and link.outgoing.buffers:
                     link.send()
                 self._watch(link)
             missing = [mark for mark in missing if mark[0].done < mark[1]]

@@ -17,7 +17,8 @@ import numpy as np
 
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
-from horovod.comm.exchange import Collective, Exchange
+from horovod.comm.exchange import Exchange
+from horovod.comm.link import Collective
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments
 from horovod.comm.sharding import Part, ShardedReduction, Staging, as_bytes

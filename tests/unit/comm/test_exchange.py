@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,10 +15,8 @@ import pytest
 
 from engines import loopback_pair, tcp_sockets
 from horovod.comm.base import Aborted, PeerFailure
-from horovod.comm.exchange import Collective, Exchange
-
-HEADER = struct.Struct("<HHIQ")
-MAGIC = 0x4876
+from horovod.comm.exchange import Exchange
+from horovod.comm.link import HEADER, MAGIC, Collective
 
 
 def frame(payload: bytes, collective: int = Collective.ALLREDUCE, number: int = 1) -> bytes:
@@ -165,6 +162,20 @@ def test_a_peer_that_leaves(wire: tuple[Exchange, socket.socket], wanted: str, w
     assert (failure.value.rank, failure.value.suspected) == (1, False)
     if when == "during":
         timer.join()
+
+
+@pytest.mark.parametrize("connect", [socket.socketpair, loopback_pair])
+def test_a_peer_that_was_gone_from_the_start(connect: Callable[[], tuple[socket.socket, socket.socket]]) -> None:
+    own, other = connect()
+    own.sendall(b"never read, so that the connection is reset")
+    other.close()
+    exchange = Exchange({1: own}, timedelta(seconds=5))
+    exchange.begin(Collective.ALLREDUCE)
+    mark = exchange.receive(1)
+    with pytest.raises(PeerFailure, match="connection") as failure:
+        exchange.wait([mark])
+    assert failure.value.rank == 1
+    exchange.close()
 
 
 def test_what_a_peer_sent_before_it_left_is_received(wire: tuple[Exchange, socket.socket]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from datetime import timedelta
 from itertools import chain
@@ -13,12 +12,9 @@ import pytest
 
 from engines import group_of, outcomes
 from horovod.comm.base import Aborted, Communicator, PeerFailure
-from horovod.comm.exchange import Collective
+from horovod.comm.link import HEADER, MAGIC, Collective
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.tcp import TcpCommunicator
-
-HEADER = struct.Struct("<HHIQ")
-MAGIC = 0x4876
 
 
 def frame(payload: bytes) -> bytes:
@@ -74,10 +70,10 @@ def test_a_result_never_overwrites_an_input_that_is_still_to_be_sent() -> None:
 
 
 def test_staging_is_not_reused_while_it_is_still_to_be_sent() -> None:
-    piece, pieces = 4096, 8  # elements
+    piece, pieces = 4096, 16  # elements
     length = 2 * piece * pieces
     values = np.arange(length, dtype=np.int32)
-    batch = [part.copy() for part in np.split(values, 64)]  # eight to a piece, so every piece is packed
+    batch = [part.copy() for part in np.split(values, 128)]  # four to a piece, so every piece is packed
     with LatePeer(piece_bytes=4 * piece) as peer:
         # Contributions and results look the same here: only their number matters.
         peer.socket.sendall(frame(np.ones(piece, np.int32).tobytes()) * 2 * pieces)
