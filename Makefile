@@ -43,9 +43,9 @@ lint: $(HAVE_TEST)  ## check style, layout and types
 
 bench: $(HAVE_BENCH)  ## measure collectives and training steps beside Gloo and DDP (under 10 minutes)
 	mkdir -p $(RESULTS)
-	$(BIN)/python benchmarks/collectives.py --np $(NP) --engine shm,tcp --peer gloo --idle 10 \
+	$(BIN)/python benchmarks/collectives.py --np $(NP) --engine shm,tcp --peer gloo --idle 10 --seconds 0.2 \
 		--json $(RESULTS)/collectives.json --plot $(RESULTS)/collectives.png $(BENCH_ARGUMENTS)
-	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp \
+	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp --rounds 6 \
 		--json $(RESULTS)/training.json --plot $(RESULTS)/training.png
 	@echo "also written: $(RESULTS)/collectives.json, collectives.png, training.json, training.png"
 

@@ -164,7 +164,6 @@ def plot(jobs: Sequence[Job], path: Path) -> None:
         bandwidth_axis.axhline(jobs[0].copy_together / 1e9, color="0.7", linewidth=1, linestyle=":")
         time_axis.set(title=operation, xscale="log", yscale="log")
         bandwidth_axis.set(xlabel="size")
-        bandwidth_axis.set_ylim(bottom=0)
         sizes = sorted({row.size for job in jobs for row in job.rows if row.operation == operation})
         bandwidth_axis.set_xticks(sizes[:: max(1, len(sizes) // 4)], minor=False)
         bandwidth_axis.minorticks_off()
@@ -174,6 +173,7 @@ def plot(jobs: Sequence[Job], path: Path) -> None:
             axis.grid(color="0.92")
             axis.set_axisbelow(True)
             axis.spines[["top", "right"]].set_visible(False)
+    axes[1][0].set_ylim(bottom=0)  # only now: it ends the shared axis' growing with what is drawn
     axes[0][0].set_ylabel("time of one call, median")
     axes[1][0].set_ylabel("bus bandwidth, GB/s")
     axes[1][-1].annotate(

@@ -95,9 +95,11 @@ def plot(results: Sequence[Result], ranks: int, description: dict[str, Any], pat
             text = f"{height:.0f}" if arrangement == ALONE else f"{height:.0f}\n{result.ratio(ALONE, arrangement):.0%}"
             axis.annotate(
                 text,
-                (place, height / 2),
+                (place, 0),
+                xytext=(0, 6),
+                textcoords="offset points",
                 ha="center",
-                va="center",
+                va="bottom",
                 fontsize=9,
                 color="white" if arrangement == HVD else "black",
             )

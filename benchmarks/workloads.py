@@ -54,7 +54,7 @@ class ResidualBlock(nn.Module):
 
 def cnn() -> Workload:
     """ResNet-18 for images of 32 x 32: 11.2 million parameters in 62 tensors, compute-bound."""
-    images = 16
+    images = 20
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
