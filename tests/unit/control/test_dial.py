@@ -53,7 +53,7 @@ def serve_once(listener: socket.socket, secret: bytes = SECRET) -> bytes:
 def test_a_dialled_connection_is_authenticated_and_blocking(name: str) -> None:
     with listening(name) as listener:
         server = Together(lambda: serve_once(listener))
-        with dial(listener.getsockname() if not name else name, SECRET, b"hi", soon(), same_user=bool(name)) as made:
+        with dial(name or listener.getsockname(), SECRET, b"hi", soon(), same_user=bool(name)) as made:
             assert made.getblocking()
             assert made.gettimeout() is None
         assert server.results() == [b"hi"]

@@ -28,7 +28,7 @@ def test_one_byte_at_a_time() -> None:
 
 def test_a_message_of_exactly_the_limit_passes_and_one_more_byte_does_not() -> None:
     assert FrameReader(10).feed(frame(b"x" * 10)) == [b"x" * 10]
-    with pytest.raises(FrameError, match="11 bytes.*at most 10"):
+    with pytest.raises(FrameError, match=r"11 bytes.*at most 10"):
         FrameReader(10).feed(frame(b"x" * 11))
 
 

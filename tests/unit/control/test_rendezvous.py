@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 
 import msgspec
@@ -98,7 +97,7 @@ def test_a_value_that_nobody_delivers(server: RendezvousServer) -> None:
         with pytest.raises(TimeoutError, match="'never'"):
             client.get("never", 0.05)
         client.put("still", b"works")
-    with pytest.raises(TimeoutError, match="'never' within 0.02 seconds"):
+    with pytest.raises(TimeoutError, match=r"'never' within 0\.02 seconds"):
         server.get("never", 0.02)
 
 

@@ -302,7 +302,7 @@ def test_closing_closes_the_listeners() -> None:
 def test_only_the_wanted_interface_is_advertised() -> None:
     assert "127.0.0.1" in own_addresses("lo")
     assert not any(address.startswith("127.") for address in own_addresses())
-    with pytest.raises(ValueError, match="no network interface 'nonesuch9'.*lo"):
+    with pytest.raises(ValueError, match=r"no network interface 'nonesuch9'.*lo"):
         own_addresses("nonesuch9")
 
 

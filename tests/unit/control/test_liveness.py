@@ -1,0 +1,398 @@
+"""Sentinels in one process, a star of socket pairs between them: all ranks give one answer to "who failed first?"."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.framing import frame
+from horovod.control.liveness import KILLED, SILENT, Bye, Ping, Pong, Report, Sentinel, Verdict
+from unit.control.together import wait_until
+
+ANSWER = 0.15
+"""Seconds that a peer may take to answer, where a test is about one that does not."""
+LONG = 60.0
+
+_decode = msgspec.msgpack.Decoder(Ping | Pong | Report | Verdict | Bye).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Rank:
+    """One rank's sentinel and what it was told."""
+
+    def __init__(self, rank: int, links: dict[int, Channel], answer_seconds: float) -> None:
+        self.links = links
+        self.verdicts: list[tuple[int, str]] = []
+        self.judged = threading.Event()
+        self.sentinel = Sentinel(rank, links, answer_seconds, lambda: f"train.py:{rank} in step", self.verdict)
+        self.left = False
+
+    def verdict(self, rank: int, reason: str) -> None:
+        self.verdicts.append((rank, reason))
+        self.judged.set()
+
+    def wait(self) -> tuple[int, str]:
+        assert self.judged.wait(10), "no verdict"
+        return self.verdicts[0]
+
+    def leave(self) -> None:
+        if not self.left:
+            self.left = True
+            self.sentinel.leave()
+
+    def die(self) -> None:
+        """As the kernel ends a killed process: its connections close without a word."""
+        self.left = True
+        self.sentinel._leaving = True
+        self.sentinel._post(lambda: None)
+        if self.sentinel._thread.ident is not None:
+            self.sentinel._thread.join(10)
+        for link in self.links.values():
+            link.close()
+        os.close(self.sentinel._wake_read)
+        os.close(self.sentinel._wake_write)
+
+
+class Peer:
+    """The other end of one link, served by the test itself."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.channel = Channel(connection)
+        self._inbox: list[object] = []
+
+    def say(self, message: object) -> None:
+        self.channel.send(_encode(message))
+
+    def hear(self) -> object:
+        """The next message; None at the end of the connection."""
+
+        def arrived() -> bool:
+            if not self._inbox:
+                try:
+                    self._inbox += [_decode(body) for body in self.channel.receive()]
+                except ChannelClosed:
+                    self._inbox.append(None)
+            return bool(self._inbox)
+
+        wait_until(arrived, "a message")
+        return self._inbox.pop(0)
+
+    def heard_nothing(self) -> bool:
+        return not self._inbox and self.channel.receive() == []
+
+
+class Job:
+    """Makes sentinels and the ends of links that tests hold; ends them all."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def star(self, size: int, answer_seconds: float = LONG) -> list[Rank]:
+        pairs = {peer: socket.socketpair() for peer in range(1, size)}
+        links = [{peer: Channel(pair[0]) for peer, pair in pairs.items()}]
+        links += [{0: Channel(pairs[peer][1])} for peer in range(1, size)]
+        ranks = [Rank(rank, some, answer_seconds) for rank, some in enumerate(links)]
+        for rank in ranks:
+            self._stack.callback(rank.leave)
+            rank.sentinel.start()
+        return ranks
+
+    def alone(self, rank: int, peers: list[int], answer_seconds: float = LONG) -> tuple[Rank, dict[int, Peer]]:
+        """One sentinel whose peers the test plays."""
+        pairs = {peer: socket.socketpair() for peer in peers}
+        made = Rank(rank, {peer: Channel(pair[0]) for peer, pair in pairs.items()}, answer_seconds)
+        played = {peer: Peer(pair[1]) for peer, pair in pairs.items()}
+        for peer in played.values():
+            self._stack.callback(peer.channel.close)
+        self._stack.callback(made.leave)
+        made.sentinel.start()
+        return made, played
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+def test_a_rank_that_dies_is_named_the_same_everywhere(job: Job) -> None:
+    ranks = job.star(4)
+    ranks[2].die()
+    survivors = [ranks[0], ranks[1], ranks[3]]
+    assert [rank.wait() for rank in survivors] == [(2, KILLED)] * 3
+    assert ranks[2].verdicts == []
+
+
+def test_rank_0_that_dies_is_named_by_each(job: Job) -> None:
+    ranks = job.star(4)
+    ranks[0].die()
+    assert [rank.wait() for rank in ranks[1:]] == [(0, KILLED)] * 3
+
+
+def test_the_verdict_comes_once_however_many_die_after_the_first(job: Job) -> None:
+    ranks = job.star(4)
+    ranks[1].die()
+    assert ranks[0].wait() == (1, KILLED)
+    assert ranks[3].wait() == (1, KILLED)
+    ranks[2].die()
+    ranks[0].sentinel.report(3, "too late")
+    ranks[0].leave()
+    ranks[3].leave()
+    assert ranks[0].verdicts == ranks[3].verdicts == [(1, KILLED)]
+
+
+@pytest.mark.parametrize("reporter", [0, 1, 2])
+def test_a_report_becomes_everybodys_verdict(job: Job, reporter: int) -> None:
+    ranks = job.star(3)
+    ranks[reporter].sentinel.report(1, "it ran out of paper")
+    assert [rank.wait() for rank in ranks] == [(1, "it ran out of paper")] * 3
+
+
+def test_reports_that_contradict_each_other_end_in_one_verdict(job: Job) -> None:
+    ranks = job.star(5)
+    for rank in ranks:
+        rank.sentinel.report((ranks.index(rank) + 1) % 5, f"reported by {ranks.index(rank)}")
+    assert len({rank.wait() for rank in ranks}) == 1
+
+
+@pytest.mark.parametrize("reporter", [0, 2])
+def test_a_suspicion_while_all_answer_accuses_whom_it_named(job: Job, reporter: int) -> None:
+    ranks = job.star(3)
+    ranks[reporter].sentinel.report(1, "made no progress", suspected=True)
+    assert [rank.wait() for rank in ranks] == [(1, "made no progress")] * 3
+
+
+def test_a_suspicion_finds_the_peer_that_really_does_not_answer(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2], ANSWER)
+    rank.sentinel.report(2, "made no progress", suspected=True)
+    assert peers[1].hear() == peers[2].hear() == Ping()
+    peers[2].say(Pong("train.py:2"))
+    assert rank.wait() == (1, SILENT)
+    assert peers[2].hear() == Verdict(1, SILENT)
+
+
+def test_the_death_behind_a_suspicion_is_what_is_told(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2])
+    rank.sentinel.report(1, "made no progress", suspected=True)
+    assert peers[2].hear() == Ping()
+    peers[2].channel.close()
+    assert rank.wait() == (2, KILLED)
+    assert [peers[1].hear(), peers[1].hear()] == [Ping(), Verdict(2, KILLED)]
+
+
+def test_a_second_suspicion_while_the_first_is_looked_into_changes_nothing(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2])
+    rank.sentinel.report(1, "first", suspected=True)
+    rank.sentinel.report(2, "second", suspected=True)
+    assert peers[1].hear() == peers[2].hear() == Ping()
+    for peer in peers.values():
+        peer.say(Pong(""))
+    assert rank.wait() == (1, "first")
+
+
+def test_a_certainty_ends_the_looking_into_a_suspicion(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2])
+    rank.sentinel.report(1, "made no progress", suspected=True)
+    rank.sentinel.report(2, "its lane failed")
+    assert rank.wait() == (2, "its lane failed")
+    assert [peers[1].hear(), peers[1].hear()] == [Ping(), Verdict(2, "its lane failed")]
+
+
+def test_a_probe_of_peers_that_answer_has_no_consequence_but_tells_where_they_are(job: Job) -> None:
+    ranks = job.star(3)
+    ranks[0].sentinel.probe()
+    wait_until(lambda: len(ranks[0].sentinel.whereabouts) == 2, "the answers")
+    assert ranks[0].sentinel.whereabouts == {1: "train.py:1 in step", 2: "train.py:2 in step"}
+    ranks[1].sentinel.probe()
+    wait_until(lambda: ranks[1].sentinel.whereabouts, "the answer")
+    assert ranks[1].sentinel.whereabouts == {0: "train.py:0 in step"}
+    assert [rank.verdicts for rank in ranks] == [[], [], []]
+
+
+def test_a_probe_of_a_peer_that_does_not_answer_names_it(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2], ANSWER)
+    rank.sentinel.probe()
+    assert peers[2].hear() == Ping()
+    peers[2].say(Pong("train.py:2"))
+    assert rank.wait() == (1, SILENT)
+
+
+def test_a_member_whose_rank_0_does_not_answer_says_so_itself(job: Job) -> None:
+    rank, _ = job.alone(3, [0], ANSWER)
+    rank.sentinel.probe()
+    assert rank.wait() == (0, SILENT)
+
+
+def test_a_member_that_asks_makes_rank_0_ask_everybody(job: Job) -> None:
+    """Rank 2 waits for rank 1 and cannot ask it; rank 0 can."""
+    rank, peers = job.alone(0, [1, 2], ANSWER)
+    peers[2].say(Ping())
+    assert isinstance(peers[2].hear(), Pong)
+    assert peers[2].hear() == Ping()
+    peers[2].say(Pong(""))
+    assert peers[1].hear() == Ping()
+    assert rank.wait() == (1, SILENT)
+
+
+def test_nobody_is_asked_twice_at_a_time(job: Job) -> None:
+    rank, peers = job.alone(0, [1])
+    for _ in range(5):
+        rank.sentinel.probe()
+    assert peers[1].hear() == Ping()
+    peers[1].say(Ping())
+    assert isinstance(peers[1].hear(), Pong)
+    assert peers[1].heard_nothing()
+    peers[1].say(Pong("here"))
+    wait_until(lambda: rank.sentinel.whereabouts, "the answer")
+    rank.sentinel.probe()
+    assert peers[1].hear() == Ping()
+
+
+def test_a_members_report_goes_to_rank_0_whose_word_counts(job: Job) -> None:
+    rank, peers = job.alone(1, [0])
+    rank.sentinel.report(2, "I saw it fail")
+    assert peers[0].hear() == Report(2, "I saw it fail", False)
+    peers[0].say(Verdict(3, "it was the first"))
+    assert rank.wait() == (3, "it was the first")
+
+
+def test_a_member_whose_rank_0_never_decides_decides_itself(job: Job) -> None:
+    rank, peers = job.alone(1, [0], ANSWER)
+    rank.sentinel.report(2, "I saw it fail")
+    rank.sentinel.report(3, "and this one")
+    assert rank.wait() == (2, "I saw it fail")
+    assert peers[0].hear() == Report(2, "I saw it fail", False)
+
+
+def test_a_member_whose_rank_0_is_gone_in_good_order_decides_itself(job: Job) -> None:
+    rank, peers = job.alone(1, [0])
+    peers[0].say(Bye())
+    peers[0].channel.close()
+    wait_until(lambda: not rank.sentinel._links, "the good-bye")
+    rank.sentinel.report(2, "I saw it fail", suspected=True)
+    assert rank.wait() == (2, "I saw it fail")
+
+
+def test_good_bye_and_then_the_end_is_no_failure(job: Job) -> None:
+    ranks = job.star(3)
+    for rank in (ranks[1], ranks[0], ranks[2]):
+        rank.leave()
+    assert [rank.verdicts for rank in ranks] == [[], [], []]
+
+
+def test_a_rank_that_left_is_neither_asked_nor_missed(job: Job) -> None:
+    ranks = job.star(3)
+    ranks[1].leave()
+    wait_until(lambda: 1 not in ranks[0].sentinel._links, "the good-bye")
+    ranks[0].sentinel.probe()
+    wait_until(lambda: 2 in ranks[0].sentinel.whereabouts, "the answer")
+    assert not ranks[0].sentinel._asked
+    assert ranks[0].verdicts == []
+    ranks[2].sentinel.report(1, "it had left before")
+    assert ranks[0].wait() == ranks[2].wait() == (1, "it had left before")
+
+
+def test_a_suspicion_when_nobody_is_left_to_ask_is_believed(job: Job) -> None:
+    rank, _ = job.alone(0, [])
+    rank.sentinel.report(1, "made no progress", suspected=True)
+    assert rank.wait() == (1, "made no progress")
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa4type\xa5Order"])
+def test_a_message_that_is_none_is_that_peers_failure(job: Job, body: bytes) -> None:
+    rank, peers = job.alone(0, [1, 2])
+    peers[1].channel.send(body)
+    accused, reason = rank.wait()
+    assert accused == 1
+    assert reason.startswith("it sent a message that is none")
+    assert peers[2].hear() == Verdict(1, reason)
+    assert peers[1].hear() is None
+
+
+def test_a_huge_length_is_that_peers_failure(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2])
+    peers[1].channel.socket.send(b"\xff\xff\xff\xff")
+    assert rank.wait()[0] == 1
+    assert isinstance(peers[2].hear(), Verdict)
+
+
+def test_several_messages_in_one_piece(job: Job) -> None:
+    rank, peers = job.alone(1, [0])
+    pieces = b"".join(frame(_encode(message)) for message in (Ping(), Ping(), Verdict(2, "w"), Bye()))
+    peers[0].channel.socket.send(pieces)
+    assert rank.wait() == (2, "w")
+    wait_until(lambda: not rank.sentinel._links, "the good-bye")
+    assert [type(peers[0].hear()) for _ in range(3)] == [Pong, Pong, type(None)]
+
+
+def test_leaving_says_good_bye_ends_the_thread_and_closes_the_connections(job: Job) -> None:
+    rank, peers = job.alone(1, [0])
+    rank.leave()
+    assert [peers[0].hear(), peers[0].hear()] == [Bye(), None]
+    assert not rank.sentinel._thread.is_alive()
+    assert rank.links[0].fileno() == -1
+
+
+def test_leaving_before_the_start_gives_everything_back() -> None:
+    own, other = socket.socketpair()
+    with other:
+        Sentinel(1, {0: Channel(own)}, LONG, str, lambda rank, reason: None).leave()
+        assert other.recv(1) == b""
+
+
+def test_what_comes_after_leaving_is_ignored(job: Job) -> None:
+    rank, _ = job.alone(1, [0])
+    rank.leave()
+    with socket.socket() as placeholder:  # what may be open now belongs to others
+        assert placeholder.fileno() >= 0
+        assert rank.verdicts == []
+
+
+def test_leaving_while_the_other_side_does_the_same(job: Job) -> None:
+    for _ in range(50):
+        ranks = job.star(3)
+        threads = [threading.Thread(target=rank.leave) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert [rank.verdicts for rank in ranks] == [[], [], []]
+
+
+def test_a_bug_in_the_watch_itself_is_told_to_everybody(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    rank, peers = job.alone(0, [1])
+
+    def broken() -> str:
+        raise RuntimeError("no idea where")
+
+    rank.sentinel._where = broken
+    peers[1].say(Ping())
+    assert rank.wait() == (0, "its sentinel thread failed: RuntimeError('no idea where')")
+    assert peers[1].hear() == Verdict(0, rank.verdicts[0][1])
+    assert "the sentinel of rank 0 failed" in caplog.text
+
+
+def test_what_a_forked_child_must_close(job: Job) -> None:
+    rank, _ = job.alone(0, [1, 2])
+    descriptors = rank.sentinel.descriptors()
+    assert len(set(descriptors)) == 4
+    for descriptor in descriptors:
+        os.fstat(descriptor)
+
+
+def test_nothing_is_sent_while_all_is_well(job: Job) -> None:
+    _, peers = job.alone(0, [1, 2], ANSWER)
+    threading.Event().wait(ANSWER * 3)
+    assert all(peer.heard_nothing() for peer in peers.values())
