@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from horovod.core import context
+from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.process_set import ProcessSet
 
 
@@ -15,7 +17,8 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
 
     Args:
         comm: None or an empty list for all processes.
-        process_sets: subsets that run collectives of their own; every rank passes the same list in the same order.
+        process_sets: subsets that run collectives of their own; every rank passes the same list in the same order. Or
+            ``"dynamic"``: there are none yet, but :func:`add_process_set` may add some.
 
     Raises:
         ValueError: the environment contradicts itself, or ranks contradict each other.
@@ -28,9 +31,12 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
             "init(comm=...): sub-communicators are not available in this version; pass process_sets"
         )
     if isinstance(process_sets, str):
-        raise NotImplementedError(
-            f"init(process_sets={process_sets!r}): process sets cannot be added later in this version; pass a list"
-        )
+        if process_sets.lower() != "dynamic":
+            raise ValueError(
+                f'process_sets={process_sets!r}: pass a list of hvd.ProcessSet, or "dynamic" to add sets later'
+            )
+        os.environ[DYNAMIC_PROCESS_SETS] = "1"
+        process_sets = None
     context.init(None if process_sets is None else list(process_sets))
 
 

@@ -37,7 +37,7 @@ from horovod.core.config import (
     Config,
 )
 from horovod.core.errors import NOT_INITIALIZED, SHUT_DOWN, HorovodInternalError
-from horovod.core.lane import CoordinatorLane, Lane
+from horovod.core.lane import CoordinatorLane, Lane, Watch
 from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set, membership
 from horovod.environments import Identity
@@ -82,6 +82,9 @@ class Context:
         config: the settings in force.
         lanes: by process set id, the lanes of the sets this rank is a member of.
         stopped: why nothing can be submitted any more, or None.
+        secret: of the job, for connections that are made later.
+        watch: what lanes report failures to.
+        freed, changes: process set ids to be used again, and how often sets were added or removed.
     """
 
     def __init__(self, identity: Identity, config: Config, generation: int) -> None:
@@ -94,6 +97,10 @@ class Context:
         self._cards: list[Card] = []
         self._sentinel: Sentinel | None = None
         self._place: MeetingPlace | None = None
+        self.secret = b""
+        self.watch: Watch = _NobodyElse(self)
+        self.freed: list[int] = []
+        self.changes = 0
         self._abandoned = False
         self._timeline: Timeline | None = None
         self._sockets: list[socket.socket] = []
@@ -119,7 +126,7 @@ class Context:
             self._place = meeting_place(identity)
             switchboard = Switchboard(identity.rank, identity.hostname, local_only, config.network_interface)
             try:
-                secret = self._meet(switchboard, process_sets)
+                secret = self.secret = self._meet(switchboard, process_sets)
                 wires = [wire for group, ranks in mine.items() for wire in control_wires(group, ranks, identity.rank)]
                 peers = range(1, identity.size) if identity.rank == 0 else [0]
                 wires += [Wire(peer, LIVENESS, 0) for peer in peers]
@@ -173,7 +180,7 @@ class Context:
             assert switchboard is not None
             return switchboard.connect(self._cards, wires, str(self.generation), secret, deadline)
 
-        watch = self._sentinel or _NobodyElse(self)
+        watch = self.watch = self._sentinel or _NobodyElse(self)
         for group, ranks in groups.items():
             self.lanes[group] = assemble(
                 group,
@@ -225,6 +232,18 @@ class Context:
         self.stop_timeline()
         for lane in self.lanes.values():
             lane.close()
+
+    def end_lane(self, lane: Lane, reason: str) -> None:
+        """End one process set's lane; all its members do."""
+        lane.leave(reason)
+        self._await_end(lane, time.monotonic() + self.config.timeout.total_seconds())
+        lane.close()
+
+    def _await_end(self, lane: Lane, deadline: float) -> None:
+        if not lane.join(max(0.1, deadline - time.monotonic())):
+            _log.warning("rank %d: process set %s did not end in good order in time", self.identity.rank, lane.ranks)
+            lane.abort(HorovodInternalError(SHUT_DOWN))
+            lane.join(5.0)
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
         """Write a timeline to ``path`` from now on, if this is rank 0; a file that cannot be written is logged.

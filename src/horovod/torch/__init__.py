@@ -6,6 +6,7 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 """
 
+from horovod.core.dynamic_sets import add_process_set, remove_process_set
 from horovod.core.errors import HorovodInternalError
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.compression import Compression
@@ -84,6 +85,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -130,6 +132,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

@@ -1,0 +1,171 @@
+"""Adding and removing process sets while the job runs. Collective: every rank of the job must call, in the same order.
+
+The ranks tell each other over the global set what they want to add and where they can be reached; the members then connect
+and start a lane as in ``init()``.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from horovod.comm.datatypes import Array, DataType
+from horovod.control.wiring import Card, Switchboard, Wire
+from horovod.core import collectives
+from horovod.core.assembly import assemble, control_wires
+from horovod.core.config import DYNAMIC_PROCESS_SETS
+from horovod.core.context import Context, current
+from horovod.core.process_set import ProcessSet, membership
+from horovod.core.tensor import Tensor
+
+
+class _Wish(msgspec.Struct, array_like=True):
+    """What one rank brings: the ranks of the set to add (none for a removal), the id to remove, its card."""
+
+    ranks: tuple[int, ...]
+    remove: int
+    card: Card | None
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set; returns when every rank of the job has registered the same one.
+
+    Args:
+        process_set: a :class:`ProcessSet`, or a list of global ranks.
+
+    Raises:
+        ValueError: not initialised, not allowed to add sets, ranks that do not exist or stand twice, a set that there is
+            already, or ranks that disagree on what is added.
+    """
+    context = _dynamic_context("adding")
+    wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    ranks = list(wanted.ranks or [])
+    identity, config = context.identity, context.config
+    switchboard = Switchboard(
+        identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interface
+    )
+    try:
+        wishes = _exchange(context, _Wish(tuple(ranks), -1, switchboard.card))
+        for rank, wish in enumerate(wishes):
+            if list(wish.ranks) != ranks:
+                raise ValueError(
+                    f"the ranks do not add the same process set: rank {identity.rank} adds {ranks}, rank {rank} "
+                    + (f"adds {list(wish.ranks)}" if wish.ranks else f"removes set {wish.remove}")
+                )
+        _check(ranks, identity.size)  # after the exchange, so that a mistake ends on every rank
+        group = context.freed.pop(0) if context.freed else max(membership.ranks) + 1
+        if identity.rank in ranks:
+            _start(context, group, ranks, [wish.card for wish in wishes], switchboard)
+    finally:
+        switchboard.close()
+    membership.ranks[group] = ranks
+    wanted.process_set_id = group
+    return wanted
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Unregister a process set; returns when every rank of the job has. What is pending on it fails.
+
+    Returns:
+        False for the global set and for one that is not registered; then nothing is done.
+
+    Raises:
+        ValueError: not initialised, not allowed to remove sets, or ranks that disagree on what is removed.
+    """
+    context = _dynamic_context("removing")
+    group = process_set.process_set_id
+    if group is None or group == 0 or group not in membership.ranks:
+        return False
+    wishes = _exchange(context, _Wish((), group, None))
+    for rank, wish in enumerate(wishes):
+        if wish.remove != group:
+            raise ValueError(
+                f"the ranks do not remove the same process set: rank {context.identity.rank} removes set {group}, rank "
+                + (f"{rank} adds {list(wish.ranks)}" if wish.ranks else f"{rank} removes set {wish.remove}")
+            )
+    process_set.process_set_id = None
+    del membership.ranks[group]
+    context.freed.append(group)
+    lane = context.lanes.pop(group, None)
+    if lane is not None:
+        context.end_lane(lane, "the process set was removed")
+    return True
+
+
+def _check(ranks: list[int], size: int) -> None:
+    wrong = [rank for rank in ranks if not 0 <= rank < size]
+    if wrong or not ranks or len(set(ranks)) != len(ranks):
+        what = f"rank {wrong[0]} is not one of the job's {size}" if wrong else "every rank must stand there just once"
+        raise ValueError(f"Attempted to add an invalid process set {ranks}: {what}")
+    if ranks in membership.ranks.values():
+        raise ValueError(f"Attempted to add a duplicate process set: {ranks}")
+
+
+def _dynamic_context(action: str) -> Context:
+    context = current()
+    if not context.config.dynamic_process_sets:
+        raise ValueError(f"Set {DYNAMIC_PROCESS_SETS}=1 to allow {action} process sets after Horovod initialization.")
+    return context
+
+
+def _exchange(context: Context, wish: _Wish) -> list[_Wish]:
+    """Every rank's wish, by rank, over the global set."""
+    data = np.frombuffer(msgspec.msgpack.encode(wish), np.uint8).copy()
+    lengths = np.zeros(context.identity.size, np.int64)
+    gathered: list[Array] = []
+
+    def allocate(_: int, rows: int) -> Array:
+        gathered.append(np.empty(rows, np.uint8))
+        return gathered[0]
+
+    own = np.array([data.size], np.int64)
+    number = context.changes = context.changes + 1
+    name = f"process_sets.{number}"
+    handles = [
+        collectives.allgather(
+            f"{name}.sz", [Tensor(own, DataType.INT64, (1,))], lambda _, rows: lengths, transient=True
+        ),
+        collectives.allgather(f"{name}.t", [Tensor(data, DataType.UINT8, (data.size,))], allocate, transient=True),
+    ]
+    for handle in handles:
+        handle.wait()
+    ends = lengths.cumsum()
+    return [
+        msgspec.msgpack.decode(gathered[0][end - length : end].tobytes(), type=_Wish)
+        for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _start(
+    context: Context, group: int, ranks: Sequence[int], cards: Sequence[Card | None], switchboard: Switchboard
+) -> None:
+    """Connect with the other members and start this rank's lane of the set."""
+    known = [card for card in cards if card is not None]
+    generation = f"{context.generation}.{context.changes}"
+    deadline = time.monotonic() + context.config.start_timeout.total_seconds()
+
+    def connect(wires: list[Wire]) -> dict[Wire, socket.socket]:
+        return switchboard.connect(known, wires, generation, context.secret, deadline)
+
+    sockets = switchboard.connect(
+        known, control_wires(group, ranks, context.identity.rank), generation, context.secret, deadline
+    )
+    lane = assemble(
+        group,
+        ranks,
+        context.identity.rank,
+        context.identity.local_rank,
+        known,
+        sockets,
+        connect,
+        context.config,
+        context.watch,
+        lambda *_: None,
+        deadline,
+    )
+    context.lanes[group] = lane
+    lane.start()
