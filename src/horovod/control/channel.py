@@ -55,6 +55,10 @@ class Channel:
                 return
             self._outbox.popleft()
 
+    def discard(self) -> None:
+        """Drop what is queued: nobody will take it any more."""
+        self._outbox.clear()
+
     def receive(self) -> list[bytes]:
         """The messages that have arrived; may be none.
 

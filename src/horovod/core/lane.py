@@ -236,9 +236,7 @@ class Lane(ABC):
             channel = self._channels[member]
             try:
                 if events & select.POLLOUT:
-                    channel.flush()
-                    if not channel.wants_write:
-                        self._poll.modify(channel, select.POLLIN)
+                    self._flush(channel)
                 if events & ~select.POLLOUT:
                     for body in channel.receive():
                         self._receive(member, body)
@@ -280,14 +278,23 @@ class Lane(ABC):
         return max(1.0, (due - now) * 1000)
 
     def _send(self, member: int, body: bytes) -> None:
-        channel = self._channels[member]
+        channel = self._channels.get(member)
+        if channel is None:
+            return
         try:
             channel.send(body)
-        except ChannelClosed as error:
-            self._lost(member, f"its control connection broke ({error})")
-            return
+        except ChannelClosed:
+            return  # what the other side said before it closed, perhaps Stop, is still to be read; then comes its end
         if channel.wants_write:
             self._poll.modify(channel, select.POLLIN | select.POLLOUT)
+
+    def _flush(self, channel: Channel) -> None:
+        try:
+            channel.flush()
+        except ChannelClosed:
+            channel.discard()  # as in _send
+        if not channel.wants_write:
+            self._poll.modify(channel, select.POLLIN)
 
     def _lost(self, member: int, reason: str) -> None:
         """A connection is of no more use: stop listening to it, let the sentinel find out what happened."""
@@ -518,13 +525,9 @@ class CoordinatorLane(Lane):
     def _flush_all(self) -> None:
         """Get the last order out, within a bound: nobody will poll these channels any more."""
         deadline = time.monotonic() + self._probe_seconds
-        for member, channel in list(self._channels.items()):
+        for channel in self._channels.values():
             while channel.wants_write and time.monotonic() < deadline:
                 poll = select.poll()
                 poll.register(channel, select.POLLOUT)
                 poll.poll(max(0.0, (deadline - time.monotonic()) * 1000))
-                try:
-                    channel.flush()
-                except ChannelClosed as error:
-                    self._lost(member, f"its control connection broke ({error})")
-                    break
+                self._flush(channel)
