@@ -154,7 +154,7 @@ class Sentinel:
                 for descriptor, _ in self._poll.poll(self._milliseconds()):
                     if descriptor == self._wake_read:
                         os.read(self._wake_read, 4096)
-                    else:
+                    elif descriptor in self._by_descriptor:  # else it was dropped by another event of the same moment
                         self._serve(self._by_descriptor[descriptor])
                 while self._errands:
                     self._errands.popleft()()
@@ -192,23 +192,28 @@ class Sentinel:
         elif isinstance(message, Pong):
             self._asked.pop(peer, None)
             self.whereabouts[peer] = message.where
-            if self._suspicion is not None and not self._asked:
-                self._decide(Verdict(self._suspicion.rank, self._suspicion.reason))
+            self._settle_suspicion()
         elif isinstance(message, Report):
             self._reported(message)
         elif isinstance(message, Verdict):
             self._decide(message)
         else:
             self._drop(peer)
+            self._settle_suspicion()
+
+    def _settle_suspicion(self) -> None:
+        """Once everybody who was asked has answered or left, the rank that only seemed silent is to blame after all."""
+        if self._suspicion is not None and not self._asked:
+            self._decide(Verdict(self._suspicion.rank, self._suspicion.reason))
 
     def _reported(self, report: Report) -> None:
         if self._decided:
             return
         if self._rank != 0 and 0 in self._links:
-            self._send(0, report)
             if self._own_verdict_at == float("inf"):
                 self._own_verdict = Verdict(report.rank, report.reason)
                 self._own_verdict_at = time.monotonic() + self._answer_seconds * 2
+            self._send(0, report)
         elif report.suspected and self._suspicion is None and self._links:
             self._suspicion = report
             self._ask_all()
@@ -216,6 +221,8 @@ class Sentinel:
             self._decide(Verdict(report.rank, report.reason))
 
     def _ask_all(self) -> None:
+        if self._decided:
+            return
         now = time.monotonic()
         for peer in list(self._links):
             if peer not in self._asked:

@@ -98,7 +98,10 @@ class Reception:
             )
 
     def _read(self, connection: socket.socket) -> None:
-        handshake, _ = self._pending[connection]
+        pending = self._pending.get(connection)
+        if pending is None:
+            return  # it made room for another one a moment ago
+        handshake, _ = pending
         try:
             data = connection.recv(4096)
             if not data:

@@ -210,6 +210,8 @@ class RendezvousServer:
         self._selector.register(guest, selectors.EVENT_READ, lambda events: self._serve_guest(guest, events))
 
     def _serve_guest(self, guest: Channel, events: int) -> None:
+        if guest not in self._guests:
+            return  # dismissed by another event of the same moment
         try:
             if events & selectors.EVENT_WRITE:
                 guest.flush()

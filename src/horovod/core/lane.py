@@ -19,6 +19,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import DataType
 from horovod.control.channel import Channel, ChannelClosed
@@ -206,8 +208,11 @@ class Lane(ABC):
         if self._core is not None:
             os.sched_setaffinity(threading.get_native_id(), {self._core})
         try:
-            while not self._finished and self._error is None:
-                self._turn()
+            with np.errstate(
+                all="ignore"
+            ):  # an overflow in a gradient is the user's to find, not a warning from a thread
+                while not self._finished and self._error is None:
+                    self._turn()
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
         except Aborted:
