@@ -13,6 +13,8 @@ PYTEST_ARGUMENTS ?=
 BENCH_ARGUMENTS ?=
 
 BIN := $(VENV)/bin
+# As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
+export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 RESULTS := benchmarks/results
 
@@ -31,7 +33,7 @@ help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 train: $(HAVE_TRAIN)  ## train a network on handwritten digits with two processes (NP=4: with four)
-	$(BIN)/horovodrun -np $(NP) $(BIN)/python examples/pytorch_mnist.py $(TRAIN_ARGUMENTS)
+	$(BIN)/horovodrun -np $(NP) python examples/pytorch_mnist.py $(TRAIN_ARGUMENTS)
 
 test: lint  ## lint, then run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
