@@ -65,8 +65,15 @@ def reset(address: Address) -> list[socket.socket]:
     return []
 
 
-def two_hundred_half_open(address: Address) -> list[socket.socket]:
-    return [connect(address) for _ in range(200)]
+def a_thousand_half_open(address: Address) -> list[socket.socket]:
+    """A third of them say a little."""
+    connections = [connect(address) for _ in range(1000)]
+    for connection in connections[::3]:
+        try:
+            connection.sendall(b"almost")
+        except OSError:
+            pass  # closed already
+    return connections
 
 
 STRANGERS: dict[str, Callable[[Address], list[socket.socket]]] = {
@@ -78,7 +85,7 @@ STRANGERS: dict[str, Callable[[Address], list[socket.socket]]] = {
         wrong_secret,
         closed_at_once,
         reset,
-        two_hundred_half_open,
+        a_thousand_half_open,
     )
 }
 

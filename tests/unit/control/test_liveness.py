@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -104,7 +105,9 @@ class Job:
             rank.sentinel.start()
         return ranks
 
-    def alone(self, rank: int, peers: list[int], answer_seconds: float = LONG) -> tuple[Rank, dict[int, Peer]]:
+    def alone(
+        self, rank: int, peers: list[int], answer_seconds: float = LONG, start: bool = True
+    ) -> tuple[Rank, dict[int, Peer]]:
         """One sentinel whose peers the test plays."""
         pairs = {peer: socket.socketpair() for peer in peers}
         made = Rank(rank, {peer: Channel(pair[0]) for peer, pair in pairs.items()}, answer_seconds)
@@ -112,7 +115,8 @@ class Job:
         for peer in played.values():
             self._stack.callback(peer.channel.close)
         self._stack.callback(made.leave)
-        made.sentinel.start()
+        if start:
+            made.sentinel.start()
         return made, played
 
     def close(self) -> None:
@@ -307,6 +311,74 @@ def test_a_suspicion_when_nobody_is_left_to_ask_is_believed(job: Job) -> None:
     rank, _ = job.alone(0, [])
     rank.sentinel.report(1, "made no progress", suspected=True)
     assert rank.wait() == (1, "made no progress")
+
+
+def test_a_suspicion_is_settled_when_those_who_were_asked_leave_instead_of_answering(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2])
+    rank.sentinel.report(1, "made no progress", suspected=True)
+    assert peers[1].hear() == peers[2].hear() == Ping()
+    peers[2].say(Pong("train.py:2"))
+    peers[1].say(Bye())
+    assert rank.wait() == (1, "made no progress")
+
+
+def test_several_ranks_that_die_in_one_moment_leave_rank_0_on_watch(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(10):
+        rank, peers = job.alone(0, [1, 2, 3, 4], start=False)
+        for peer in (1, 2, 3):
+            peers[peer].channel.close()
+        rank.sentinel.start()
+        assert rank.wait()[1] == KILLED
+        assert peers[4].hear() == Verdict(*rank.verdicts[0])
+        peers[4].say(Ping())
+        assert isinstance(peers[4].hear(), Pong)
+    assert caplog.text == ""
+
+
+class CountingPoll:
+    """A poll object that counts how often it was asked."""
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self.count = 0
+
+    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
+        self.count += 1
+        return self._poll.poll(milliseconds)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._poll, name)
+
+
+def assert_asleep(rank: Rank) -> None:
+    """The sentinel does not go round and round."""
+    poll = CountingPoll(rank.sentinel._poll)
+    rank.sentinel._poll = poll  # type: ignore[assignment]
+    rank.sentinel._post(lambda: None)
+    threading.Event().wait(0.2)
+    assert poll.count < 10
+
+
+def test_a_member_whose_report_found_rank_0_dead_sleeps_afterwards(job: Job) -> None:
+    rank, peers = job.alone(1, [0], ANSWER)
+
+    def errand() -> None:  # in one turn, so that the sending is what notices
+        peers[0].channel.close()
+        rank.sentinel._reported(Report(2, "failed", False))
+
+    rank.sentinel._post(errand)
+    assert rank.wait() == (0, KILLED)
+    threading.Event().wait(ANSWER * 2 + 0.05)
+    assert_asleep(rank)
+
+
+def test_a_question_after_the_verdict_does_not_keep_the_watch_awake(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2], ANSWER)
+    rank.sentinel.report(1, "failed")
+    rank.wait()
+    peers[2].say(Ping())  # asked before it heard the verdict; rank 1 will never answer
+    threading.Event().wait(ANSWER + 0.05)
+    assert_asleep(rank)
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa4type\xa5Order"])

@@ -186,6 +186,17 @@ def test_the_oldest_makes_room() -> None:
         assert not ended(at.clients[1])
 
 
+def test_the_oldest_may_speak_at_the_moment_in_which_it_makes_room() -> None:
+    with door() as at:
+        for _ in range(LARGEST_QUEUE):
+            at.call()
+        at.turn_until(lambda: at.pending() == LARGEST_QUEUE, "the queue filling up")
+        at.call()  # the listener becomes ready first,
+        at.clients[0].sendall(b"x")  # then the one that is about to be dropped
+        at.turn(1.0)
+        enter(at)
+
+
 def test_closing_ends_unfinished_handshakes_and_leaves_the_listener_open() -> None:
     at = Door()
     half_open = at.call()

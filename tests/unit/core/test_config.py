@@ -1,0 +1,175 @@
+"""Every setting is read from its variable; what does not parse is an error that names the variable and the value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.core import config
+from horovod.core.config import Config
+
+SETTINGS: list[tuple[str, str, str, Any]] = [
+    (config.FUSION_THRESHOLD, "1048576", "fusion_threshold", 1 << 20),
+    (config.FUSION_THRESHOLD, "0", "fusion_threshold", 0),
+    (config.CYCLE_TIME, "2.5", "cycle_time", timedelta(milliseconds=2.5)),
+    (config.CYCLE_TIME, "0", "cycle_time", timedelta(0)),
+    (config.CACHE_CAPACITY, "7", "cache_capacity", 7),
+    (config.CACHE_CAPACITY, "0", "cache_capacity", 0),
+    (config.DISABLE_GROUP_FUSION, "1", "disable_group_fusion", True),
+    (config.DYNAMIC_PROCESS_SETS, "1", "dynamic_process_sets", True),
+    (config.CPU_OPERATIONS, " TCP ", "cpu_operations", "tcp"),
+    (config.GPU_OPERATIONS, "NCCL", "gpu_operations", "nccl"),
+    (config.NETWORK_INTERFACE, "eth0", "network_interface", "eth0"),
+    (config.SHM_PIECE_BYTES, "65536", "shm_piece_bytes", 65536),
+    (config.BUCKET_BYTES, "1", "bucket_bytes", 1),
+    (config.THREAD_AFFINITY, "0,2,4", "thread_affinity", (0, 2, 4)),
+    (config.THREAD_AFFINITY, "3", "thread_affinity", (3,)),
+    (config.START_TIMEOUT, "600", "start_timeout", timedelta(minutes=10)),
+    (config.TIMEOUT_SECONDS, "1.5", "timeout", timedelta(seconds=1.5)),
+    (config.STALL_CHECK_DISABLE, "1", "stall_check", False),
+    (config.STALL_CHECK_DISABLE, "0", "stall_check", True),
+    (config.STALL_CHECK_TIME, "5", "stall_warning_time", timedelta(seconds=5)),
+    (config.STALL_SHUTDOWN_TIME, "90", "stall_shutdown_time", timedelta(seconds=90)),
+    (config.ELASTIC, "1", "elastic", True),
+    (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
+    (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
+    (config.AUTOTUNE, "1", "autotune", True),
+]
+
+NUMBERS = [
+    config.FUSION_THRESHOLD,
+    config.CYCLE_TIME,
+    config.CACHE_CAPACITY,
+    config.SHM_PIECE_BYTES,
+    config.BUCKET_BYTES,
+    config.THREAD_AFFINITY,
+    config.START_TIMEOUT,
+    config.TIMEOUT_SECONDS,
+    config.STALL_CHECK_TIME,
+    config.STALL_SHUTDOWN_TIME,
+]
+FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
+FLAGS += [config.TIMELINE_MARK_CYCLES, config.AUTOTUNE]
+
+
+@pytest.mark.parametrize(("variable", "text", "field", "value"), SETTINGS)
+def test_each_variable_sets_its_field_and_no_other(variable: str, text: str, field: str, value: Any) -> None:
+    found = Config.from_env({variable: text})
+    assert getattr(found, field) == value
+    assert dataclasses.replace(found, **{field: getattr(Config(), field)}) == Config()
+
+
+def test_every_field_is_covered() -> None:
+    assert {field for _, _, field, _ in SETTINGS} == {field.name for field in dataclasses.fields(Config)}
+
+
+def test_defaults() -> None:
+    default = Config.from_env({})
+    assert default == Config()
+    assert default.fusion_threshold == 128 << 20
+    assert default.cycle_time == timedelta(0)
+    assert default.cache_capacity == 1024
+    assert default.stall_check
+    assert default.stall_warning_time == timedelta(seconds=60)
+    assert default.stall_shutdown_time == timedelta(0)
+
+
+@pytest.mark.parametrize("variable", NUMBERS + FLAGS)
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_variable_is_as_good_as_none(variable: str, text: str) -> None:
+    assert Config.from_env({variable: text}) == Config()
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(config.CACHE_CAPACITY, "11")
+    assert Config.from_env().cache_capacity == 11
+
+
+@pytest.mark.parametrize("text", ["1", "2", "-1", "true", "YES", "On"])
+@pytest.mark.parametrize("variable", FLAGS)
+def test_flags_that_are_set(variable: str, text: str) -> None:
+    assert Config.from_env({variable: text}) != Config()
+
+
+@pytest.mark.parametrize("text", ["0", "00", "false", "No", "OFF"])
+@pytest.mark.parametrize("variable", FLAGS)
+def test_flags_that_are_not(variable: str, text: str) -> None:
+    assert Config.from_env({variable: text}) == Config()
+
+
+def refuse(env: Mapping[str, str], advice: str = "") -> None:
+    ((variable, text),) = env.items()
+    with pytest.raises(ValueError) as caught:
+        Config.from_env(env)
+    assert variable in str(caught.value)
+    assert repr(text.strip()) in str(caught.value)
+    assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", NUMBERS + FLAGS)
+@pytest.mark.parametrize("text", ["many", "1 2", "0x10", "1,", "None", "--1"])
+def test_what_is_no_number_is_refused(variable: str, text: str) -> None:
+    refuse({variable: text}, "Correct it or unset it")
+
+
+@pytest.mark.parametrize("variable", NUMBERS)
+@pytest.mark.parametrize("text", ["-1", "-0.5", "nan", "inf", "-inf", "1e999"])
+def test_what_is_below_the_least_or_beyond_all_bounds_is_refused(variable: str, text: str) -> None:
+    refuse({variable: text})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "advice"),
+    [
+        (config.SHM_PIECE_BYTES, "4095", "at least 4096"),
+        (config.BUCKET_BYTES, "0", "at least 1"),
+        (config.START_TIMEOUT, "0.9", "at least 1"),
+        (config.TIMEOUT_SECONDS, "0", "at least 1"),
+        (config.FUSION_THRESHOLD, "1.5", "whole number"),
+        (config.CACHE_CAPACITY, "1e3", "whole number"),
+        (config.THREAD_AFFINITY, "0,,1", "whole number"),
+        (config.STALL_CHECK_TIME, "soon", "expected a number"),
+        (config.ELASTIC, "maybe", "0 or 1"),
+    ],
+)
+def test_the_error_says_what_is_expected(variable: str, text: str, advice: str) -> None:
+    refuse({variable: text}, advice)
+
+
+@given(st.integers(0, 1 << 62))
+def test_any_whole_number_of_bytes(number: int) -> None:
+    assert Config.from_env({config.FUSION_THRESHOLD: f" {number} "}).fusion_threshold == number
+
+
+@given(st.floats(1, 1e6))
+def test_any_number_of_seconds(seconds: float) -> None:
+    assert Config.from_env({config.START_TIMEOUT: repr(seconds)}).start_timeout == timedelta(seconds=seconds)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=8))
+def test_any_list_of_cores(cores: list[int]) -> None:
+    assert Config.from_env({config.THREAD_AFFINITY: ", ".join(map(str, cores))}).thread_affinity == tuple(cores)
+
+
+@given(st.sampled_from(NUMBERS + FLAGS), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+def test_any_text_is_a_value_or_an_error_that_names_it(variable: str, text: str) -> None:
+    try:
+        Config.from_env({variable: text})
+    except ValueError as error:
+        assert variable in str(error)
+
+
+def test_variables_have_names_of_their_own() -> None:
+    names = [value for name, value in vars(config).items() if name.isupper() and isinstance(value, str)]
+    assert len(names) == len(set(names)) > 40
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().cache_capacity = 1  # type: ignore[misc]
