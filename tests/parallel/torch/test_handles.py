@@ -1,0 +1,192 @@
+"""Handles of asynchronous calls, names, barrier and join: when things are done, and what cannot be asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import horovod.torch as hvd
+from horovod.core.errors import HorovodInternalError
+
+
+def test_polling_and_fetching(job: Any) -> None:
+    def check() -> None:
+        if hvd.rank() == 1:
+            time.sleep(0.2)
+        handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        assert isinstance(handle, int) and not isinstance(handle, bool)
+        if hvd.rank() == 0:
+            assert hvd.poll(handle) is False  # the other has not submitted it
+        deadline = time.monotonic() + 30
+        while not hvd.poll(handle) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert hvd.poll(handle) is True
+        assert hvd.synchronize(handle).tolist() == [2.0, 2.0]
+        assert hvd.synchronize(handle) is None
+        with pytest.raises(ValueError, match="not created or has been cleared"):
+            hvd.poll(handle)
+
+    job(2, check)
+
+
+def test_handles_that_never_were(job: Any) -> None:
+    def check() -> None:
+        known = hvd.allreduce_async(torch.ones(1))
+        for wrong in (known + 1000, 0, -1):
+            with pytest.raises(ValueError, match="not created"):
+                hvd.poll(wrong)
+            with pytest.raises(ValueError, match="not created"):
+                hvd.synchronize(wrong)
+        for wrong in (None, "1", 1.5):
+            with pytest.raises(ValueError):
+                hvd.synchronize(wrong)
+        hvd.synchronize(known)
+
+    job(2, check)
+
+
+def test_handles_are_forgotten_at_shutdown(job: Any) -> None:
+    def check() -> int:
+        return hvd.allreduce_async(torch.ones(1))
+
+    def later(old: int) -> None:
+        with pytest.raises(ValueError):
+            hvd.poll(old)
+        assert hvd.synchronize(old) is None
+        assert hvd.synchronize(hvd.allreduce_async(torch.ones(1))).item() == 1.0
+
+    job(2, later, job(2, check)[0])
+
+
+def test_results_can_be_fetched_in_any_order_and_from_any_thread(job: Any) -> None:
+    def check() -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        handles = [hvd.allreduce_async(torch.full((3,), float(i)), op=hvd.Sum) for i in range(20)]
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(hvd.synchronize, reversed(handles)))
+        assert [result[0].item() for result in reversed(found)] == [2.0 * i for i in range(20)]
+
+    job(2, check)
+
+
+def test_a_failed_handle_is_done(job: Any) -> None:
+    def check() -> None:
+        handle = hvd.allreduce_async(torch.ones(1 + hvd.rank()), name="unequal")
+        with pytest.raises(HorovodInternalError, match="Mismatched"):
+            hvd.synchronize(handle)
+        assert hvd.synchronize(handle) is None
+        assert hvd.allreduce(torch.ones(1), name="unequal").item() == 1.0
+
+    job(2, check)
+
+
+def test_a_name_belongs_to_one_operation_at_a_time(job: Any) -> None:
+    def check() -> None:
+        source = torch.ones(2)
+        if hvd.rank() == 0:
+            first = hvd.allreduce_async(source, name="x", op=hvd.Sum)
+            with pytest.raises(ValueError, match="same name as another tensor"):
+                hvd.allreduce_async(source, name="x")
+            with pytest.raises(ValueError, match="same name as another tensor"):
+                hvd.allreduce_async(source, name="x", op=hvd.Max)
+            # other operations have names of their own
+            others = [hvd.allgather_async(source, name="x"), hvd.broadcast_async(source, 0, name="x")]
+            group = hvd.grouped_allreduce_async([source], name="x", op=hvd.Sum)
+        else:
+            time.sleep(0.3)
+            others = [hvd.allgather_async(source, name="x"), hvd.broadcast_async(source, 0, name="x")]
+            first = hvd.allreduce_async(source, name="x", op=hvd.Sum)
+            group = hvd.grouped_allreduce_async([source], name="x", op=hvd.Sum)
+        assert hvd.synchronize(first).tolist() == [2.0, 2.0]
+        assert [hvd.synchronize(other).numel() for other in others] == [4, 2]
+        assert hvd.synchronize(group)[0].tolist() == [2.0, 2.0]
+        assert hvd.allreduce(source, name="x").tolist() == [1.0, 1.0]  # free again
+        assert hvd.allreduce(source, name="").tolist() == [1.0, 1.0]  # no name at all
+
+    job(2, check)
+
+
+def test_more_names_than_are_remembered(job: Any) -> None:
+    def check() -> None:
+        for turn in range(3):
+            handles = [hvd.allreduce_async(torch.full((2,), float(n)), name=f"n{n}", op=hvd.Sum) for n in range(40)]
+            assert [hvd.synchronize(h)[0].item() for h in handles] == [2.0 * n for n in range(40)], turn
+
+    job(2, check, env={"HOROVOD_CACHE_CAPACITY": "8"})
+    job(2, check, env={"HOROVOD_CACHE_CAPACITY": "0"})
+
+
+def test_a_name_whose_tensor_changes(job: Any) -> None:
+    def check() -> None:
+        for shape, dtype in [
+            ((3,), torch.float32),
+            ((3,), torch.float64),
+            ((2, 2), torch.float64),
+            ((3,), torch.float32),
+        ]:
+            for _ in range(3):
+                found = hvd.allreduce(torch.ones(shape, dtype=dtype), name="changes", op=hvd.Sum)
+                assert found.dtype == dtype and found.shape == shape and bool((found == 2).all())
+
+    job(2, check)
+
+
+def test_gathering_window(job: Any) -> None:
+    def check() -> None:
+        handles = [hvd.allreduce_async(torch.ones(4), op=hvd.Sum) for _ in range(10)]
+        assert all(hvd.synchronize(handle).tolist() == [2.0] * 4 for handle in handles)
+        assert hvd.allreduce(torch.ones(1)).item() == 1.0
+
+    job(2, check, env={"HOROVOD_CYCLE_TIME": "5"})
+
+
+def test_barrier(job: Any) -> None:
+    def check() -> tuple[float, float]:
+        if hvd.rank() == 1:
+            time.sleep(0.3)
+        before = time.monotonic()
+        assert hvd.barrier() is None
+        return before, time.monotonic()
+
+    times = job(3, check)
+    assert max(before for before, _ in times) <= min(after for _, after in times)
+
+
+def test_join(job: Any) -> None:
+    def check() -> int:
+        rank = hvd.rank()
+        for step in range(rank + 1):  # rank 0 has one batch, rank 2 has three
+            found = hvd.allreduce(torch.tensor([3.0]), name=f"step{step}")
+            assert found.item() == 3.0 * (3 - step) / 3  # who has joined adds zeros, and counts
+            pair = hvd.grouped_allreduce([torch.ones(2), torch.ones(1).int()], name=f"pair{step}", op=hvd.Sum)
+            assert [each[0].item() for each in pair] == [3 - step, 3 - step]
+        last = hvd.join()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0  # and life goes on
+        return last
+
+    assert job(3, check) == [2, 2, 2]
+
+
+def test_join_with_what_cannot_do_without_anyone(job: Any) -> None:
+    def check() -> int:
+        if hvd.rank() == 0:
+            calls = [
+                lambda: hvd.allgather(torch.ones(1)),
+                lambda: hvd.broadcast(torch.ones(1), 0),
+                lambda: hvd.alltoall(torch.ones(2)),
+                lambda: hvd.reducescatter(torch.ones(2)),
+            ]
+            for call in calls:
+                with pytest.raises(HorovodInternalError, match="not supported with Join"):
+                    call()
+        return hvd.join()
+
+    job(2, check)
+
+
+def test_join_of_one(job: Any) -> None:
+    assert job(1, lambda: hvd.join()) == [0]

@@ -1,0 +1,222 @@
+"""broadcast_object, allgather_object, broadcast_parameters, broadcast_optimizer_state."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import horovod.torch as hvd
+
+ODD = [
+    None,
+    0,
+    "",
+    "grüße" * 1000,
+    b"\0" * 100_000,
+    {"nested": [1, (2, {3}), {"tensor": torch.arange(3)}]},
+    float("inf"),
+    range(3),
+    ValueError("an exception"),
+]
+
+
+def same(one: Any, two: Any) -> bool:
+    return repr(one) == repr(two) and type(one) is type(two)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_broadcast_object(job: Any, size: int) -> None:
+    def check() -> None:
+        for root in range(size):
+            for item in ODD:
+                own = item if hvd.rank() == root else f"what rank {hvd.rank()} has counts for nothing"
+                found = hvd.broadcast_object(own, root)
+                assert same(found, item)
+                if hvd.rank() == root:
+                    assert found is own
+                assert same(hvd.broadcast_object(own, root, "named", hvd.global_process_set), item)
+        factor = 3
+        triple = hvd.broadcast_object((lambda x: factor * x) if hvd.rank() == 0 else None)  # root_rank=0
+        assert triple(5) == 15
+
+    job(size, check)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_allgather_object(job: Any, size: int) -> None:
+    def check() -> None:
+        for item in ODD:
+            found = hvd.allgather_object(item)
+            assert len(found) == size and all(same(each, item) for each in found)
+        assert hvd.allgather_object([hvd.rank()] * hvd.rank(), name="uneven") == [[r] * r for r in range(size)]
+
+    job(size, check)
+
+
+def test_an_object_that_cannot_be_pickled(job: Any) -> None:
+    """It fails on the root before anything is sent; the job goes on when all ranks do."""
+
+    def check() -> float:
+        import threading
+
+        if hvd.rank() == 0:
+            with pytest.raises(TypeError, match="pickle"):
+                hvd.broadcast_object(threading.Lock(), 0)
+        return hvd.allreduce(torch.ones(1), name="afterwards").item()
+
+    assert job(2, check) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_broadcast_parameters(job: Any, size: int) -> None:
+    def check() -> None:
+        for root in {0, size - 1}:
+            torch.manual_seed(hvd.rank())
+            model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+            model[1].running_mean.fill_(hvd.rank())
+            model = model.to(memory_format=torch.channels_last)  # weights that are not contiguous in the usual sense
+            model[1].num_batches_tracked.fill_(10 * hvd.rank())
+            addresses = {name: value.data_ptr() for name, value in model.state_dict().items()}
+            torch.manual_seed(root)
+            wanted = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).state_dict()
+            hvd.broadcast_parameters(model.state_dict(), root_rank=root)
+            for name, value in model.state_dict().items():
+                assert value.data_ptr() == addresses[name]  # in place
+                if "running_mean" in name:
+                    assert value.tolist() == [float(root)] * 4
+                elif "tracked" in name:
+                    assert value.item() == 10 * root
+                else:
+                    assert torch.equal(value, wanted[name])
+            assert all(parameter.requires_grad for parameter in model.parameters())
+        for make in (list, lambda named: [value for _, value in named], dict):
+            model = torch.nn.Linear(2, 2)
+            torch.nn.init.constant_(model.weight, float(hvd.rank()))
+            hvd.broadcast_parameters(make(model.named_parameters()), size - 1)
+            assert torch.equal(model.weight, torch.full((2, 2), size - 1.0))
+        hvd.broadcast_parameters({}, 0)
+        hvd.broadcast_parameters([], 0)
+
+    job(size, check)
+
+
+def test_what_broadcast_parameters_refuses(job: Any) -> None:
+    def check() -> None:
+        model = torch.nn.Linear(2, 2)
+        for wrong in (model.named_parameters(), model.parameters(), model, 5, tuple(model.parameters())):
+            with pytest.raises(ValueError, match="invalid params of type"):
+                hvd.broadcast_parameters(wrong, 0)
+        with pytest.raises(ValueError, match="'step'"):
+            hvd.broadcast_parameters({"step": 5}, 0)
+        with pytest.raises(ValueError, match="root rank 2"):
+            hvd.broadcast_parameters(model.state_dict(), 2)
+
+    job(2, check)
+
+
+def make_optimizer(kind: str, parameters: Any, lr: float) -> torch.optim.Optimizer:
+    makers = {
+        "sgd": lambda: torch.optim.SGD(parameters, lr=lr),
+        "momentum": lambda: torch.optim.SGD(parameters, lr=lr, momentum=0.9 * lr, nesterov=True),
+        "adam": lambda: torch.optim.Adam(parameters, lr=lr, betas=(lr, 0.99), amsgrad=True),
+        "adamw": lambda: torch.optim.AdamW(parameters, lr=lr, weight_decay=lr),
+        "rmsprop": lambda: torch.optim.RMSprop(parameters, lr=lr, centered=True, momentum=0.5),
+        "adagrad": lambda: torch.optim.Adagrad(parameters, lr=lr),
+        "tensor-lr": lambda: torch.optim.Adam(parameters, lr=torch.tensor(lr)),
+    }
+    return makers[kind]()
+
+
+KINDS = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad", "tensor-lr"]
+
+
+def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+
+def text(state: Any) -> str:
+    with torch.no_grad():
+        return repr(state)
+
+
+def test_optimizer_state(job: Any) -> None:
+    """What the root has is what all have, whether ranks had state, none, or other hyper-parameters."""
+
+    def check(kind: str, wrap: bool, stepped: list[int], root: int) -> tuple[str, str, bool]:
+        rank = hvd.rank()
+        torch.manual_seed(rank)
+        model = torch.nn.Linear(3, 2)
+        optimizer = make_optimizer(kind, model.parameters(), 0.1 * (rank + 1))
+        steps(model, optimizer, stepped[rank])
+        before = text(optimizer.state_dict())
+        if wrap:
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        hvd.broadcast_optimizer_state(optimizer, root_rank=root)
+        found = text(optimizer.state_dict())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=root)
+        steps(model, optimizer, 2)  # goes on as one
+        return before, found, hvd.allgather_object(text(model.state_dict())).count(text(model.state_dict())) == 2
+
+    for kind in KINDS:
+        for wrap in (False, True):
+            for stepped in ([3, 0], [0, 3], [2, 1], [0, 0]):
+                for root in (0, 1):
+                    found = job(2, check, kind, wrap, stepped, root)
+                    assert found[0][1] == found[1][1] == found[root][0], (kind, wrap, stepped, root)
+                    assert found[0][2] and found[1][2], (kind, wrap, stepped, root)
+
+
+def test_optimizer_state_in_several_groups(job: Any) -> None:
+    def check() -> str:
+        first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        lr = 0.1 * (hvd.rank() + 1)
+        groups = [
+            {"params": first.parameters(), "lr": lr},
+            {"params": second.parameters(), "weight_decay": lr, "tag": lr},
+        ]
+        optimizer = torch.optim.Adam(groups, lr=5 * lr)
+        identities = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        assert [id(p) for group in optimizer.param_groups for p in group["params"]] == identities
+        return text([{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups])
+
+    found = job(2, check)
+    assert found[0] == found[1] and "'lr': 0.1" in found[0] and "'tag': 0.1" in found[0]
+
+
+def test_optimizer_state_that_belongs_to_no_parameter(job: Any) -> None:
+    def check() -> None:
+        with pytest.raises(ValueError, match=r"cannot broadcast torch\.optim\.LBFGS state"):
+            hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), 0)
+
+    job(2, check)
+
+
+def test_resuming_from_a_checkpoint_of_one_rank(job: Any) -> None:
+    def check() -> tuple[str, int]:
+        torch.manual_seed(5)
+        model = torch.nn.Linear(3, 2)
+        optimizer = make_optimizer("adam", model.parameters(), 0.1)
+        epoch = 0
+        if hvd.rank() == 0:  # only here is there a file to read
+            old = torch.nn.Linear(3, 2)
+            old_optimizer = make_optimizer("adam", old.parameters(), 0.05)
+            steps(old, old_optimizer, 3)
+            model.load_state_dict(copy.deepcopy(old.state_dict()))
+            optimizer.load_state_dict(copy.deepcopy(old_optimizer.state_dict()))
+            epoch = 7
+        epoch = hvd.broadcast_object(epoch, 0, "epoch")
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        steps(model, optimizer, 2)
+        return text((model.state_dict(), optimizer.state_dict())), epoch
+
+    found = job(3, check)
+    assert found[0] == found[1] == found[2] and found[0][1] == 7
