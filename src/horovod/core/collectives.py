@@ -4,9 +4,10 @@ All members of the process set must call the same function with the same name; w
 Each returns at once with a :class:`~horovod.core.handle.Handle`. Arrays must stay alive and untouched until it is done.
 
 Common arguments:
-    name: identifies the collective within its process set; must not be in flight there.
+    prefix, name: ``<prefix>.<name>`` identifies the collective within its process set; it must not be in flight there.
+        Without a name the calls with one prefix are counted, so the n-th of all members belong together; a call that is
+        refused here does not count.
     process_set_id: 0 for all ranks.
-    transient: the name was made up for this one call.
 
 Common errors:
     ValueError: bad arguments, a name in flight, not initialised, or not a member of the process set.
@@ -85,14 +86,14 @@ def allreduce_request(
 
 
 def allreduce(
-    name: str,
+    prefix: str,
+    name: str | None,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set_id: int | None = 0,
-    transient: bool = False,
 ) -> Handle:
     """``outputs[i] = postscale * reduce(op, prescale * inputs[i] of every rank)``.
 
@@ -100,43 +101,47 @@ def allreduce(
     they become ready together.
     """
     line = caller()
-    if len(inputs) > 1 or transient:
-        tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(name, inputs)]
-        return submit(
-            process_set_id, allreduce_request(name, tensors, op, prescale, postscale, line, transient), inputs, outputs
+    full_name = f"{prefix}.{name}" if name else ""
+    if len(inputs) > 1 or not name:
+        _check_reduction(
+            prefix, [(full_name or prefix, tensor.data_type) for tensor in inputs], op, prescale, postscale
         )
+        full_name = full_name or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
+        tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(full_name, inputs)]
+        request = allreduce_request(full_name, tensors, op, prescale, postscale, line, transient=not name)
+        return submit(process_set_id, request, inputs, outputs)
     _, data_type, shape = inputs[0]
     key = (data_type, shape, op, prescale, postscale, line)
-    known = _requests.get(name)
+    known = _requests.get(full_name)
     if known is None or known[0] != key:
         if len(_requests) >= _REMEMBERED:
             _requests.clear()
-        known = key, allreduce_request(name, [(name, data_type, shape)], op, prescale, postscale, line)
-        _requests[name] = known
+        known = key, allreduce_request(full_name, [(full_name, data_type, shape)], op, prescale, postscale, line)
+        _requests[full_name] = known
     return submit(process_set_id, known[1], inputs, outputs)
 
 
 def allgather(
-    name: str,
+    prefix: str,
+    name: str | None,
     inputs: Sequence[Tensor],
     allocate: Allocate,
     process_set_id: int | None = 0,
-    transient: bool = False,
 ) -> Handle:
     """Concatenate ``inputs[i]`` of every rank along the first dimension into what ``allocate(i, rows)`` makes.
 
     Types and all dimensions but the first must agree.
     """
-    request = _request(Operation.ALLGATHER, name, inputs, transient=transient)
+    request = _request(Operation.ALLGATHER, prefix, name, process_set_id, inputs)
     return submit(process_set_id, request, inputs, allocate=allocate)
 
 
 def broadcast(
-    name: str,
+    prefix: str,
+    name: str | None,
     tensors: Sequence[Tensor],
     root: int,
     process_set_id: int | None = 0,
-    transient: bool = False,
 ) -> Handle:
     """Overwrite ``tensors`` on every rank with those of global rank ``root``, which must be a member of the set.
 
@@ -147,17 +152,17 @@ def broadcast(
         raise ValueError(
             f"broadcast received invalid root rank {root} for provided process set: {name!r} can come from ranks {lane.ranks}"
         )
-    request = _request(Operation.BROADCAST, name, tensors, root=root, transient=transient)
+    request = _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root)
     return submit(process_set_id, request, outputs=tensors)
 
 
 def alltoall(
-    name: str,
+    prefix: str,
+    name: str | None,
     source: Tensor,
     splits: Sequence[int] | None,
     allocate: Allocate,
     process_set_id: int | None = 0,
-    transient: bool = False,
 ) -> Handle:
     """Send ``splits[r]`` consecutive rows of ``source`` to set rank r; what arrives is concatenated by source rank.
 
@@ -183,19 +188,19 @@ def alltoall(
         raise ValueError(
             f"Sum of splits entries is greater than the first dimension of tensor. {name!r}: {sum(splits)} > {rows}."
         )
-    request = _request(Operation.ALLTOALL, name, [source], splits=tuple(splits), transient=transient)
+    request = _request(Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits))
     return submit(process_set_id, request, [source], allocate=allocate)
 
 
 def reducescatter(
-    name: str,
+    prefix: str,
+    name: str | None,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set_id: int | None = 0,
-    transient: bool = False,
 ) -> Handle:
     """Reduce like :func:`allreduce`, then keep this rank's rows: :func:`horovod.core.execution.shard_rows` deals them.
 
@@ -205,19 +210,20 @@ def reducescatter(
         raise HorovodInternalError(
             f"Reducescatter currently only supports AVERAGE and SUM. {name!r} asked for {op.label}."
         )
-    for label, tensor in _labelled(name, inputs):
+    labelled = _labelled(name or prefix, inputs)
+    for label, tensor in labelled:
         if not tensor.shape:
             raise ValueError(f"Reducescatter does not support scalar inputs: {label!r}.")
-    labelled = _labelled(name, inputs)
     _check_reduction("Reducescatter", [(each, tensor.data_type) for each, tensor in labelled], op, prescale, postscale)
     request = _request(
         Operation.REDUCESCATTER,
+        prefix,
         name,
+        process_set_id,
         inputs,
         reduce_op=int(op),
         prescale=prescale,
         postscale=postscale,
-        transient=transient,
     )
     return submit(process_set_id, request, inputs, outputs)
 
@@ -242,21 +248,30 @@ def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
     return [(f"{name}_{number}of{len(tensors)}", tensor) for number, tensor in enumerate(tensors, 1)]
 
 
+def _counted_name(prefix: str, process_set_id: int | None, operation: Operation) -> str:
+    """A name for a call without one. Counted per process set, since not every rank takes part in all of them."""
+    context = running()
+    context.lane(process_set_id, operation)  # refuses what would be refused later, before it counts
+    return context.auto_name(prefix, process_set_id)
+
+
 def _request(
     operation: Operation,
-    name: str,
+    prefix: str,
+    name: str | None,
+    process_set_id: int | None,
     tensors: Sequence[Tensor],
     reduce_op: int = 0,
     prescale: float = 1.0,
     postscale: float = 1.0,
     root: int = -1,
     splits: tuple[int, ...] = (),
-    transient: bool = False,
 ) -> Request:
-    specs = tuple(TensorSpec(label, int(each.data_type), each.shape) for label, each in _labelled(name, tensors))
+    full_name = f"{prefix}.{name}" if name else _counted_name(prefix, process_set_id, operation)
+    specs = tuple(TensorSpec(label, int(each.data_type), each.shape) for label, each in _labelled(full_name, tensors))
     return Request(
         int(operation),
-        name,
+        full_name,
         specs,
         reduce_op,
         prescale,
@@ -264,7 +279,7 @@ def _request(
         root,
         splits,
         caller=caller(),
-        transient=transient,
+        transient=not name,
     )
 
 

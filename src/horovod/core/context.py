@@ -105,7 +105,7 @@ class Context:
         self._timeline: Timeline | None = None
         self._sockets: list[socket.socket] = []
         self._failed = threading.Event()
-        self._next_name: dict[str, int] = {}
+        self._next_name: dict[tuple[int | None, str], int] = {}
 
     # Life
 
@@ -141,8 +141,6 @@ class Context:
                 switchboard.close()
         membership.rank = identity.rank
         membership.ranks = groups
-        if config.timeline and config.timeline != DYNAMIC:
-            self.start_timeline(config.timeline, config.timeline_mark_cycles)
         if config.autotune and identity.rank == 0:
             _log.warning("%s is set, but this version has no autotuning; it is ignored", AUTOTUNE)
 
@@ -195,6 +193,8 @@ class Context:
                 self._stopped,
                 deadline,
             )
+        if self.config.timeline and self.config.timeline != DYNAMIC:
+            self.start_timeline(self.config.timeline, self.config.timeline_mark_cycles)
         if self._sentinel is not None:
             self._sentinel.start()
         for lane in self.lanes.values():
@@ -204,6 +204,7 @@ class Context:
         """Give back what a failed :meth:`start` has taken. No thread runs yet."""
         for lane in self.lanes.values():
             lane.close()
+        self.stop_timeline()
         if self._sentinel is not None:
             self._sentinel.leave()
         for made in self._sockets:
@@ -334,10 +335,11 @@ class Context:
             counts[card.host] = counts.get(card.host, 0) + 1
         return len(set(counts.values())) <= 1
 
-    def auto_name(self, prefix: str) -> str:
-        """A name for a request that its caller gave none: counted, so that the n-th such call of all ranks belongs together."""
-        number = self._next_name.get(prefix, 0) + 1
-        self._next_name[prefix] = number
+    def auto_name(self, prefix: str, process_set_id: int | None) -> str:
+        """A name for a request that has none: the n-th such call of all members of the set belongs together."""
+        key = (process_set_id, prefix)
+        number = self._next_name.get(key, 0) + 1
+        self._next_name[key] = number
         return f"{prefix}.noname.{number}"
 
     def abandon(self) -> None:

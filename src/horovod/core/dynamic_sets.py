@@ -123,13 +123,11 @@ def _exchange(context: Context, wish: _Wish) -> list[_Wish]:
         return gathered[0]
 
     own = np.array([data.size], np.int64)
-    number = context.changes = context.changes + 1
-    name = f"process_sets.{number}"
+    context.changes += 1
+    length_tensor, data_tensor = Tensor(own, DataType.INT64, (1,)), Tensor(data, DataType.UINT8, (data.size,))
     handles = [
-        collectives.allgather(
-            f"{name}.sz", [Tensor(own, DataType.INT64, (1,))], lambda _, rows: lengths, transient=True
-        ),
-        collectives.allgather(f"{name}.t", [Tensor(data, DataType.UINT8, (data.size,))], allocate, transient=True),
+        collectives.allgather("process_sets.length", None, [length_tensor], lambda _, rows: lengths),
+        collectives.allgather("process_sets.wish", None, [data_tensor], allocate),
     ]
     for handle in handles:
         handle.wait()

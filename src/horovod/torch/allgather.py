@@ -10,7 +10,6 @@ import torch
 from horovod.comm.datatypes import Array
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.torch.arguments import request_name
 from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import flat_array, view
 
@@ -25,8 +24,7 @@ def _submit(
         output = outputs[index] = torch.empty((rows, *tensors[index].shape[1:]), dtype=tensors[index].dtype)
         return flat_array(output)
 
-    full_name, transient = request_name(prefix, name)
-    handle = collectives.allgather(full_name, inputs, allocate, process_set.process_set_id, transient)
+    handle = collectives.allgather(prefix, name, inputs, allocate, process_set.process_set_id)
     return register(handle, lambda _: outputs[0] if single else tuple(outputs))
 
 

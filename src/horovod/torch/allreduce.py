@@ -10,7 +10,7 @@ import torch
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allgather import allgather_async
-from horovod.torch.arguments import Average, Sum, reduction, request_name
+from horovod.torch.arguments import Average, Sum, reduction
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import view
@@ -31,16 +31,15 @@ def _submit(
     chosen = reduction(op, average)
     inputs = [view(tensor) for tensor in tensors]
     targets = inputs if outputs is tensors else [view(output) for output in outputs]
-    full_name, transient = request_name(prefix, name)
     handle = collectives.allreduce(
-        full_name,
+        prefix,
+        name,
         inputs,
         targets,
         chosen,
         prescale_factor,
         postscale_factor,
         process_set.process_set_id,
-        transient,
     )
     return register(handle, lambda _: result)
 
@@ -268,9 +267,9 @@ def sparse_allreduce_async(
     if chosen not in (Sum, Average):
         raise ValueError(f"a sparse tensor can be reduced with hvd.Sum or hvd.Average, not hvd.{chosen.label}")
     tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
-    label, _ = request_name("sparse_allreduce", name)
-    indices = allgather_async(tensor.indices().t().contiguous(), f"{label}.indices", process_set)
-    values = allgather_async(tensor.values().contiguous(), f"{label}.values", process_set)
+    indices_name, values_name = (f"{name}.indices", f"{name}.values") if name else (None, None)
+    indices = allgather_async(tensor.indices().t().contiguous(), indices_name, process_set)
+    values = allgather_async(tensor.values().contiguous(), values_name, process_set)
 
     def result() -> torch.Tensor:
         gathered: torch.Tensor = synchronize(values)

@@ -11,7 +11,7 @@ from horovod.comm.datatypes import Array
 from horovod.core import collectives
 from horovod.core.handle import Handle
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.torch.arguments import request_name, split_rows
+from horovod.torch.arguments import split_rows
 from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import flat_array, view
 
@@ -43,8 +43,7 @@ def alltoall_async(
         device = like.device if like is not None else torch.device("cpu")
         return outputs[0], torch.tensor(handle.result, dtype=torch.int32, device=device)
 
-    full_name, transient = request_name("alltoall", name)
-    handle = collectives.alltoall(full_name, source, rows, allocate, process_set.process_set_id, transient)
+    handle = collectives.alltoall("alltoall", name, source, rows, allocate, process_set.process_set_id)
     return register(handle, result)
 
 

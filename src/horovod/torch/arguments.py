@@ -9,7 +9,6 @@ import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.util import get_average_backwards_compatibility_fun
-from horovod.core.context import running
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -41,13 +40,6 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     except ValueError:
         names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
         raise ValueError(f"op={op!r} is no reduction; use one of {names}") from None
-
-
-def request_name(prefix: str, name: str | None) -> tuple[str, bool]:
-    """The name that travels, and whether it was made up for this call."""
-    if name:
-        return f"{prefix}.{name}", False
-    return running().auto_name(prefix), True
 
 
 def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:

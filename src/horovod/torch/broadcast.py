@@ -9,7 +9,6 @@ import torch
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allreduce import allreduce
-from horovod.torch.arguments import request_name
 from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import check, view
 
@@ -21,8 +20,7 @@ def broadcast_async_(
 
     Shape, dtype and root must agree. Errors as allreduce_async; ValueError for a root that is not a member.
     """
-    full_name, transient = request_name("broadcast", name)
-    handle = collectives.broadcast(full_name, [view(tensor)], root_rank, process_set.process_set_id, transient)
+    handle = collectives.broadcast("broadcast", name, [view(tensor)], root_rank, process_set.process_set_id)
     return register(handle, lambda _: tensor)
 
 

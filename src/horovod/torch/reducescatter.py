@@ -13,7 +13,7 @@ from horovod.core.execution import shard_rows
 from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allgather import grouped_allgather
-from horovod.torch.arguments import Average, Sum, reduction, request_name
+from horovod.torch.arguments import Average, Sum, reduction
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import check, view
@@ -38,16 +38,15 @@ def _submit(
             raise ValueError("Reducescatter does not support scalar inputs.")
         rows = shard_rows(tensor.shape[0], len(lane.ranks))[lane.index]
         outputs.append(torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype))
-    full_name, transient = request_name(prefix, name)
     handle = collectives.reducescatter(
-        full_name,
+        prefix,
+        name,
         [view(tensor) for tensor in tensors],
         [view(output) for output in outputs],
         chosen,
         prescale_factor,
         postscale_factor,
         process_set.process_set_id,
-        transient,
     )
     result = outputs[0] if single else tuple(outputs)
     return register(handle, lambda _: result)
