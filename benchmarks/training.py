@@ -27,6 +27,7 @@ import inspect
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -147,21 +148,22 @@ def launch(arrangement: str, ranks: int, arguments: list[str]) -> list[subproces
 
 def work(options: argparse.Namespace) -> None:
     """One process of one arrangement: make as many steps as it is told, say how long they took, until nobody asks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the one that asks, and thereby this
     torch.set_num_threads(1)
     torch.manual_seed(1)
     step = prepare_step(options.arrangement, WORKLOADS[options.models[0]]())
     with Client(str(options.worker)) as connection:
         connection.send(options.arrangement)
-        while True:
-            try:
+        try:
+            while True:
                 steps = connection.recv()
-            except (EOFError, ConnectionResetError):
-                break
-            step()  # not counted
-            started = time.perf_counter()
-            for _ in range(steps):
-                step()
-            connection.send(time.perf_counter() - started)
+                step()  # not counted
+                started = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                connection.send(time.perf_counter() - started)
+        except (EOFError, OSError):
+            pass  # nobody asks any more
 
 
 def prepare_step(arrangement: str, workload: Workload) -> Callable[[], None]:
