@@ -1,0 +1,271 @@
+"""What DistributedOptimizer refuses, warns of, and promises about itself."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import horovod.torch as hvd
+from horovod.core.errors import HorovodInternalError
+
+
+def test_what_the_constructor_refuses(job: Any) -> None:
+    def check() -> None:
+        model = nn.Linear(2, 2)
+        named = list(model.named_parameters())
+
+        def wrap(**keywords: Any) -> Any:
+            return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **keywords)
+
+        refused: list[tuple[str, dict[str, Any]]] = [
+            (
+                "gradient_predivide_factor not supported with op != Average",
+                {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+            ),
+            ("backward_passes_per_step must be > 0", {"backward_passes_per_step": 0}),
+            ("backward_passes_per_step must be > 0", {"backward_passes_per_step": -1}),
+            ("named_parameters should be a sequence of tuples", {"named_parameters": model.parameters()}),
+            ("named_parameters should be a sequence of tuples", {"named_parameters": ["weight"]}),
+            ("must be unique. Found duplicates: x", {"named_parameters": [("x", p) for _, p in named]}),
+            ("one or more model parameters were not named", {"named_parameters": named[:1]}),
+            ("one or more model parameters were not named", {"named_parameters": []}),
+            ("groups should be a non-negative integer or a list of list", {"groups": "two"}),
+            ("groups should be a non-negative integer or a list of list", {"groups": -1}),
+            ("groups should be a non-negative integer or a list of list", {"groups": 1.5}),
+            ("groups must consist of torch.Tensor", {"groups": [["weight"]]}),
+            ("A parameter can only appear once in groups", {"groups": [[model.weight], [model.bias, model.weight]]}),
+            ("no reduction", {"op": 17}),
+        ]
+        for text, keywords in refused:
+            with pytest.raises(ValueError) as error:
+                wrap(**keywords)
+            assert text in str(error.value), keywords
+        with pytest.raises(NotImplementedError, match="Adasum"):
+            wrap(op=hvd.Adasum)
+        with pytest.raises(ValueError, match="already"):
+            hvd.DistributedOptimizer(wrap())
+        extra = [
+            *named,
+            ("another.model", nn.Parameter(torch.ones(1))),
+        ]  # names of more than the optimizer has: no harm
+        wrap(named_parameters=extra)
+        with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+            wrap().set_backward_passes_per_step(0)
+
+    job(2, check)
+
+
+def test_before_init() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises((HorovodInternalError, ValueError), match=r"not been initialized; use hvd\.init\(\)"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+def test_what_it_is(job: Any) -> None:
+    def check() -> None:
+        parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+
+        class Mine(torch.optim.AdamW):
+            def greet(self) -> str:
+                return f"lr {self.param_groups[0]['lr']}"
+
+        original = Mine(parameters, lr=0.125)
+        optimizer = hvd.DistributedOptimizer(
+            original,
+            zip(["a", "b"], parameters, strict=True),
+            backward_passes_per_step=2,
+            gradient_predivide_factor=2.0,
+        )
+        assert isinstance(optimizer, Mine) and isinstance(optimizer, torch.optim.Optimizer)
+        assert type(optimizer).__name__ == "Mine" and type(optimizer).__module__ == "horovod.torch.optimizer"
+        assert optimizer.greet() == "lr 0.125"
+        assert optimizer.param_groups is original.param_groups and optimizer.defaults == original.defaults
+        assert "Mine" in repr(optimizer)
+        assert optimizer.op == hvd.Average and optimizer.gradient_predivide_factor == 2.0
+        assert optimizer.sparse_as_dense is False and optimizer.process_set is hvd.global_process_set
+        assert optimizer.backward_passes_per_step == 2
+        assert {name: p is parameters["ab".index(name)] for p, name in optimizer._parameter_names.items()} == {
+            "a": True,
+            "b": True,
+        }
+
+    job(2, check)
+    job(1, check)
+
+
+def test_the_order_of_calls(job: Any) -> None:
+    def check() -> None:
+        parameter = nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+
+        def backward() -> None:
+            (parameter * (hvd.rank() + 1)).sum().backward()
+
+        backward()
+        with pytest.raises(
+            AssertionError, match=r"zero_grad.. was called after loss.backward.. but before optimizer.step"
+        ):
+            optimizer.zero_grad()
+        with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+            backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        parameter.data.zero_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            backward()
+            optimizer.step()
+            assert parameter.tolist() == [-1.5, -1.5]
+            optimizer.zero_grad(set_to_none=False)
+            assert parameter.grad.tolist() == [0.0, 0.0]
+            backward()
+            optimizer.synchronize()
+            assert parameter.grad.tolist() == [1.5, 1.5]
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            assert parameter.tolist() == [-3.0, -3.0]
+            optimizer.zero_grad(set_to_none=True)
+            assert parameter.grad is None
+            backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        backward()
+        optimizer.synchronize()
+        with pytest.warns(UserWarning, match="called without optimizer.skip_synchronize"):
+            optimizer.step()
+        assert parameter.tolist() == [-6.0, -6.0]  # reduced once only
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            backward()
+            optimizer.step()
+        assert parameter.tolist() == [-7.5, -7.5]
+
+    job(2, check)
+
+
+def test_a_step_without_any_gradient(job: Any) -> None:
+    def check() -> None:
+        parameter = nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+        optimizer.step()
+        assert parameter.tolist() == [1.0, 1.0]
+        optimizer.zero_grad()
+        if hvd.rank() == 0:
+            parameter.sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [0.5, 0.5]
+
+    job(2, check)
+
+
+def test_gradients_are_reduced_where_they_are(job: Any) -> None:
+    def check() -> None:
+        model = nn.Linear(300, 300)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        model(torch.ones(1, 300)).sum().backward()
+        before = [p.grad.data_ptr() for p in model.parameters()]
+        optimizer.synchronize()
+        assert [p.grad.data_ptr() for p in model.parameters()] == before
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    job(2, check)
+
+
+def test_communication_starts_during_backward(job: Any) -> None:
+    """The last layer's gradient is reduced while the first layer's pass is still under way."""
+
+    class Wait(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, seen: list[bool]) -> torch.Tensor:
+            ctx.seen = seen
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            import time
+
+            deadline = time.monotonic() + 20
+            state = ctx.seen[0]
+            while time.monotonic() < deadline and not (state.sending and state.sending[0].bucket.handle.done()):
+                time.sleep(0.001)
+            ctx.seen.append(bool(state.sending and state.sending[0].bucket.handle.done()))
+            return grads[0], None
+
+    def check() -> bool:
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        model = nn.ModuleList([first, last])
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        seen: list[Any] = [optimizer._horovod]
+        last(Wait.apply(first(torch.ones(1, 4)), seen)).sum().backward()
+        optimizer.step()
+        return seen[1]
+
+    assert job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"}) == [True, True]
+
+
+def test_models_that_differ(job: Any) -> None:
+    """The error names the parameter and both ranks' lines, and comes on both."""
+
+    def check() -> str:
+        model = nn.Sequential(nn.Linear(3, 3 + hvd.rank()), nn.Linear(3 + hvd.rank(), 1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        return "not reached"
+
+    def catch() -> str:
+        with pytest.raises(HorovodInternalError) as error:
+            check()
+        return str(error.value)
+
+    # The two optimizers have no name in common, so each waits for the other: the job is ended as stalled.
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    for text in job(2, catch, env=env, timeout=30):
+        assert "DistributedOptimizer" in text and "test_optimizer_rules.py:" in text
+
+
+def test_a_failure_in_the_middle_of_training_can_be_survived(job: Any) -> None:
+    """One rank disagrees once; both see the error, and the next step is as if nothing had been."""
+
+    def check() -> list[float]:
+        parameter = nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+        parameter.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with pytest.raises(HorovodInternalError, match="Mismatched data types"):
+            parameter.grad = torch.ones(2, dtype=torch.float32)
+            if hvd.rank() == 0:
+                with torch.no_grad():
+                    parameter.data = parameter.data.double()
+                    parameter.grad = torch.ones(2, dtype=torch.float64)
+            optimizer.synchronize()
+        if hvd.rank() == 0:
+            parameter.data = parameter.data.float()
+        optimizer.zero_grad(set_to_none=True)
+        parameter.sum().backward()
+        optimizer.step()
+        return parameter.tolist()
+
+    assert job(2, check) == [[-2.0, -2.0]] * 2
+
+
+def test_a_parameter_that_gets_another_type(job: Any) -> None:
+    def check() -> None:
+        model = nn.Linear(3, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            model.to(dtype)
+            optimizer.zero_grad()
+            (model(torch.ones(1, 3, dtype=dtype)) * (hvd.rank() + 1)).sum().backward()
+            optimizer.step()
+        assert model.weight.tolist() == [[-4.5, -4.5, -4.5]]
+
+    job(2, check)
