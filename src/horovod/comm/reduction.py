@@ -57,6 +57,16 @@ def use_conversions(widen: Convert, narrow: Convert) -> None:
     _widen, _narrow = widen, narrow
 
 
+def widen(source: Array, target: Array) -> None:
+    """Cast the 16-bit floats of ``source`` into ``target``, a float32 array of the same length."""
+    _widen(source, target)
+
+
+def narrow(source: Array, target: Array) -> None:
+    """Round the float32 elements of ``source`` into ``target``, an array of 16-bit floats of the same length."""
+    _narrow(source, target)
+
+
 def scale(array: Array, factor: float) -> None:
     """Multiply ``array`` by ``factor`` in place.
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp, can_scale
 from horovod.core.context import running
@@ -80,9 +81,8 @@ def allreduce_request(
     """
     _check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
     specs = tuple(TensorSpec(each, int(data_type), shape) for each, data_type, shape in tensors)
-    return Request(
-        int(Operation.ALLREDUCE), name, specs, int(op), prescale, postscale, caller=line, transient=transient
-    )
+    operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
+    return Request(int(operation), name, specs, int(op), prescale, postscale, caller=line, transient=transient)
 
 
 def allreduce(
@@ -286,10 +286,13 @@ def _request(
 def _check_reduction(
     operation: str, tensors: Sequence[tuple[str, DataType]], op: ReduceOp, prescale: float, postscale: float
 ) -> None:
-    if op == ReduceOp.ADASUM:
-        raise NotImplementedError("the Adasum reduction is not available in this version; use Average or Sum")
     scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
     for name, data_type in tensors:
+        if op == ReduceOp.ADASUM and not can_combine(data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with Adasum; it takes "
+                "floating-point types only"
+            )
         if scaled and not can_scale(data_type):
             raise ValueError(
                 f"{operation} of {name!r}: elements of type {data_type.label} cannot be averaged or scaled; use Sum, Min or Max"

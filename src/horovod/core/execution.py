@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from horovod.comm.adasum import adasum
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
@@ -59,7 +60,7 @@ def execute(communicator: Communicator, ranks: Sequence[int], batch: Sequence[tu
             entry; None where this rank has joined and takes part without data.
     """
     operation = batch[0][0].operation
-    if operation == Operation.ALLREDUCE:
+    if operation in (Operation.ALLREDUCE, Operation.ADASUM):
         _allreduce(communicator, batch)
     elif operation == Operation.ALLGATHER:
         _allgather(communicator, batch)
@@ -107,7 +108,10 @@ def _allreduce(communicator: Communicator, batch: Sequence[tuple[Decision, Entry
     assert request is not None
     op, prescale, postscale = _scaling(request, communicator.size)
     for some_inputs, some_outputs in _by_type(inputs, outputs):
-        communicator.allreduce(some_inputs, some_outputs, op, prescale, postscale)
+        if op == ReduceOp.ADASUM:
+            adasum(communicator, some_inputs, some_outputs, prescale, postscale)
+        else:
+            communicator.allreduce(some_inputs, some_outputs, op, prescale, postscale)
 
 
 def _by_type(inputs: list[Array], outputs: list[Array]) -> list[tuple[list[Array], list[Array]]]:

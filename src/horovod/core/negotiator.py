@@ -14,7 +14,7 @@ from horovod.comm.datatypes import DataType
 from horovod.core.agreement import disagreement
 from horovod.core.messages import Decision, Operation, Request
 
-_FUSIBLE = {Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER}
+_FUSIBLE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.ALLGATHER, Operation.REDUCESCATTER}
 
 
 class Ready(NamedTuple):
