@@ -1,0 +1,832 @@
+"""Lanes of one process set inside this process: real threads, real messages over socket pairs, a real engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import make_group
+from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.datatypes import Array, DataType
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.single import SingleCommunicator
+from horovod.control.channel import Channel
+from horovod.control.framing import frame
+from horovod.core.config import Config
+from horovod.core.errors import HorovodInternalError
+from horovod.core.execution import Entry
+from horovod.core.handle import Handle
+from horovod.core.lane import CoordinatorLane, Lane, MemberLane
+from horovod.core.messages import (
+    Announce,
+    Decision,
+    Definition,
+    Leave,
+    Operation,
+    Order,
+    Request,
+    Stop,
+    TensorSpec,
+    decode_from_coordinator,
+    decode_from_member,
+    encode,
+)
+from unit.control.together import wait_until
+
+SECONDS = 20.0
+
+
+class Watch:
+    """Notes what a lane tells the sentinel."""
+
+    def __init__(self) -> None:
+        self.whereabouts: dict[int, str] = {}
+        self.reports: list[tuple[int, str, bool]] = []
+        self.probes = 0
+
+    def report(self, rank: int, reason: str, suspected: bool = False) -> None:
+        self.reports.append((rank, reason, suspected))
+
+    def probe(self) -> None:
+        self.probes += 1
+
+
+class Noting(Communicator):
+    """Wraps an engine: notes what is called, and lets a test step in before each collective."""
+
+    name = "noting"
+
+    def __init__(self, engine: Communicator) -> None:
+        super().__init__(engine.rank, engine.size)
+        self._engine = engine
+        self.batches: list[int] = []
+        self.before: Callable[[], None] = lambda: None
+        self.aborts = 0
+
+    def allreduce(self, inputs: Sequence[Array], *rest: Any) -> None:
+        self.batches.append(len(inputs))
+        self.before()
+        self._engine.allreduce(inputs, *rest)
+
+    def allgather(self, inputs: Sequence[Array], *rest: Any) -> None:
+        self.batches.append(len(inputs))
+        self.before()
+        self._engine.allgather(inputs, *rest)
+
+    def broadcast(self, *arguments: Any) -> None:
+        self.before()
+        self._engine.broadcast(*arguments)
+
+    def alltoall(self, *arguments: Any) -> None:
+        self.before()
+        self._engine.alltoall(*arguments)
+
+    def reducescatter(self, *arguments: Any) -> None:
+        self.before()
+        self._engine.reducescatter(*arguments)
+
+    def barrier(self) -> None:
+        self.before()
+        self._engine.barrier()
+
+    def abort(self) -> None:
+        self.aborts += 1
+        self._engine.abort()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Rank:
+    """One rank's lane with its surroundings."""
+
+    def __init__(self, lane: Lane, communicator: Noting, watch: Watch, stopped: list[tuple[int, str, bool]]) -> None:
+        self.lane = lane
+        self.communicator = communicator
+        self.watch = watch
+        self.stopped = stopped
+
+    def submit(self, request: Request, *arrays: Array, allocate: Callable[[int, int], Array] | None = None) -> Handle:
+        handle = Handle()
+        flat = [array.reshape(-1) for array in arrays]
+        self.lane.submit(Entry(request, flat, flat, allocate, handle, time.monotonic()))
+        return handle
+
+    def allreduce(self, name: str, array: Array, op: ReduceOp = ReduceOp.SUM, **fields: Any) -> Handle:
+        return self.submit(allreduce_request(name, array.shape, op, **fields), array)
+
+
+def allreduce_request(name: str, shape: tuple[int, ...] = (1,), op: ReduceOp = ReduceOp.SUM, **fields: Any) -> Request:
+    return Request(int(Operation.ALLREDUCE), name, (TensorSpec(name, int(DataType.FLOAT32), shape),), int(op), **fields)
+
+
+JOIN = Request(int(Operation.JOIN), "join.noname", transient=True)
+
+
+def ones(number: float = 1.0, length: int = 4) -> Array:
+    return np.full(length, number, np.float32)
+
+
+class Set:
+    """A process set, every rank of which lives here; or some of its ranks, the test playing the others."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def lane(
+        self,
+        ranks: Sequence[int],
+        index: int,
+        connections: dict[int, socket.socket],
+        communicator: Communicator,
+        config: Config,
+    ) -> Rank:
+        watch, stopped, noting = Watch(), [], Noting(communicator)
+        kind = CoordinatorLane if index == 0 else MemberLane
+        channels = {member: Channel(connection) for member, connection in connections.items()}
+
+        def on_stopped(rank: int, reason: str, interrupted: bool) -> None:
+            stopped.append((rank, reason, interrupted))
+
+        lane = kind(f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped)
+        self._stack.callback(self._end, lane)
+        return Rank(lane, noting, watch, stopped)
+
+    @staticmethod
+    def _end(lane: Lane) -> None:
+        if lane._thread.ident is not None:
+            lane.abort(HorovodInternalError("the test is over"))
+            assert lane.join(10)
+        lane.close()
+
+    def whole(
+        self, size: int, engine: str = "shm", ranks: Sequence[int] | None = None, start: bool = True, **settings: Any
+    ) -> list[Rank]:
+        ranks = ranks or range(size)
+        pairs = {member: socket.socketpair() for member in range(1, size)}
+        group = make_group("single" if size == 1 else engine, size, timedelta(seconds=SECONDS))
+        links = [{member: pair[0] for member, pair in pairs.items()}]
+        links += [{0: pairs[member][1]} for member in range(1, size)]
+        config = Config(**settings)
+        made = [self.lane(ranks, index, links[index], group[index], config) for index in range(size)]
+        if start:
+            for rank in made:
+                rank.lane.start()
+        return made
+
+    def part(self, index: int, size: int, start: bool = True, **settings: Any) -> tuple[Rank, dict[int, Peer]]:
+        """One lane, with an engine that needs no peers; the test speaks for the others."""
+        others = range(1, size) if index == 0 else [0]
+        pairs = {member: socket.socketpair() for member in others}
+        links = {member: pair[0] for member, pair in pairs.items()}
+        rank = self.lane(range(size), index, links, SingleCommunicator(), Config(**settings))
+        peers = {member: Peer(pair[1]) for member, pair in pairs.items()}
+        for peer in peers.values():
+            self._stack.callback(peer.channel.close)
+        if start:
+            rank.lane.start()
+        return rank, peers
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class Peer:
+    """The far end of a lane's channel."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.channel = Channel(connection)
+        self._inbox: list[bytes] = []
+
+    def say(self, message: Any) -> None:
+        self.channel.send(encode(message))
+
+    def hear(self) -> bytes:
+        def arrived() -> bool:
+            if not self._inbox:
+                self._inbox += self.channel.receive()
+            return bool(self._inbox)
+
+        wait_until(arrived, "a message")
+        return self._inbox.pop(0)
+
+    def ordered(self) -> list[list[Any]]:
+        """The batches of the next order."""
+        order = decode_from_coordinator(self.hear())
+        assert isinstance(order, Order)
+        return order.batches
+
+    def announced(self) -> list[Any]:
+        message = decode_from_member(self.hear())
+        assert isinstance(message, Announce)
+        return message.items
+
+
+@pytest.fixture
+def process_set() -> Iterator[Set]:
+    made = Set()
+    yield made
+    made.close()
+
+
+def wait(*handles: Handle) -> None:
+    for handle in handles:
+        handle.wait(SECONDS)
+
+
+def error_of(handle: Handle) -> str:
+    with pytest.raises(HorovodInternalError) as caught:
+        handle.wait(SECONDS)
+    return str(caught.value)
+
+
+# Collectives
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_every_rank_has_the_sum(process_set: Set, engine: str, size: int) -> None:
+    ranks = process_set.whole(size, engine)
+    for turn in range(5):
+        arrays = [ones(rank + turn) for rank in range(size)]
+        wait(*(rank.allreduce("x", array) for rank, array in zip(ranks, arrays, strict=True)))
+        for array in arrays:
+            np.testing.assert_array_equal(array, sum(range(turn, turn + size)))
+    assert [rank.watch.reports for rank in ranks] == [[]] * size
+
+
+def test_a_set_of_one(process_set: Set) -> None:
+    (rank,) = process_set.whole(1)
+    array = ones(3)
+    wait(rank.allreduce("x", array, ReduceOp.AVERAGE, postscale=2.0))
+    np.testing.assert_array_equal(array, 6)
+
+
+def test_many_names_in_a_different_order_on_each_rank(process_set: Set) -> None:
+    ranks = process_set.whole(3)
+    names = [f"n{number}" for number in range(60)]
+    for turn in range(3):
+        arrays = [{name: ones(turn + int(name[1:])) for name in names} for _ in ranks]
+        handles = []
+        for index, rank in enumerate(ranks):
+            shuffled = names[index * 20 :] + names[: index * 20]
+            handles += [rank.allreduce(name, arrays[index][name]) for name in shuffled]
+        wait(*handles)
+        for index in range(3):
+            for name in names:
+                np.testing.assert_array_equal(arrays[index][name], 3 * (turn + int(name[1:])))
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 1000])
+def test_the_size_of_the_dictionaries_changes_nothing(process_set: Set, capacity: int) -> None:
+    ranks = process_set.whole(2, cache_capacity=capacity)
+    for turn in range(20):
+        arrays = [ones(turn), ones(1)]
+        name = f"n{turn % 5}"
+        wait(*(rank.allreduce(name, array) for rank, array in zip(ranks, arrays, strict=True)))
+        np.testing.assert_array_equal(arrays[0], turn + 1)
+        np.testing.assert_array_equal(arrays[1], turn + 1)
+
+
+def test_a_name_whose_shape_changes(process_set: Set) -> None:
+    ranks = process_set.whole(2)
+    for length in (4, 4, 7, 1, 4):
+        arrays = [ones(1, length), ones(2, length)]
+        wait(*(rank.allreduce("x", array) for rank, array in zip(ranks, arrays, strict=True)))
+        np.testing.assert_array_equal(arrays[1], np.full(length, 3))
+
+
+def test_gather_broadcast_exchange_and_barrier(process_set: Set) -> None:
+    ranks = process_set.whole(2, ranks=[3, 8])
+    gathered: list[dict[int, Array]] = [{}, {}]
+    swapped: list[dict[int, Array]] = [{}, {}]
+    roots = [ones(7), ones(9)]
+    handles, swaps = [], []
+
+    def allocate(into: dict[int, Array], index: int, rows: int) -> Array:
+        into[index] = np.zeros((rows, 2), np.float32)
+        return into[index].reshape(-1)
+
+    for index, rank in enumerate(ranks):
+        rows = np.full((index + 1, 2), index, np.float32)
+        spec = (TensorSpec("g", int(DataType.FLOAT32), rows.shape),)
+        gather = Request(int(Operation.ALLGATHER), "g", spec)
+        handles.append(rank.submit(gather, rows, allocate=partial(allocate, gathered[index])))
+        spec = (TensorSpec("b", int(DataType.FLOAT32), (4,)),)
+        handles.append(rank.submit(Request(int(Operation.BROADCAST), "b", spec, root=8), roots[index]))
+        mine = np.arange(6, dtype=np.float32).reshape(3, 2) + 100 * index
+        spec = (TensorSpec("s", int(DataType.FLOAT32), mine.shape),)
+        exchange = Request(int(Operation.ALLTOALL), "s", spec, splits=((1, 2), (3, 0))[index])
+        swaps.append(rank.submit(exchange, mine, allocate=partial(allocate, swapped[index])))
+        handles.append(rank.submit(Request(int(Operation.BARRIER), "barrier.noname", transient=True)))
+    wait(*handles, *swaps)
+    for index in (0, 1):
+        np.testing.assert_array_equal(gathered[index][0], [[0, 0], [1, 1], [1, 1]])
+        np.testing.assert_array_equal(roots[index], 9)
+    assert [handle.result for handle in swaps] == [[1, 3], [2, 0]]
+    np.testing.assert_array_equal(swapped[0][0], [[0, 1], [100, 101], [102, 103], [104, 105]])
+    np.testing.assert_array_equal(swapped[1][0], [[2, 3], [4, 5]])
+
+
+def test_a_joined_rank_contributes_zeros(process_set: Set) -> None:
+    first, second = process_set.whole(2)
+    array = ones(5)
+    wait(*(rank.allreduce("x", ones()) for rank in (first, second)))
+    joined = second.submit(JOIN)
+    for _ in range(3):
+        array = ones(5)
+        wait(first.allreduce("x", array, ReduceOp.AVERAGE))
+        np.testing.assert_array_equal(array, 2.5)
+    assert not joined.done()
+    last = first.submit(JOIN)
+    wait(joined, last)
+    assert (joined.result, last.result) == (0, 0)
+    wait(*(rank.allreduce("x", ones()) for rank in (first, second)))
+
+
+def test_what_ranks_disagree_on_fails_on_all_and_nothing_else_does(process_set: Set) -> None:
+    ranks = process_set.whole(3, ranks=[2, 4, 6])
+    odd = [rank.allreduce("odd", ones(1, 4 + (index == 1))) for index, rank in enumerate(ranks)]
+    even = [rank.allreduce("even", ones()) for rank in ranks]
+    texts = {error_of(handle) for handle in odd}
+    assert len(texts) == 1
+    (text,) = texts
+    assert "Mismatched ALLREDUCE tensor shapes" in text
+    assert "rank 4:" in text
+    wait(*even)
+    wait(*(rank.allreduce("odd", ones()) for rank in ranks))
+
+
+# Fusion
+
+
+def hold(rank: Rank) -> tuple[threading.Event, threading.Event]:
+    """Make the rank's next collective wait; returns "it has begun" and "go on"."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before() -> None:
+        begun.set()
+        assert go_on.wait(SECONDS)
+
+    rank.communicator.before = before
+    return begun, go_on
+
+
+def busy_then(ranks: Sequence[Rank], submit: Callable[[Rank], list[Handle]]) -> None:
+    """Submit while the coordinator's lane is in a collective; wait for the end of all."""
+    begun, go_on = hold(ranks[0])
+    handles = [rank.allreduce("first", ones()) for rank in ranks]
+    assert begun.wait(SECONDS)
+    for rank in ranks[1:]:
+        handles += submit(rank)
+    handles += submit(ranks[0])
+    threading.Event().wait(0.05)  # the members' announcements wait in the sockets by then
+    ranks[0].communicator.before = lambda: None
+    go_on.set()
+    wait(*handles)
+
+
+def test_what_gathers_while_the_lane_is_busy_travels_together(process_set: Set) -> None:
+    ranks = process_set.whole(2)
+    busy_then(ranks, lambda rank: [rank.allreduce(f"n{number}", ones()) for number in range(20)])
+    for rank in ranks:
+        assert sum(rank.communicator.batches) == 21
+        assert max(rank.communicator.batches) > 1
+    assert ranks[0].communicator.batches == ranks[1].communicator.batches
+
+
+def test_no_batch_is_larger_than_the_threshold(process_set: Set) -> None:
+    ranks = process_set.whole(2, fusion_threshold=3 * 16)
+    busy_then(ranks, lambda rank: [rank.allreduce(f"n{number}", ones()) for number in range(20)])
+    assert max(ranks[0].communicator.batches) <= 3
+    assert sum(ranks[0].communicator.batches) == 21
+
+
+@pytest.mark.parametrize("settings", [{"fusion_threshold": 0}, {"disable_group_fusion": True}])
+def test_fusion_that_is_turned_off(process_set: Set, settings: dict[str, Any]) -> None:
+    ranks = process_set.whole(2, **settings)
+    busy_then(ranks, lambda rank: [rank.allreduce(f"n{number}", ones()) for number in range(10)])
+    assert ranks[0].communicator.batches == ranks[1].communicator.batches == [1] * 11
+
+
+def test_what_cannot_travel_together_does_not(process_set: Set) -> None:
+    ranks = process_set.whole(2)
+    ops = [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.AVERAGE]
+
+    def submit(rank: Rank) -> list[Handle]:
+        return [rank.allreduce(f"n{number}", ones(number), ops[number % 3]) for number in range(12)]
+
+    busy_then(ranks, submit)
+    assert max(ranks[0].communicator.batches) <= 4
+
+
+def test_a_gathering_window_waits_for_more(process_set: Set) -> None:
+    ranks = process_set.whole(2, cycle_time=timedelta(seconds=1))
+    handles = [rank.allreduce("a", ones()) for rank in ranks]
+    wait_until(lambda: ranks[0].lane._ready, "the decision")  # type: ignore[attr-defined]
+    handles += [rank.allreduce("b", ones()) for rank in ranks]
+    wait(*handles)
+    assert ranks[0].communicator.batches == ranks[1].communicator.batches == [2]
+
+
+# Names
+
+
+def test_a_name_in_flight_cannot_be_submitted_again(process_set: Set) -> None:
+    first, second = process_set.whole(2)
+    handle = first.allreduce("x", ones())
+    with pytest.raises(ValueError, match=r"same name as another tensor that is currently being processed.*'x'"):
+        first.allreduce("x", ones())
+    wait(second.allreduce("x", ones()), handle)
+    wait(first.allreduce("x", ones()), second.allreduce("x", ones()))
+
+
+# The end
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_who_leaves_ends_the_set_for_all_and_is_named(process_set: Set, leaver: int) -> None:
+    ranks = process_set.whole(3, ranks=[5, 6, 7])
+    wait(*(rank.allreduce("done", ones()) for rank in ranks))
+    pending = [(index, rank.allreduce("pending", ones())) for index, rank in enumerate(ranks) if index != leaver]
+    ranks[leaver].lane.leave("it had enough")
+    for rank in ranks:
+        assert rank.lane.join(10)
+        ((who, reason, _),) = rank.stopped
+        assert who == 5 + leaver
+        assert reason.startswith("it had enough")
+    for index, handle in pending:
+        text = error_of(handle)
+        assert text.startswith("Horovod has been shut down. This was caused by rank")
+        assert f"rank {5 + leaver}: it had enough while rank {5 + index} waited for 'pending'" in text
+    assert [interrupted for rank in ranks for _, _, interrupted in rank.stopped] == [
+        index != leaver for index in range(3)
+    ]
+    for rank in ranks:
+        with pytest.raises(HorovodInternalError, match="shut down"):
+            rank.allreduce("late", ones())
+        assert rank.watch.reports == []
+
+
+def test_all_leave_at_once(process_set: Set) -> None:
+    ranks = process_set.whole(3)
+    for rank in ranks:
+        rank.lane.leave("done")
+    for rank in ranks:
+        assert rank.lane.join(10)
+        assert [interrupted for _, _, interrupted in rank.stopped] == [False]
+
+
+def test_what_was_decided_before_somebody_left_still_runs(process_set: Set) -> None:
+    ranks = process_set.whole(2, cycle_time=timedelta(seconds=SECONDS))
+    arrays = [ones(1), ones(2)]
+    handles = [rank.allreduce("x", array) for rank, array in zip(ranks, arrays, strict=True)]
+    wait_until(lambda: ranks[0].lane._ready, "the decision")  # type: ignore[attr-defined]
+    ranks[1].lane.leave("done")
+    wait(*handles)
+    np.testing.assert_array_equal(arrays[0], 3)
+    for rank in ranks:
+        assert rank.lane.join(10)
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_an_abort_wakes_a_lane_out_of_a_collective(process_set: Set, engine: str) -> None:
+    first, second = process_set.whole(2, engine)
+    begun, go_on = hold(second)
+    handles = [first.allreduce("x", ones()), second.allreduce("x", ones())]
+    assert begun.wait(SECONDS)
+    waiting = first.allreduce("y", ones())
+    first.lane.abort(HorovodInternalError("rank 9 failed"))
+    assert error_of(handles[0]) == error_of(waiting) == "rank 9 failed"
+    assert first.lane.join(10)
+    with pytest.raises(HorovodInternalError, match="rank 9 failed"):
+        first.allreduce("z", ones())
+    second.lane.abort(HorovodInternalError("rank 9 failed"))
+    assert error_of(handles[1]) == "rank 9 failed"
+    go_on.set()
+    assert second.lane.join(10)
+    assert first.watch.reports == second.watch.reports == []
+
+
+def test_an_abort_wakes_a_lane_that_sleeps(process_set: Set) -> None:
+    first, second = process_set.whole(2)
+    handle = first.allreduce("x", ones())
+    for rank in (first, second):
+        rank.lane.abort(HorovodInternalError("over"))
+        assert rank.lane.join(10)
+    assert error_of(handle) == "over"
+    first.lane.abort(HorovodInternalError("again"))
+    with pytest.raises(HorovodInternalError, match="over"):
+        first.allreduce("y", ones())
+
+
+def test_a_peer_that_fails_in_a_collective_is_reported_by_its_global_rank(process_set: Set) -> None:
+    rank, _ = process_set.part(0, 1)
+    rank.lane.ranks = [17]
+
+    def fail() -> None:
+        raise PeerFailure(0, "it went silent", suspected=True)
+
+    rank.communicator.before = fail
+    handle = rank.allreduce("x", ones())
+    wait_until(lambda: rank.watch.reports, "the report")
+    assert rank.watch.reports == [(17, "it went silent", True)]
+    assert not handle.done()  # that is for the verdict
+    rank.lane.abort(HorovodInternalError("the verdict"))
+    assert error_of(handle) == "the verdict"
+
+
+def test_an_engine_that_was_aborted_reports_nobody(process_set: Set) -> None:
+    rank, _ = process_set.part(0, 1)
+
+    def aborted() -> None:
+        raise Aborted
+
+    rank.communicator.before = aborted
+    rank.allreduce("x", ones())
+    assert rank.lane.join(10)
+    assert rank.watch.reports == []
+
+
+def test_a_bug_in_a_lane_is_that_ranks_failure(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    rank, _ = process_set.part(0, 1)
+
+    def broken() -> None:
+        raise ZeroDivisionError("oh")
+
+    rank.communicator.before = broken
+    rank.allreduce("x", ones())
+    assert rank.lane.join(10)
+    assert rank.watch.reports == [(0, "its lane thread failed: ZeroDivisionError('oh')", False)]
+    assert "the lane of process set [0] failed" in caplog.text
+
+
+def test_an_overflow_in_a_gradient_is_no_warning(process_set: Set, recwarn: pytest.WarningsRecorder) -> None:
+    ranks = process_set.whole(2)
+    arrays = [ones(3e38), ones(3e38)]
+    wait(*(rank.allreduce("x", array) for rank, array in zip(ranks, arrays, strict=True)))
+    assert np.isinf(arrays[0]).all()
+    assert not recwarn.list
+
+
+# Peers that break the rules
+
+
+BAD = [b"", b"\xc1", b"\x91\x00", encode(Stop(0, "not yours to say")), encode([0, [1.5]])]
+UNDEFINED = [
+    Announce([3]),
+    Announce([Definition(1 << 30, allreduce_request("x"))]),
+    Announce([Definition(0, allreduce_request("x")), 0]),
+]
+
+
+@pytest.mark.parametrize("body", BAD)
+def test_a_member_that_sends_what_is_no_message_is_cut_off_and_suspected(process_set: Set, body: bytes) -> None:
+    rank, peers = process_set.part(0, 3)
+    peers[1].channel.send(body)
+    wait_until(lambda: rank.watch.reports, "the report")
+    ((who, reason, suspected),) = rank.watch.reports
+    assert (who, suspected) == (1, True)
+    assert "it broke the protocol" in reason
+    assert rank.lane._thread.is_alive()
+
+
+@pytest.mark.parametrize("message", UNDEFINED)
+def test_a_member_that_breaks_the_protocol_is_cut_off_and_suspected(process_set: Set, message: Announce) -> None:
+    """A number that was never defined, one beyond the capacity, a name announced twice."""
+    rank, peers = process_set.part(0, 3)
+    peers[2].say(message)
+    wait_until(lambda: rank.watch.reports, "the report")
+    ((who, reason, suspected),) = rank.watch.reports
+    assert (who, suspected) == (2, True)
+    assert "it broke the protocol" in reason
+
+
+@pytest.mark.parametrize("body", [*BAD[:3], encode(Leave("not yours to say")), encode(Order([[5]]))])
+def test_a_coordinator_that_breaks_the_protocol_is_cut_off_and_suspected(process_set: Set, body: bytes) -> None:
+    rank, peers = process_set.part(1, 2)
+    handle = rank.allreduce("x", ones())
+    peers[0].announced()
+    peers[0].channel.send(body)
+    wait_until(lambda: rank.watch.reports, "the report")
+    ((who, reason, suspected),) = rank.watch.reports
+    assert (who, suspected) == (0, True)
+    assert "it broke the protocol" in reason
+    later = rank.allreduce("y", ones())  # nobody to tell, and no reason to fail
+    rank.lane.abort(HorovodInternalError("the verdict"))
+    assert error_of(handle) == error_of(later) == "the verdict"
+    assert len(rank.watch.reports) == 1
+
+
+def test_a_huge_length_is_cut_off_and_suspected(process_set: Set) -> None:
+    rank, peers = process_set.part(0, 2)
+    peers[1].channel.socket.send(b"\xff\xff\xff\xff")
+    wait_until(lambda: rank.watch.reports, "the report")
+    assert rank.watch.reports[0][::2] == (1, True)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_channel_that_closes_is_suspected(process_set: Set, index: int) -> None:
+    rank, peers = process_set.part(index, 2)
+    (peer,) = peers
+    peers[peer].channel.close()
+    wait_until(lambda: rank.watch.reports, "the report")
+    ((who, reason, suspected),) = rank.watch.reports
+    assert (who, suspected) == (peer, True)
+    assert "its control connection broke" in reason
+    assert rank.lane._thread.is_alive()
+
+
+def test_submitting_to_a_coordinator_that_has_gone_accuses_only_the_coordinator(process_set: Set) -> None:
+    rank, peers = process_set.part(1, 2, start=False)
+    peers[0].channel.close()
+    first = rank.allreduce("x", ones())
+    rank.lane.start()
+    wait_until(lambda: rank.watch.reports, "the report")
+    second = rank.allreduce("y", ones())
+    rank.lane.leave("done")
+    threading.Event().wait(0.05)
+    assert [report[0] for report in rank.watch.reports] == [0]
+    rank.lane.abort(HorovodInternalError("rank 0 failed"))
+    assert error_of(first) == error_of(second) == "rank 0 failed"
+
+
+def test_what_the_coordinator_said_before_it_closed_is_heard(process_set: Set) -> None:
+    """It stopped in good order and was gone before this rank had announced its next wish."""
+    rank, peers = process_set.part(1, 2, start=False)
+    peers[0].say(Stop(0, "it is done"))
+    peers[0].channel.close()
+    handle = rank.allreduce("x", ones())
+    rank.lane.start()
+    assert "This was caused by rank 0: it is done" in error_of(handle)
+    assert rank.lane.join(10)
+    assert rank.watch.reports == []
+
+
+def test_a_member_that_leaves_when_the_coordinator_is_gone_ends_with_the_abort(process_set: Set) -> None:
+    rank, peers = process_set.part(1, 2)
+    peers[0].channel.close()
+    wait_until(lambda: rank.watch.reports, "the report")
+    rank.lane.leave("done")
+    rank.lane.abort(HorovodInternalError("rank 0 failed"))
+    assert rank.lane.join(10)
+    assert len(rank.watch.reports) == 1
+
+
+# What travels
+
+
+def test_the_second_time_a_few_bytes_say_it_all(process_set: Set) -> None:
+    rank, peers = process_set.part(1, 2)
+    request = allreduce_request("a.rather.long.name.of.a.layer", (4,))
+    decision = Decision(0, request.name, request.operation)
+    for turn in range(3):
+        handle = rank.submit(request, ones())
+        assert peers[0].announced() == ([Definition(0, request)] if turn == 0 else [0])
+        peers[0].say(Order([[decision if turn == 0 else 0]]))
+        wait(handle)
+
+
+def test_the_coordinator_orders_in_full_once_and_then_by_number(process_set: Set) -> None:
+    rank, peers = process_set.part(0, 2)
+    request = allreduce_request("x", (4,))
+    for turn in range(3):
+        handle = rank.submit(request, ones())
+        peers[1].say(Announce([Definition(0, request)] if turn == 0 else [0]))
+        ((item,),) = peers[1].ordered()
+        if turn == 0:
+            assert item.name == "x"
+            known = item.identifier
+        else:
+            assert item == known
+        wait(handle)
+
+
+def test_several_orders_in_one_piece(process_set: Set) -> None:
+    rank, peers = process_set.part(1, 2)
+    handles = [rank.allreduce(name, ones()) for name in "abc"]
+    orders = [encode(Order([[Decision(-1, name, int(Operation.ALLREDUCE))]])) for name in "abc"]
+    peers[0].channel.socket.sendall(b"".join(map(frame, orders)))
+    wait(*handles)
+
+
+def test_a_burst_of_announcements_does_not_wait_for_a_peer_that_reads_slowly(process_set: Set) -> None:
+    rank, peers = process_set.part(1, 2)
+    rank.lane._channels[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    names = [f"{number:04}" + "x" * 2000 for number in range(500)]
+    for name in names:
+        rank.submit(allreduce_request(name), ones(1, 1))
+    heard: list[str] = []
+    while len(heard) < len(names):
+        heard += [item.request.name for item in peers[0].announced()]
+    assert heard == names
+
+
+# Waiting
+
+
+def test_an_idle_lane_asks_nobody_and_one_that_waits_does(process_set: Set) -> None:
+    rank, peers = process_set.part(1, 2, timeout=timedelta(seconds=0.15))
+    threading.Event().wait(0.2)
+    assert rank.watch.probes == 0
+    handle = rank.allreduce("x", ones())
+    wait_until(lambda: rank.watch.probes >= 2, "two questions")
+    peers[0].say(Order([[Decision(-1, "x", int(Operation.ALLREDUCE))]]))
+    wait(handle)
+
+
+def test_a_stall_is_reported_with_all_that_is_known(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    rank, peers = process_set.part(0, 3, stall_warning_time=timedelta(seconds=0.1))
+    rank.watch.whereabouts[2] = "train.py:77 in validate"
+    rank.allreduce("grad", ones(), caller="train.py:12")
+    peers[1].say(Announce([Definition(0, allreduce_request("grad", (4,)))]))
+    with caplog.at_level(logging.WARNING, "horovod.core"):
+        wait_until(lambda: "waiting for remainder of ranks" in caplog.text, "the report")
+    assert "2: [grad] (it is at train.py:77 in validate)" in caplog.text
+    assert "grad was submitted as: allreduce(Sum) float32 [4] at train.py:12" in caplog.text
+    assert rank.watch.reports == []
+
+
+def test_a_stall_that_lasts_ends_the_job(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    rank, _ = process_set.part(
+        0, 3, stall_warning_time=timedelta(seconds=0.05), stall_shutdown_time=timedelta(seconds=0.1)
+    )
+    rank.allreduce("grad", ones())
+    wait_until(lambda: rank.watch.reports, "the end")
+    who, text, suspected = rank.watch.reports[0]
+    assert (who, suspected) == (1, False)
+    assert "1!: [grad]" in text
+    assert "2!: [grad]" in text
+    assert "Will shutdown." in text
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+def test_a_stall_check_that_is_off_says_nothing(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    rank, _ = process_set.part(0, 2, stall_warning_time=timedelta(seconds=0.02), stall_check=False)
+    rank.allreduce("grad", ones())
+    threading.Event().wait(0.2)
+    assert caplog.text == ""
+
+
+def test_a_shutdown_time_below_the_warning_time_is_off(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    rank, _ = process_set.part(
+        0, 2, stall_warning_time=timedelta(seconds=0.1), stall_shutdown_time=timedelta(seconds=0.01)
+    )
+    assert "is off" in caplog.text
+    rank.allreduce("grad", ones())
+    wait_until(lambda: "waiting for remainder of ranks" in caplog.text, "the warning")
+    assert rank.watch.reports == []
+
+
+# Resources
+
+
+def test_what_a_forked_child_must_close(process_set: Set) -> None:
+    rank, _ = process_set.part(0, 3)
+    descriptors = rank.lane.descriptors()
+    assert len(set(descriptors)) == 4
+    for descriptor in descriptors:
+        os.fstat(descriptor)
+
+
+def test_a_lane_can_be_bound_to_a_core(process_set: Set) -> None:
+    core = min(os.sched_getaffinity(0))
+    rank, _ = process_set.part(0, 1, start=False)
+    rank.lane._core = core
+    found: list[set[int]] = []
+    rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
+    rank.lane.start()
+    wait(rank.allreduce("x", ones()))
+    assert found == [{core}]
+
+
+def test_several_threads_submit_at_the_same_time(process_set: Set) -> None:
+    ranks = process_set.whole(2)
+    handles: list[Handle] = []
+
+    def train(rank: Rank, thread: int) -> None:
+        for number in range(40):
+            handle = rank.allreduce(f"{thread}.{number}", ones())
+            handles.append(handle)
+            if number % 5 == 0:
+                handle.wait(SECONDS)
+
+    threads = [threading.Thread(target=train, args=(rank, number)) for number in range(3) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    wait(*handles)
+    assert len(handles) == 240
