@@ -503,9 +503,12 @@ def test_what_was_decided_before_somebody_left_still_runs(process_set: Set) -> N
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_an_abort_wakes_a_lane_out_of_a_collective(process_set: Set, engine: str) -> None:
     first, second = process_set.whole(2, engine)
+    inside = threading.Event()
+    first.communicator.before = inside.set
     begun, go_on = hold(second)
     handles = [first.allreduce("x", ones()), second.allreduce("x", ones())]
     assert begun.wait(SECONDS)
+    assert inside.wait(SECONDS)
     waiting = first.allreduce("y", ones())
     first.lane.abort(HorovodInternalError("rank 9 failed"))
     assert error_of(handles[0]) == error_of(waiting) == "rank 9 failed"
