@@ -6,15 +6,39 @@ parameters, so buckets are cut from the end. The first buckets are small: commun
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from horovod.common.util import split_list
+from horovod.core.context import running
 from horovod.core.handle import Handle
 from horovod.core.messages import Request
 
 FIRST_BYTES = 1 << 20
+
+_TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). "
+    "Increase backward_passes_per_step to accumulate gradients locally."
+)
+ZERO_GRAD_TOO_EARLY = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This would clear gradients that are being reduced."
+)
+
+_built: Counter[tuple[int, str]] = Counter()
+"""How many optimizers of each signature this generation has: tells two optimizers over like parameters apart."""
+
+
+def identity(slots: Iterable[Slot]) -> str:
+    """A name for an optimizer, the same on all ranks that build the same ones in the same order."""
+    text = repr([(slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots])
+    signature = hashlib.sha256(text.encode()).hexdigest()[:8]
+    generation = running().generation
+    _built[generation, signature] += 1
+    return f"DistributedOptimizer.{signature}.{_built[generation, signature]}"
 
 
 class Slot:
@@ -35,6 +59,21 @@ class Slot:
         self.ready = False
         self.sparse = False
         self.bucket: Bucket
+
+    def count_pass(self) -> bool:
+        """A backward pass has added to the gradient; returns whether that was the last one the whole bucket waited for.
+
+        Raises:
+            AssertionError: it had all its passes already.
+        """
+        if self.ready:
+            raise AssertionError(_TOO_MANY_PASSES)
+        self.passes -= 1
+        if self.passes:
+            return False
+        self.ready = True
+        self.bucket.waiting -= 1
+        return self.bucket.waiting == 0
 
 
 class Bucket:
@@ -58,6 +97,14 @@ class Bucket:
         self.handle: Handle | None = None
         for slot in self.slots:
             slot.bucket = self
+
+    def reset(self, passes: int) -> None:
+        """Wait for ``passes`` backward passes anew."""
+        self.handle = None
+        self.waiting = len(self.slots)
+        for slot in self.slots:
+            slot.passes = passes
+            slot.ready = False
 
 
 def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:

@@ -7,7 +7,6 @@ the gradients. ``step()`` submits what backward did not reach, waits, and steps.
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,21 +24,9 @@ from horovod.core.tensor import Tensor
 from horovod.observe.whereabouts import caller
 from horovod.torch.allreduce import sparse_allreduce_async
 from horovod.torch.arguments import reduction
-from horovod.torch.buckets import Bucket, Slot, by_groups, by_size
+from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_groups, by_size, identity
 from horovod.torch.compression import Compression, Compressor, NoneCompressor
 from horovod.torch.tensors import check, flat_array
-
-_TOO_MANY_PASSES = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(). "
-    "Increase backward_passes_per_step to accumulate gradients locally."
-)
-_ZERO_GRAD_TOO_EARLY = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    "This would clear gradients that are being reduced."
-)
-
-_built: Counter[tuple[int, str]] = Counter()
-"""How many optimizers of each signature this generation has: tells two optimizers over like parameters apart."""
 
 
 class _Sending:
@@ -146,7 +133,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             AssertionError: gradients are being reduced; call ``step()`` or ``synchronize()`` first.
         """
         if self._horovod.under_way:
-            raise AssertionError(_ZERO_GRAD_TOO_EARLY)
+            raise AssertionError(ZERO_GRAD_TOO_EARLY)
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -187,10 +174,10 @@ class _State:
         self.slots = {p: Slot(p, names[p], passes) for p in parameters}
         config = running().config
         if self.slots and process_set.included() and (size() > 1 or config.elastic):
-            identity = self._identity()
             ordered = list(self.slots.values())
+            name = identity(ordered)
             cut = by_size(ordered, config.bucket_bytes) if groups is None else by_groups(ordered, groups)
-            self.buckets = [Bucket(f"{identity}.{number}", members) for number, members in enumerate(cut)]
+            self.buckets = [Bucket(f"{name}.{number}", members) for number, members in enumerate(cut)]
             for slot in ordered:
                 parameter: Any = slot.parameter  # PyTorch leaves this method untyped
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(slot)))
@@ -200,26 +187,12 @@ class _State:
         """Whether collectives work on gradients right now."""
         return bool(self.sending)
 
-    def _identity(self) -> str:
-        """A name for this optimizer, the same on all ranks that build the same ones in the same order."""
-        text = repr([(slot.name, tuple(p.shape), str(p.dtype)) for p, slot in self.slots.items()])
-        signature = hashlib.sha256(text.encode()).hexdigest()[:8]
-        generation = running().generation
-        _built[generation, signature] += 1
-        return f"DistributedOptimizer.{signature}.{_built[generation, signature]}"
-
     def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         bucket = slot.bucket
 
         def gradient_is_ready(_: torch.Tensor) -> None:
-            if slot.ready:
-                raise AssertionError(_TOO_MANY_PASSES)
-            slot.passes -= 1
-            if slot.passes == 0:
-                slot.ready = True
-                bucket.waiting -= 1
-                if bucket.waiting == 0:
-                    self._send(bucket)
+            if slot.count_pass():
+                self._send(bucket)
 
         return gradient_is_ready
 
@@ -230,14 +203,7 @@ class _State:
                 sending.bucket.handle.wait()
         self.sending.clear()
         for bucket in self.buckets:
-            self._reset(bucket)
-
-    def _reset(self, bucket: Bucket) -> None:
-        bucket.handle = None
-        bucket.waiting = len(bucket.slots)
-        for slot in bucket.slots:
-            slot.passes = self.passes
-            slot.ready = False
+            bucket.reset(self.passes)
 
     def synchronize(self) -> None:
         for bucket in self.buckets:
@@ -255,7 +221,7 @@ class _State:
                 error = error or failure
         self.sending.clear()
         for bucket in self.buckets:
-            self._reset(bucket)
+            bucket.reset(self.passes)
         if error is not None:
             raise error
         self.synchronized = True
