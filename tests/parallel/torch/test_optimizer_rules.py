@@ -14,7 +14,7 @@ from horovod.core.errors import HorovodInternalError
 
 
 def test_what_the_constructor_refuses(job: Any) -> None:
-    def check() -> None:
+    def check(sets: Any) -> None:
         model = nn.Linear(2, 2)
         named = list(model.named_parameters())
 
@@ -45,7 +45,7 @@ def test_what_the_constructor_refuses(job: Any) -> None:
                 wrap(**keywords)
             assert text in str(error.value), keywords
         with pytest.raises(NotImplementedError, match="Adasum"):
-            wrap(op=hvd.Adasum)
+            wrap(op=hvd.Adasum, process_set=sets[0])
         with pytest.raises(ValueError, match="already"):
             hvd.DistributedOptimizer(wrap())
         extra = [
@@ -56,7 +56,7 @@ def test_what_the_constructor_refuses(job: Any) -> None:
         with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
             wrap().set_backward_passes_per_step(0)
 
-    job(2, check)
+    job(2, check, sets=[[0]])
 
 
 def test_before_init() -> None:

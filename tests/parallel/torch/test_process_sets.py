@@ -106,6 +106,30 @@ def test_sets_of_one(job: Any) -> None:
     job(2, check, sets=[[0], [1]])
 
 
+def test_unnamed_operations_of_a_set_and_of_all(job: Any) -> None:
+    def check(sets: Any) -> None:
+        (pair,) = sets
+        if pair.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2.0
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
+
+    job(3, check, sets=[[0, 1]], timeout=10)
+
+
+def test_a_refused_operation_uses_up_no_name(job: Any) -> None:
+    def check(sets: Any) -> None:
+        (pair,) = sets
+        if hvd.rank() == 2:
+            with pytest.raises(ValueError, match="not a member"):
+                hvd.allreduce(torch.ones(1), process_set=pair)
+            with pytest.raises(ValueError, match="root rank"):
+                hvd.broadcast(torch.ones(1), 5)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
+        assert hvd.broadcast(torch.ones(1), 0).item() == 1.0
+
+    job(3, check, sets=[[0, 1]], timeout=10)
+
+
 def test_ids_are_given_and_looked_up_again(job: Any) -> None:
     def check(sets: Any) -> None:
         assert [each.process_set_id for each in sets] == [1, 2]
