@@ -22,6 +22,7 @@ from horovod.core.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.tensor import Tensor
 from horovod.observe.whereabouts import caller
+from horovod.torch.adasum_optimizer import AdasumOptimizer, AdasumState
 from horovod.torch.allreduce import sparse_allreduce_async
 from horovod.torch.arguments import reduction
 from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_groups, by_size, identity
@@ -335,7 +336,9 @@ def DistributedOptimizer(
         compression: how gradients travel, one of ``hvd.Compression``.
         backward_passes_per_step: gradients accumulate locally over this many backward passes (they are summed, not
             averaged) before they are reduced.
-        op: ``hvd.Average``, ``hvd.Sum``, ``hvd.Min``, ``hvd.Max`` or ``hvd.Product``.
+        op: ``hvd.Average``, ``hvd.Sum``, ``hvd.Min``, ``hvd.Max`` or ``hvd.Product``. With ``hvd.Adasum`` every rank makes a
+            step of its own, and what the steps change is combined (:mod:`horovod.torch.adasum_optimizer`); ``groups``
+            and ``sparse_as_dense`` then mean nothing.
         gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
         num_groups: deprecated; the same as an integer for ``groups``.
         groups: a number of buckets, or lists of parameters that travel together; default: buckets by size.
@@ -345,7 +348,7 @@ def DistributedOptimizer(
     Raises:
         ValueError, NotImplementedError: an argument is wrong; the text says which.
     """
-    if isinstance(optimizer, _DistributedOptimizer):
+    if isinstance(optimizer, _DistributedOptimizer | AdasumOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")
     chosen = reduction(op)
     if gradient_predivide_factor != 1.0 and chosen != ReduceOp.AVERAGE:
@@ -355,10 +358,19 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    if chosen == ReduceOp.ADASUM:
-        raise NotImplementedError("op=hvd.Adasum is not available in this version; use hvd.Average")
     names = _names(optimizer, named_parameters)
     checked = _check_groups(groups)
+    if chosen == ReduceOp.ADASUM:
+        if process_set is not global_process_set:
+            raise NotImplementedError("op=hvd.Adasum reduces over all ranks; leave out process_set, or use hvd.Average")
+        if size() > 1:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise NotImplementedError(
+                    "op=hvd.Adasum steps on some parameters at a time, which LBFGS cannot do; use hvd.Average"
+                )
+            reducing = _derive(optimizer, AdasumOptimizer)
+            reducing._horovod = AdasumState(reducing, names, compression, backward_passes_per_step)
+            return reducing  # type: ignore[no-any-return]  # it is of a class derived from the optimizer's
     state = _State(
         optimizer,
         names,
@@ -370,12 +382,18 @@ def DistributedOptimizer(
         sparse_as_dense,
         process_set,
     )
+    wrapped = _derive(optimizer, _DistributedOptimizer)
+    wrapped._horovod = state
+    return wrapped  # type: ignore[no-any-return]  # as above
+
+
+def _derive(optimizer: torch.optim.Optimizer, front: type[torch.optim.Optimizer]) -> Any:
+    """The optimizer with the methods of ``front`` before its own: of a new class, with its groups and its state."""
     kind = type(optimizer)
-    derived: Any = type(kind.__name__, (_DistributedOptimizer, kind), {"__module__": __name__, "__doc__": kind.__doc__})
-    wrapped: _Optimizer = derived.__new__(derived)
+    derived: Any = type(kind.__name__, (front, kind), {"__module__": __name__, "__doc__": kind.__doc__})
+    wrapped = derived.__new__(derived)
     # A learning-rate scheduler that was made for the original left a bound `step` there, which would hide ours.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    wrapped._horovod = state  # type: ignore[attr-defined]
     return wrapped
 
 
