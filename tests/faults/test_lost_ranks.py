@@ -1,0 +1,191 @@
+"""A rank is lost in the middle of an allreduce: killed, crashed, gone, or stopped. The others hear of it, by name.
+
+Ranks run the core alone, without a framework, so that losing them costs little. A :class:`Blow` strikes one rank at a
+chosen point: rank 1, at the third allreduce, at its second piece.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from ranks import Death, RankPool
+
+SIZE = 3
+ENGINES = ["shm", "tcp"]
+ELEMENTS = 4_000_000  # many pieces in every engine
+LIMIT = 60.0
+TIMEOUT = "6"
+
+
+class Blow(NamedTuple):
+    """What strikes whom, and when: on the lane's thread, between two pieces of an allreduce."""
+
+    rank: int
+    how: str
+    allreduce: int = 3
+    piece: int = 2
+
+    def arm(self) -> None:
+        """Called on every rank after ``init()``."""
+        from horovod.comm import shm, tcp
+        from horovod.core import context
+
+        if context.current().identity.rank != self.rank:
+            return
+        communicator: Any = context.current().lanes[0].communicator
+        calls, pieces = [0], [0]
+        allreduce = communicator.allreduce
+
+        def counted(*arguments: Any) -> None:
+            calls[0] += 1
+            allreduce(*arguments)
+
+        communicator.allreduce = counted
+        for module in (shm, tcp):
+            module.reduce_into = self._struck(module.reduce_into, calls, pieces)  # type: ignore[attr-defined]
+
+    def _struck(self, reduce_into: Callable[..., None], calls: list[int], pieces: list[int]) -> Callable[..., None]:
+        def reduce(*arguments: Any) -> None:
+            if calls[0] == self.allreduce:
+                pieces[0] += 1
+                if pieces[0] == self.piece:
+                    strike(self.how)
+            reduce_into(*arguments)
+
+        return reduce
+
+
+def strike(how: str) -> None:
+    """End or stop this process."""
+    if how == "exit":
+        os._exit(3)
+    numbers = {"kill": signal.SIGKILL, "abort": signal.SIGABRT, "stop": signal.SIGSTOP}
+    os.kill(os.getpid(), numbers[how])
+
+
+def reduce(name: str, elements: int) -> None:
+    """A synchronous allreduce of ones."""
+    from horovod.comm.datatypes import DataType
+    from horovod.comm.reduction import ReduceOp
+    from horovod.core import collectives, context
+    from horovod.core.tensor import Tensor
+
+    array = np.ones(elements, np.float32)
+    tensor = Tensor(array, DataType.FLOAT32, (elements,))
+    collectives.allreduce("allreduce", name, [tensor], [tensor], op=ReduceOp.SUM).wait()
+    assert array[0] == array[-1] == context.current().identity.size
+
+
+class Survival(NamedTuple):
+    """What a survivor saw.
+
+    Attributes:
+        text: of the error.
+        again: of the error of the next collective.
+        left: what was left behind after ``shutdown()``.
+    """
+
+    text: str
+    again: str
+    left: list[str]
+
+
+def work(blow: Blow) -> Survival:
+    """Reduce until something happens."""
+    from horovod.core import context
+    from horovod.core.errors import HorovodInternalError
+    from leaks import Inventory, left_behind
+
+    before = Inventory.take()
+    context.init()
+    blow.arm()
+    errors = []
+    for step in range(blow.allreduce + 1):
+        try:
+            reduce(f"step{step}", ELEMENTS)
+        except HorovodInternalError as error:
+            errors.append(str(error))
+    context.shutdown()
+    assert not context.is_initialized()
+    text, again = errors
+    return Survival(text, again, left_behind(before))
+
+
+def settings(engine: str) -> dict[str, str]:
+    return {"HOROVOD_CPU_OPERATIONS": engine, "HOROVOD_GLOO_TIMEOUT_SECONDS": TIMEOUT}
+
+
+ENDED = r"its process ended|the connection to it was lost"
+SILENT = r"it does not answer any more|it made no progress"
+
+
+def check(victim: int, survivors: list[Survival], reason: str) -> None:
+    for survival in survivors:
+        assert re.match(rf"Horovod: rank {victim} \(host localhost, process \d+\) failed: ({reason})", survival.text)
+        assert "Every collective of this job has ended with this error, on all ranks." in survival.text
+        assert survival.again == survival.text  # the same cause for whatever comes later
+        assert survival.left == []
+    assert len({survival.text for survival in survivors}) == 1  # one verdict for all
+
+
+@pytest.fixture
+def files() -> Iterator[None]:
+    """Nothing may be left in the file system."""
+
+    def listing() -> set[str]:
+        found = {str(path) for path in Path("/dev/shm").iterdir()}
+        return found | {str(path) for path in Path("/tmp").iterdir() if "horovod" in path.name.lower()}
+
+    before = listing()
+    yield
+    assert listing() <= before
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("engine", "victim", "how"),
+    [
+        *((engine, victim, "kill") for engine in ENGINES for victim in range(SIZE)),
+        ("shm", 1, "exit"),
+        ("tcp", 0, "exit"),
+        ("shm", 0, "abort"),
+    ],
+)
+def test_a_process_that_ends(ranks: Callable[..., RankPool], engine: str, victim: int, how: str) -> None:
+    pool = ranks(SIZE, settings(engine))
+    results = pool.run(work, Blow(victim, how), timeout=LIMIT, dies={victim})
+    statuses = {"kill": -signal.SIGKILL, "exit": 3, "abort": -signal.SIGABRT}
+    assert results[victim] == Death(statuses[how])
+    check(victim, [result for rank, result in enumerate(results) if rank != victim], ENDED)
+
+
+@pytest.fixture(scope="module")
+def stopped() -> dict[tuple[str, int], list[Survival]]:
+    """By engine and stopped rank: what the others saw. All jobs run side by side, since they mostly wait."""
+    jobs = [(engine, victim) for engine in ENGINES for victim in range(SIZE)]
+    pools = []
+    try:
+        calls = []
+        for engine, victim in jobs:
+            pools.append(RankPool(SIZE, settings(engine)))
+            pools[-1].start(work, Blow(victim, "stop"), ranks=[victim])
+            others = [rank for rank in range(SIZE) if rank != victim]
+            calls.append(pools[-1].start(work, Blow(victim, "stop"), ranks=others))
+        return {job: call.results(LIMIT) for job, call in zip(jobs, calls, strict=True)}
+    finally:
+        for pool in pools:
+            pool.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("victim", range(SIZE))
+def test_a_process_that_is_stopped(stopped: dict[tuple[str, int], list[Survival]], engine: str, victim: int) -> None:
+    check(victim, stopped[engine, victim], SILENT)
