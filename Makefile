@@ -47,7 +47,7 @@ bench: $(HAVE_BENCH)  ## measure collectives and training steps beside Gloo and 
 	mkdir -p $(RESULTS)
 	$(BIN)/python benchmarks/collectives.py --np $(NP) --engine shm,tcp --peer gloo --idle 10 --seconds 0.2 \
 		--json $(RESULTS)/collectives.json --plot $(RESULTS)/collectives.png $(BENCH_ARGUMENTS)
-	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp --rounds 6 \
+	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp --restarts 2 --rounds 3 \
 		--json $(RESULTS)/training.json --plot $(RESULTS)/training.png
 	@echo "also written: $(RESULTS)/collectives.json, collectives.png, training.json, training.png"
 

@@ -54,12 +54,14 @@ def main() -> None:
         return work(options)
     if options.peer == "mpi" and (missing := Mpi.what_is_missing()):
         sys.exit(missing)
+    description = machine.describe()
     jobs = [launch(engine, options) for engine in options.engine]
-    report.print_tables(jobs)
+    report.print_tables(jobs, description)
     if options.json:
-        options.json.write_text(json.dumps([job.to_dict() for job in jobs], indent=1))
+        record = {"machine": description, "jobs": [job.to_dict() for job in jobs]}
+        options.json.write_text(json.dumps(record, indent=1))
     if options.plot:
-        report.plot(jobs, options.plot)
+        report.plot(jobs, description, options.plot)
 
 
 def launch(engine: str, options: argparse.Namespace) -> Job:
@@ -80,7 +82,7 @@ def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     hvd.init()
     engine = options.engine[0]
-    job = Job(engine, hvd.size(), machine.describe(), *measure_copies())
+    job = Job(engine, hvd.size(), *measure_copies())
     if options.idle:
         job.idle = measure_idle(options.idle)  # before a peer brings threads of its own
     contenders: list[Contender] = [Horovod()]

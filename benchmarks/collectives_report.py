@@ -48,7 +48,6 @@ class Job:
 
     engine: str
     ranks: int
-    machine: dict[str, Any]
     copy_alone: float
     copy_together: float
     idle: float | None = None
@@ -71,12 +70,12 @@ class Job:
         return next((row for row in self.rows if (row.contender, row.operation, row.size) == key), None)
 
 
-def print_tables(jobs: Sequence[Job]) -> None:
+def print_tables(jobs: Sequence[Job], description: dict[str, Any]) -> None:
     """Two tables for each job: the operations by size, and the patterns of a training step."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
-    console.print(machine.in_words(jobs[0].machine), highlight=False, soft_wrap=True)
+    console.print(machine.in_words(description), highlight=False, soft_wrap=True)
     for job in jobs:
         console.print(
             f"\n{job.ranks} ranks, engine {job.engine}; one thread copies {job.copy_alone / 1e9:.1f} GB/s alone, "
@@ -128,7 +127,7 @@ def _patterns_table(job: Job) -> Table:
     return table
 
 
-def plot(jobs: Sequence[Job], path: Path) -> None:
+def plot(jobs: Sequence[Job], description: dict[str, Any], path: Path) -> None:
     """One column for each operation: time of a call above, bus bandwidth below, over the size; peers dashed."""
     import matplotlib
 
@@ -188,7 +187,7 @@ def plot(jobs: Sequence[Job], path: Path) -> None:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False, bbox_to_anchor=(0.5, 0.955))
     figure.suptitle(f"Collectives between {jobs[0].ranks} ranks on one host", fontsize=13, y=0.99)
-    figure.text(0.5, 0.005, machine.in_words(jobs[0].machine), ha="center", fontsize=7.5, color="0.4")
+    figure.text(0.5, 0.005, machine.in_words(description), ha="center", fontsize=7.5, color="0.4")
     figure.tight_layout(rect=(0, 0.02, 1, 0.94))
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -114,6 +114,7 @@ class Gloo(Contender):
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
     def prepare(self, operation: str, tensor: Tensor, name: str) -> Prepared:
+        # PyTorch 2.13 gave two of these functions new names, and warns of the old ones.
         size = hvd.size()
         if operation == "allreduce":
             return Prepared(lambda: dist.all_reduce(tensor), tensor)
@@ -121,13 +122,13 @@ class Gloo(Contender):
             return Prepared(lambda: dist.broadcast(tensor, src=0), tensor)
         if operation == "allgather":
             gathered = tensor.new_zeros(len(tensor) * size)
-            return Prepared(lambda: dist.all_gather_into_tensor(gathered, tensor), gathered)
+            all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            return Prepared(lambda: all_gather(gathered, tensor), gathered)
         if operation == "alltoall":
             exchanged = torch.zeros_like(tensor)
             return Prepared(lambda: dist.all_to_all_single(exchanged, tensor), exchanged)
         if operation == "reducescatter":
             part = tensor.new_zeros(len(tensor) // size)
-            # Renamed in PyTorch 2.13, where the old name warns.
             reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
             return Prepared(lambda: reduce_scatter(part, tensor), part)
         raise Unsupported(operation)

@@ -15,7 +15,10 @@ import torch
 
 
 def describe() -> dict[str, str | int | float]:
-    """The machine and the versions, for the head of a table and for the record."""
+    """The machine and the versions, for the head of a table and for the record.
+
+    Looks for a second how busy the machine is with other work, so call it before starting any.
+    """
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -24,14 +27,16 @@ def describe() -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "busy_percent": psutil.cpu_percent(interval=1.0),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 
 
 def in_words(machine: dict[str, str | int | float]) -> str:
+    busy = f"; BUSY: {machine['busy_percent']} % with other work" if float(machine["busy_percent"]) > 5 else ""
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB; "
-        f"Python {machine['python']}, PyTorch {machine['torch']}; {machine['date']}"
+        f"Python {machine['python']}, PyTorch {machine['torch']}; {machine['date']}{busy}"
     )
 
 

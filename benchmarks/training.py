@@ -17,7 +17,8 @@ What is measured, and how
     slowest rank takes for the counted steps, divided by their number; the table has the median over the rounds.
     *Efficiency* is alone / hvd: the share of one rank's speed that is left to each of several; 100 % is what nothing
     reaches. Ratios are taken within each round, and the median of the rounds is shown, so that a slow minute of the
-    machine, which slows everyone, does not count.
+    machine, which slows everyone, does not count. Where a process happens to get its memory can make it faster or slower
+    by several percent for as long as it lives; with ``--restarts`` all are started anew, and the rounds are pooled.
 """
 
 from __future__ import annotations
@@ -71,18 +72,19 @@ def main() -> None:
 
 
 def measure(model: str, arrangements: list[str], options: argparse.Namespace) -> Result:
-    """Let the arrangements take turns at one model for ``--rounds`` rounds."""
-    with started(model, arrangements, options.np) as teams:
-        for team in teams.values():
-            turn(team, 1)  # the first step of all allocates memory and makes connections
-        steps = min(20, max(3, math.ceil(TURN_SECONDS / turn(teams[ALONE], 2))))
-        seconds: dict[str, list[float]] = {arrangement: [] for arrangement in arrangements}
-        for number in range(options.rounds):
-            first = number % len(arrangements)
-            for arrangement in arrangements[first:] + arrangements[:first]:
-                seconds[arrangement].append(turn(teams[arrangement], steps))
+    """Let the arrangements take turns at one model: ``--rounds`` rounds with each of ``--restarts`` sets of processes."""
+    seconds: dict[str, list[float]] = {arrangement: [] for arrangement in arrangements}
+    for _ in range(options.restarts):
+        with started(model, arrangements, options.np) as teams:
+            for team in teams.values():
+                turn(team, 1)  # the first step of all allocates memory and makes connections
+            steps = min(20, max(3, math.ceil(TURN_SECONDS / turn(teams[ALONE], 2))))
+            for number in range(options.rounds):
+                first = number % len(arrangements)
+                for arrangement in arrangements[first:] + arrangements[:first]:
+                    seconds[arrangement].append(turn(teams[arrangement], steps))
     workload = WORKLOADS[model]()
-    return Result(model, workload.parameters, len(list(workload.model.parameters())), steps, seconds)
+    return Result(model, workload.parameters, len(list(workload.model.parameters())), seconds)
 
 
 def turn(team: list[Connection], steps: int) -> float:
@@ -196,14 +198,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--np", type=int, default=2, metavar="RANKS")
     parser.add_argument("--models", type=models, default=list(WORKLOADS), metavar="NAME,...")
     parser.add_argument("--peer", choices=["ddp"], help="measure this in the same run")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of every arrangement (default: 10)")
+    parser.add_argument("--restarts", type=int, default=2, help="sets of processes to measure with (default: 2)")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of every arrangement in each (default: 6)")
     parser.add_argument("--json", type=Path, metavar="PATH")
     parser.add_argument("--plot", type=Path, metavar="PATH.png")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--arrangement", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.np < 1 or options.rounds < 1:
-        parser.error("--np and --rounds must be at least 1")
+    if min(options.np, options.restarts, options.rounds) < 1:
+        parser.error("--np, --restarts and --rounds must be at least 1")
     return options
 
 

@@ -27,7 +27,6 @@ class Result:
     model: str
     parameters: int
     tensors: int
-    steps: int
     seconds: dict[str, list[float]]
 
     def median(self, arrangement: str) -> float:
