@@ -1,0 +1,192 @@
+"""``SyncBatchNorm``: batch normalisation with the mean and variance of all ranks' batches.
+
+Forward gathers one row a rank: its means, its sums of squared deviations, and how many elements they are of; combined they
+are the statistics of the concatenated batch. Backward adds up, over the ranks, the two sums that the statistics' gradients
+consist of. Deviations from the rank's own mean lose nothing where the mean is much larger than the deviation, as sums of
+squares would.
+
+Sources: Ioffe and Szegedy, "Batch Normalization", 2015 (arXiv:1502.03167), for the gradients; Chan, Golub and LeVeque,
+"Updating formulae and a pairwise algorithm for computing sample variances", 1979, for combining the statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.torch.allgather import allgather_async
+from horovod.torch.allreduce import allreduce_async_
+from horovod.torch.arguments import Sum
+from horovod.torch.handles import synchronize
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Use in place of ``torch.nn.BatchNorm1d``, ``2d`` or ``3d``; every member of ``process_set`` has the same layers.
+
+    In training, forward and backward are collectives: every member calls them, in the same order, with batches of any
+    sizes (also none). Outputs, gradients of inputs and running statistics are those of one process with all the batches
+    concatenated; gradients of weight and bias are this rank's share, which the optimizer reduces like all others.
+    In evaluation, and where the set is one rank, it is ordinary batch normalisation.
+
+    Args:
+        num_features: channels, the size of dimension 1 of the input.
+        eps: added to the variance.
+        momentum: weight of the new statistics in the running ones; None for a cumulative average.
+        affine: whether there are a weight and a bias.
+        track_running_stats: whether there are running statistics; without them batches are normalised by their own
+            statistics in evaluation too.
+        process_set: whose batches belong together.
+
+    Shape:
+        input and output (N, C, ...), at least two-dimensional, of a floating-point dtype. 16-bit floats are computed in
+        float32.
+
+    Raises:
+        ValueError: in forward: fewer than two dimensions, other than ``num_features`` channels, or all batches together have
+            fewer than two values per channel.
+        HorovodInternalError: in forward and backward: the ranks disagree, or the job has failed.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.process_set = process_set
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected input of {self.num_features} channels in dimension 1, got {list(input.shape)}")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        by_own_statistics = self.training or self.running_mean is None
+        if not by_own_statistics or self.process_set.size() == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        statistics = _gather_statistics(input, self.process_set)
+        if self.training and self.running_mean is not None:
+            self._update_running(statistics)
+        result: torch.Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+            input, self.weight, self.bias, statistics, self.eps, self.process_set
+        )
+        return result
+
+    @torch.no_grad()
+    def _update_running(self, statistics: _Statistics) -> None:
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = statistics.variance * (statistics.elements / (statistics.elements - 1))
+        self.running_mean.lerp_(statistics.mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+
+class _Statistics(NamedTuple):
+    """Of the concatenated batch.
+
+    Attributes:
+        mean, variance: float64 of shape (C,); the variance is the biased one.
+        elements: per channel.
+    """
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    elements: float
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the type to compute in."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _other_dimensions(tensor: torch.Tensor) -> list[int]:
+    return [dimension for dimension in range(tensor.dim()) if dimension != 1]
+
+
+def _per_channel(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A (C,) vector in the type of ``like`` and shaped to be broadcast along its channels."""
+    return vector.to(like.dtype).reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+@torch.no_grad()
+def _gather_statistics(input: torch.Tensor, process_set: ProcessSet) -> _Statistics:
+    channels = input.shape[1]
+    count = input.numel() // channels if channels else 0
+    row = torch.zeros(1, 2 * channels + 1, dtype=torch.float64, device=input.device)
+    if count:
+        wide = _wide(input)
+        others = _other_dimensions(wide)
+        mean = wide.mean(others)
+        centred = wide - _per_channel(mean, wide)
+        correction = centred.sum(others).double() / count  # by how much rounding has moved the mean
+        row[0, :channels] = mean.double() + correction
+        row[0, channels:-1] = centred.square_().sum(others).double() - count * correction.square()
+        row[0, -1] = count
+    rows: torch.Tensor = synchronize(allgather_async(row, f"sync_batch_norm.statistics.{channels}", process_set))
+    means, deviations, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:]
+    total = counts.sum().item()
+    if total < 2:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got {total:g} in the batches of all ranks together; "
+            f"this rank's input is of shape {list(input.shape)}."
+        )
+    mean = (means * counts).sum(0) / total
+    variance = (deviations + counts * (means - mean).square()).sum(0) / total
+    return _Statistics(mean, variance, total)
+
+
+class _Normalize(torch.autograd.Function):
+    """Normalises with given statistics, and knows that they are made of everybody's inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        statistics: _Statistics,
+        eps: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(input, weight, statistics.mean, torch.rsqrt(statistics.variance + eps))
+        ctx.elements = statistics.elements
+        ctx.process_set = process_set
+        wide = _wide(input)
+        mean, variance = statistics.mean.to(wide.dtype), statistics.variance.to(wide.dtype)
+        scale = None if weight is None else weight.to(wide.dtype)
+        shift = None if bias is None else bias.to(wide.dtype)
+        return F.batch_norm(wide, mean, variance, scale, shift, training=False, eps=eps).to(input.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        input, weight, mean, inverse_deviation = ctx.saved_tensors
+        grad, others = _wide(grad_output), _other_dimensions(input)
+        centred = _wide(input).to(grad.dtype) - _per_channel(mean, grad)
+        # sums[0], sums[1]: per channel, the gradient's sum and its product's with the deviations; this rank's at first
+        sums = torch.stack([grad.sum(others), (grad * centred).sum(others)]).double()
+        wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_weight = (sums[1] * inverse_deviation).to(weight.dtype) if wants_weight else None
+        grad_bias = sums[0].to(weight.dtype, copy=True) if wants_bias else None
+        grad_input = None
+        if wants_input:
+            name = f"sync_batch_norm.sums.{len(mean)}"
+            synchronize(allreduce_async_(sums, name=name, op=Sum, process_set=ctx.process_set))
+            factor = inverse_deviation if weight is None else inverse_deviation * weight
+            slope = sums[1] * inverse_deviation.square() / ctx.elements
+            centred.mul_(_per_channel(slope, grad)).add_(_per_channel(sums[0] / ctx.elements, grad))
+            grad_input = ((grad - centred) * _per_channel(factor, grad)).to(input.dtype)
+        return grad_input, grad_weight, grad_bias, None, None, None
