@@ -214,6 +214,7 @@ class Sentinel:
                 self._own_verdict = Verdict(report.rank, report.reason)
                 self._own_verdict_at = time.monotonic() + self._answer_seconds * 2
             self._send(0, report)
+            self._ask_all()  # if rank 0 does not answer, it is the one that failed
         elif report.suspected and self._suspicion is None and self._links:
             self._suspicion = report
             self._ask_all()

@@ -25,6 +25,8 @@ from horovod.control.reception import Reception
 
 VALUE_LIMIT = (1 << 32) - 1
 PURPOSE = b"rendezvous"
+_LONGEST_SLEEP = 86400.0
+"""Seconds; epoll takes no more than 24 days, and a client may ask for any number."""
 
 
 class Put(msgspec.Struct, tag=True):
@@ -199,7 +201,7 @@ class RendezvousServer:
         deadlines += [gathering.deadline for gathering in self._gatherings.values()]
         if reception_deadline is not None:
             deadlines.append(reception_deadline)
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_SLEEP) if deadlines else None
 
     def _welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
         if purpose != PURPOSE or rest:

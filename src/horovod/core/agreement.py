@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from horovod.comm.datatypes import DataType
-from horovod.comm.reduction import ReduceOp
 from horovod.core.messages import Operation, Request, TensorSpec
 
 _SAME_SHAPE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.BROADCAST, Operation.REDUCESCATTER}
@@ -26,11 +24,12 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
     """
     present = [request for request in requests if request is not None]
     first = present[0]
-    if len(present) == len(requests) and all(request is first for request in present):
+    alike = len(present) == len(requests) and all(request is first for request in present)
+    if alike and (first.operation not in _ROWS or all(tensor.shape for tensor in first.tensors)):
         return ""
     reason = _mismatch(first, present)
     if not reason and len(present) < len(requests) and first.operation in _NO_JOIN:
-        operation = Operation(first.operation).name.capitalize()
+        operation = first.operation.name.capitalize()
         hint = " (for sparse gradients pass sparse_as_dense=True)" if first.operation == Operation.ALLGATHER else ""
         joined = [rank for rank, request in zip(ranks, requests, strict=True) if request is None]
         reason = f"{operation} is not supported with Join at this time: {list_ranks(joined)} joined already{hint}."
@@ -41,7 +40,7 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
 
 def _mismatch(first: Request, present: list[Request]) -> str:
     """The first mismatch, in the order in which the public interface checks."""
-    operation = Operation(first.operation)
+    operation = first.operation
     for other in present:
         if len(other.tensors) != len(first.tensors):
             return (
@@ -50,13 +49,13 @@ def _mismatch(first: Request, present: list[Request]) -> str:
             )
         for ours, theirs in zip(first.tensors, other.tensors, strict=True):
             if ours.data_type != theirs.data_type:
-                one, two = DataType(ours.data_type).label, DataType(theirs.data_type).label
+                one, two = ours.data_type.label, theirs.data_type.label
                 return f"Mismatched data types: One rank had type {one}, but another rank had type {two}.{_member(ours, first)}"
     for other in present:
         if other.operation != first.operation:
             return (
                 f"Mismatched operations: One rank did an {operation.name}, "
-                f"but another rank did an {Operation(other.operation).name}."
+                f"but another rank did an {other.operation.name}."
             )
     for other in present:
         for ours, theirs in zip(first.tensors, other.tensors, strict=True):
@@ -70,7 +69,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
                 f"{first.postscale:g}, but another rank sent {other.prescale:g} and {other.postscale:g}."
             )
         if operation in _SCALED and other.reduce_op != first.reduce_op:
-            one, two = ReduceOp(first.reduce_op).label, ReduceOp(other.reduce_op).label
+            one, two = first.reduce_op.label, other.reduce_op.label
             return f"Mismatched reduction operation: One rank requested {one}, but another rank requested {two}."
         if other.root != first.root:
             return (
@@ -123,12 +122,12 @@ def _views(requests: Sequence[Request | None], ranks: Sequence[int]) -> str:
 
 def describe(request: Request) -> str:
     """One rank's view of a request, as errors and stall reports quote it."""
-    operation = Operation(request.operation)
+    operation = request.operation
     parts = [operation.name.lower()]
     if operation in _SCALED:
-        parts[0] += f"({ReduceOp(request.reduce_op).label})"
+        parts[0] += f"({request.reduce_op.label})"
     if request.tensors:
-        shown = [f"{DataType(tensor.data_type).label} {list(tensor.shape)}" for tensor in request.tensors[:4]]
+        shown = [f"{tensor.data_type.label} {list(tensor.shape)}" for tensor in request.tensors[:4]]
         if len(request.tensors) > 4:
             shown.append(f"... {len(request.tensors)} tensors")
         parts.append(", ".join(shown))

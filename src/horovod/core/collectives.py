@@ -80,9 +80,9 @@ def allreduce_request(
         ValueError: the operation has no meaning for a tensor's type.
     """
     _check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
-    specs = tuple(TensorSpec(each, int(data_type), shape) for each, data_type, shape in tensors)
+    specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
     operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
-    return Request(int(operation), name, specs, int(op), prescale, postscale, caller=line, transient=transient)
+    return Request(operation, name, specs, op, prescale, postscale, caller=line, transient=transient)
 
 
 def allreduce(
@@ -221,7 +221,7 @@ def reducescatter(
         name,
         process_set_id,
         inputs,
-        reduce_op=int(op),
+        reduce_op=op,
         prescale=prescale,
         postscale=postscale,
     )
@@ -230,7 +230,7 @@ def reducescatter(
 
 def barrier(process_set_id: int | None = 0) -> Handle:
     """Done when every member has called it."""
-    return submit(process_set_id, Request(int(Operation.BARRIER), "barrier.noname", caller=caller(), transient=True))
+    return submit(process_set_id, Request(Operation.BARRIER, "barrier.noname", caller=caller(), transient=True))
 
 
 def join() -> Handle:
@@ -238,7 +238,7 @@ def join() -> Handle:
 
     The handle's result is the global rank that joined last.
     """
-    return submit(0, Request(int(Operation.JOIN), "join.noname", caller=caller(), transient=True))
+    return submit(0, Request(Operation.JOIN, "join.noname", caller=caller(), transient=True))
 
 
 def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
@@ -261,16 +261,16 @@ def _request(
     name: str | None,
     process_set_id: int | None,
     tensors: Sequence[Tensor],
-    reduce_op: int = 0,
+    reduce_op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
     root: int = -1,
     splits: tuple[int, ...] = (),
 ) -> Request:
     full_name = f"{prefix}.{name}" if name else _counted_name(prefix, process_set_id, operation)
-    specs = tuple(TensorSpec(label, int(each.data_type), each.shape) for label, each in _labelled(full_name, tensors))
+    specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in _labelled(full_name, tensors))
     return Request(
-        int(operation),
+        operation,
         full_name,
         specs,
         reduce_op,

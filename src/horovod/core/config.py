@@ -124,9 +124,13 @@ def _integer(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def _seconds(minimum: float) -> Callable[[str], timedelta]:
+LONGEST = timedelta(days=20)
+"""What a longer duration is taken for: the kernel counts the milliseconds of a sleep in 31 bits."""
+
+
+def _seconds(minimum: float, unit: float = 1.0) -> Callable[[str], timedelta]:
     parse = _at_least(minimum)
-    return lambda text: timedelta(seconds=parse(text))
+    return lambda text: timedelta(seconds=min(parse(text) * unit, LONGEST.total_seconds()))
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ class Config:
         env = os.environ if env is None else env
         return Config(
             fusion_threshold=_read(env, FUSION_THRESHOLD, 128 * MEBIBYTE, _integer(0)),
-            cycle_time=_read(env, CYCLE_TIME, timedelta(0), lambda text: timedelta(milliseconds=_at_least(0)(text))),
+            cycle_time=_read(env, CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3)),
             cache_capacity=_read(env, CACHE_CAPACITY, 1024, _integer(0)),
             disable_group_fusion=_read(env, DISABLE_GROUP_FUSION, False, _flag),
             dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),

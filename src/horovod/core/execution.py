@@ -11,7 +11,7 @@ import numpy as np
 
 from horovod.comm.adasum import adasum
 from horovod.comm.base import Communicator
-from horovod.comm.datatypes import Array, DataType
+from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
 from horovod.core.handle import Handle
 from horovod.core.messages import Decision, Operation, Request
@@ -87,7 +87,7 @@ def _scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
     """Average is a Sum with 1/size in the postscale."""
     if request.reduce_op == ReduceOp.AVERAGE:
         return ReduceOp.SUM, request.prescale, request.postscale / size
-    return ReduceOp(request.reduce_op), request.prescale, request.postscale
+    return request.reduce_op, request.prescale, request.postscale
 
 
 def _allreduce(communicator: Communicator, batch: Sequence[tuple[Decision, Entry | None]]) -> None:
@@ -98,7 +98,7 @@ def _allreduce(communicator: Communicator, batch: Sequence[tuple[Decision, Entry
         if entry is None:
             request = decision.template
             assert request is not None
-            zeros = [np.zeros(_elements(tensor.shape), DataType(tensor.data_type).numpy) for tensor in request.tensors]
+            zeros = [np.zeros(_elements(tensor.shape), tensor.data_type.numpy) for tensor in request.tensors]
             inputs += zeros
             outputs += zeros
         else:

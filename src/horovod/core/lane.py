@@ -22,10 +22,9 @@ from typing import Protocol
 import numpy as np
 
 from horovod.comm.base import Aborted, Communicator, PeerFailure
-from horovod.comm.datatypes import DataType
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.agreement import describe
-from horovod.core.config import Config
+from horovod.core.config import THREAD_AFFINITY, Config
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution import Entry, execute
 from horovod.core.fusion import fuse
@@ -62,7 +61,7 @@ costs a few wake-ups instead of one each. The lane naps so for at most a millise
 
 def labels(request: Request) -> list[TensorLabel]:
     """A request's tensors as the timeline shows them; its own name where it has none."""
-    found = [TensorLabel(each.name, DataType(each.data_type).label, each.shape) for each in request.tensors]
+    found = [TensorLabel(each.name, each.data_type.label, each.shape) for each in request.tensors]
     return found or [TensorLabel(request.name, "", ())]
 
 
@@ -206,7 +205,10 @@ class Lane(ABC):
 
     def _run(self) -> None:
         if self._core is not None:
-            os.sched_setaffinity(threading.get_native_id(), {self._core})
+            try:
+                os.sched_setaffinity(threading.get_native_id(), {self._core})
+            except OSError as error:
+                _log.error("%s: core %d cannot be used, so it is ignored: %s", THREAD_AFFINITY, self._core, error)
         try:
             with np.errstate(
                 all="ignore"
@@ -272,7 +274,8 @@ class Lane(ABC):
 
     def _milliseconds(self) -> float | None:
         """How long this lane may sleep: without end, unless somebody waits for an answer."""
-        oldest = next(iter(self._table.values()), None)
+        with self._lock:
+            oldest = next(iter(self._table.values()), None)
         if oldest is None:
             return None
         now = time.monotonic()
@@ -311,7 +314,10 @@ class Lane(ABC):
             self._watch.report(self.ranks[member], reason, suspected=True)
 
     def _run_batch(self, decisions: Sequence[Decision]) -> None:
-        batch = [(decision, self._table.get(decision.name)) for decision in decisions]
+        with self._lock:
+            if self._error is not None:
+                raise Aborted
+            batch = [(decision, self._table.get(decision.name)) for decision in decisions]
         if decisions[0].error:
             error = HorovodInternalError(decisions[0].error)
             for decision, _ in batch:
@@ -406,7 +412,6 @@ class CoordinatorLane(Lane):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
         self._negotiator = Negotiator(self.ranks, self._config.cache_capacity)
         self._listeners = {member: Listener(self._config.cache_capacity) for member in self._channels}
-        self._ready: list[Ready] = []
         self._window = self._config.cycle_time.total_seconds()
         self._window_end = 0.0
         self._stopping: tuple[int, str] | None = None
@@ -430,7 +435,7 @@ class CoordinatorLane(Lane):
 
     def _count(self, member: int, request: Request, now: float) -> None:
         if self.timeline is not None and request.operation != Operation.JOIN:
-            self.timeline.ready(Operation(request.operation).name, labels(request), member)
+            self.timeline.ready(request.operation.name, labels(request), member)
         self._negotiator.announce(member, request, now)
 
     def _say_leave(self, reason: str) -> None:
@@ -447,7 +452,7 @@ class CoordinatorLane(Lane):
             self._count(member, listener.request(item), now)
 
     def _milliseconds(self) -> float | None:
-        if self._ready:  # inside a gathering window
+        if self._negotiator.has_ready:  # inside a gathering window
             return max(0.0, (self._window_end - time.monotonic()) * 1000)
         limit = super()._milliseconds()
         if not self._config.stall_check:
@@ -479,12 +484,8 @@ class CoordinatorLane(Lane):
         return min(remaining)
 
     def _work(self) -> None:
-        fresh = self._negotiator.take()
-        if fresh and self._window and not self._ready:
-            self._window_end = time.monotonic() + self._window
-        self._ready += fresh
-        if self._ready and not (self._window and self._stopping is None and time.monotonic() < self._window_end):
-            ready, self._ready = self._ready, []
+        if self._negotiator.has_ready and not self._gathering():
+            ready = self._negotiator.take()
             batches = fuse(ready, self._config.fusion_threshold, self._config.disable_group_fusion)
             if self.timeline is not None:
                 self.timeline.cycle()
@@ -502,9 +503,21 @@ class CoordinatorLane(Lane):
             self._flush_all()
             self._stop(rank, reason)
 
+    def _gathering(self) -> bool:
+        """Whether to wait for more: inside the window that begins with the first decision, if there is one."""
+        if not self._window or self._stopping is not None:
+            return False
+        now = time.monotonic()
+        if not self._window_end:
+            self._window_end = now + self._window
+        if now < self._window_end:
+            return True
+        self._window_end = 0.0
+        return False
+
     def _run_recorded(self, timeline: Timeline, decisions: Sequence[Decision]) -> None:
         """Run a batch with its tensors in the timeline."""
-        operation = Operation(decisions[0].operation).name
+        operation = decisions[0].operation.name
         tensors = []
         for decision in decisions:
             entry = self._table.get(decision.name)

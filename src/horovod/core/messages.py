@@ -12,6 +12,9 @@ from enum import IntEnum
 
 import msgspec
 
+from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp
+
 
 class Operation(IntEnum):
     """Kinds of collective, with the numbers of the public interface."""
@@ -27,10 +30,10 @@ class Operation(IntEnum):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor of a request: its name, ``DataType`` id, and shape in elements."""
+    """One tensor of a request: its name, type, and shape in elements."""
 
     name: str
-    data_type: int
+    data_type: DataType
     shape: tuple[int, ...]
 
 
@@ -41,10 +44,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dictionary should remember. ``caller`` is the line of the user's script, for errors.
     """
 
-    operation: int
+    operation: Operation
     name: str
     tensors: tuple[TensorSpec, ...] = ()
-    reduce_op: int = 0
+    reduce_op: ReduceOp = ReduceOp.AVERAGE
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = -1
@@ -75,7 +78,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
     identifier: int
     name: str
-    operation: int
+    operation: Operation
     rows: tuple[tuple[int, ...], ...] = ()
     splits: tuple[tuple[int, ...], ...] = ()
     template: Request | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horovod.comm.datatypes import DataType
 from horovod.core.agreement import disagreement
 from horovod.core.messages import Decision, Operation, Request
 
@@ -82,6 +81,12 @@ class Negotiator:
         self._joined: dict[int, Request] = {}
         self._last_joined = -1
         self._ready: list[Ready] = []
+        self._on_their_way: set[int] = set()
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether :meth:`take` would return anything."""
+        return bool(self._ready)
 
     @property
     def idle(self) -> bool:
@@ -111,8 +116,9 @@ class Negotiator:
             self._decide(request.name, tally)
 
     def take(self) -> list[Ready]:
-        """The decisions made since the last call, in order."""
+        """The decisions made since the last call, in order. The caller sends them before anything is announced again."""
         ready, self._ready = self._ready, []
+        self._on_their_way.clear()
         return ready
 
     def waiting(self) -> list[Waiting]:
@@ -144,8 +150,9 @@ class Negotiator:
         return tally
 
     def _forget_one(self) -> None:
+        """Free the number of the oldest name at rest; one whose decision has not been sent yet still needs its number."""
         for name, tally in self._tallies.items():
-            if tally.identifier >= 0 and tally.count == 0:
+            if tally.identifier >= 0 and tally.count == 0 and tally.identifier not in self._on_their_way:
                 self._free.append(tally.identifier)
                 del self._tallies[name]
                 return
@@ -171,6 +178,7 @@ class Negotiator:
         del self._pending[name]
         tally.requests = [None] * self._size
         tally.count = 0
+        self._on_their_way.add(tally.identifier)
         if requests == tally.agreed and tally.ready is not None:  # lists compare elements by identity first
             self._ready.append(tally.ready)
             return
@@ -185,7 +193,7 @@ class Negotiator:
 
     def _agree(self, name: str, requests: list[Request | None], identifier: int) -> Ready:
         first = next(request for request in requests if request is not None)
-        operation = Operation(first.operation)
+        operation = first.operation
         error = disagreement(requests, self._ranks)
         if error:
             return Ready(Decision(-1, name, operation, error=error), None, 0, True)
@@ -214,5 +222,5 @@ def _bytes(request: Request) -> int:
         elements = 1
         for dimension in tensor.shape:
             elements *= dimension
-        total += elements * DataType(tensor.data_type).itemsize
+        total += elements * tensor.data_type.itemsize
     return total

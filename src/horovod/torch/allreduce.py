@@ -13,7 +13,7 @@ from horovod.torch.allgather import allgather_async
 from horovod.torch.arguments import Average, Sum, reduction
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
-from horovod.torch.tensors import view
+from horovod.torch.tensors import check, view
 
 
 def _submit(
@@ -62,7 +62,8 @@ def allreduce_async(
         ValueError: sparse, not contiguous, an unsupported dtype, a name in flight, not a member.
         HorovodInternalError: not initialised, or the job has failed.
     """
-    output = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    check(tensor)
+    output = torch.empty_like(tensor)
     return _submit(
         "allreduce", [tensor], [output], output, average, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -156,7 +157,9 @@ def grouped_allreduce_async(
 ) -> int:
     """Like :func:`allreduce_async` for several tensors that become ready together; its result is a tuple of new tensors."""
     tensors = list(tensors)
-    outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+    for tensor in tensors:
+        check(tensor)
+    outputs = [torch.empty_like(tensor) for tensor in tensors]
     return _submit(
         "grouped_allreduce",
         tensors,

@@ -52,12 +52,20 @@ def check(tensor: torch.Tensor) -> DataType:
         return data_type
     if data_type is None or tensor.layout is not torch.strided:
         hint = " Use sparse_allreduce_async or sparse_as_dense=True." if tensor.layout is not torch.strided else ""
-        raise ValueError(f"Tensor type {tensor.type()} is not supported.{hint}")
+        raise ValueError(f"Tensor type {_type_name(tensor)} is not supported.{hint}")
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
     raise ValueError(
         f"Tensor is on {tensor.device}; this version communicates tensors in host memory only. Move it with .cpu() first."
     )
+
+
+def _type_name(tensor: torch.Tensor) -> str:
+    """As ``tensor.type()`` has it, which some layouts lack."""
+    try:
+        return str(tensor.type())
+    except RuntimeError:
+        return f"{tensor.layout} of {tensor.dtype}"
 
 
 def view(tensor: torch.Tensor) -> Tensor:
