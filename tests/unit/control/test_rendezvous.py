@@ -320,6 +320,13 @@ def test_a_server_that_goes_away_ends_the_wait() -> None:
     assert "is gone" in str(outcome)
 
 
+def test_a_wait_that_is_longer_than_the_kernel_can_sleep(server: RendezvousServer) -> None:
+    waiting = Together(partial(exchange, server, 0, 2, seconds=1e9))
+    wait_until(arrived(server, "k", 1), "the arrival")
+    assert exchange(server, 1, 2, seconds=1e9) == [b"", b""]
+    waiting.results()
+
+
 def test_a_server_on_a_unix_socket_of_the_same_user() -> None:
     name = f"\0horovod-test-rendezvous-{os.getpid()}"
     server = RendezvousServer(b"", name=name, same_user=True)

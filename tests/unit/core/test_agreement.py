@@ -27,7 +27,7 @@ def make(
     name: str = "grad",
     **fields: Any,
 ) -> Request:
-    return Request(int(operation), name, (TensorSpec(name, int(data_type), shape),), **fields)
+    return Request(operation, name, (TensorSpec(name, data_type, shape),), **fields)
 
 
 def refusal(*requests: Request | None, ranks: Sequence[int] | None = None) -> str:
@@ -112,7 +112,7 @@ def test_factors(operation: Operation, fields: dict[str, float]) -> None:
 @pytest.mark.parametrize("operation", [Operation.ALLREDUCE, Operation.REDUCESCATTER])
 def test_reductions(operation: Operation) -> None:
     """A reducescatter's too: Average and Sum must not be mixed up either."""
-    text = refusal(make(operation, reduce_op=int(ReduceOp.SUM)), make(operation, reduce_op=int(ReduceOp.AVERAGE)))
+    text = refusal(make(operation, reduce_op=ReduceOp.SUM), make(operation, reduce_op=ReduceOp.AVERAGE))
     assert "Mismatched reduction operation: One rank requested Sum, but another rank requested Average." in text
 
 
@@ -133,17 +133,17 @@ def test_devices(operation: Operation) -> None:
 
 
 def test_sizes_of_groups() -> None:
-    spec = TensorSpec("g", 7, (1,))
-    text = refusal(Request(0, "g", (spec,)), Request(0, "g", (spec, spec)))
+    spec = TensorSpec("g", DataType.FLOAT32, (1,))
+    text = refusal(Request(Operation.ALLREDUCE, "g", (spec,)), Request(Operation.ALLREDUCE, "g", (spec, spec)))
     assert "Mismatched group sizes: One rank sent 1 tensors, but another rank sent 2 tensors." in text
 
 
 @pytest.mark.parametrize("change", ["type", "shape"])
 def test_the_tensor_of_a_group_that_differs_is_named(change: str) -> None:
     def group(data_type: DataType, shape: tuple[int, ...]) -> Request:
-        specs = [TensorSpec(f"g_{number}of3", int(DataType.FLOAT32), (2,)) for number in (1, 2, 3)]
-        specs[1] = TensorSpec("g_2of3", int(data_type), shape)
-        return Request(int(Operation.ALLREDUCE), "g", tuple(specs))
+        specs = [TensorSpec(f"g_{number}of3", DataType.FLOAT32, (2,)) for number in (1, 2, 3)]
+        specs[1] = TensorSpec("g_2of3", data_type, shape)
+        return Request(Operation.ALLREDUCE, "g", tuple(specs))
 
     other = group(DataType.INT8, (2,)) if change == "type" else group(DataType.FLOAT32, (5,))
     text = refusal(group(DataType.FLOAT32, (2,)), other)
@@ -154,14 +154,14 @@ def test_the_tensor_of_a_group_that_differs_is_named(change: str) -> None:
 
 def test_the_first_check_that_fails_is_the_one_that_is_told() -> None:
     """In the order of the public interface: type, operation, shape, factors, reduction, device."""
-    one = make(reduce_op=1)
+    one = make(reduce_op=ReduceOp.SUM)
     ladder = [
-        make(Operation.BROADCAST, (9,), DataType.INT8, prescale=2.0, reduce_op=3, device="cuda"),
-        make(Operation.BROADCAST, (9,), prescale=2.0, reduce_op=3, device="cuda"),
-        make(Operation.ALLREDUCE, (9,), prescale=2.0, reduce_op=3, device="cuda"),
-        make(Operation.ALLREDUCE, prescale=2.0, reduce_op=3, device="cuda"),
-        make(Operation.ALLREDUCE, reduce_op=3, device="cuda"),
-        make(Operation.ALLREDUCE, reduce_op=1, device="cuda"),
+        make(Operation.BROADCAST, (9,), DataType.INT8, prescale=2.0, reduce_op=ReduceOp.MIN, device="cuda"),
+        make(Operation.BROADCAST, (9,), prescale=2.0, reduce_op=ReduceOp.MIN, device="cuda"),
+        make(Operation.ALLREDUCE, (9,), prescale=2.0, reduce_op=ReduceOp.MIN, device="cuda"),
+        make(Operation.ALLREDUCE, prescale=2.0, reduce_op=ReduceOp.MIN, device="cuda"),
+        make(Operation.ALLREDUCE, reduce_op=ReduceOp.MIN, device="cuda"),
+        make(Operation.ALLREDUCE, reduce_op=ReduceOp.SUM, device="cuda"),
     ]
     starts = [refusal(one, other).split(":")[0] for other in ladder]
     assert starts == [
@@ -215,9 +215,9 @@ def test_a_request_reads_well() -> None:
     assert describe(make(Operation.BROADCAST, (4,), root=3, caller="x.py:1")) == (
         "broadcast float32 [4] from root 3 at x.py:1"
     )
-    assert describe(Request(int(Operation.BARRIER), "barrier.noname")) == "barrier"
-    many = tuple(TensorSpec(str(number), int(DataType.INT64), (number,)) for number in range(6))
-    text = describe(Request(int(Operation.ALLREDUCE), "g", many, reduce_op=int(ReduceOp.MAX)))
+    assert describe(Request(Operation.BARRIER, "barrier.noname")) == "barrier"
+    many = tuple(TensorSpec(str(number), DataType.INT64, (number,)) for number in range(6))
+    text = describe(Request(Operation.ALLREDUCE, "g", many, reduce_op=ReduceOp.MAX))
     assert text == "allreduce(Max) int64 [0], int64 [1], int64 [2], int64 [3], ... 6 tensors"
 
 

@@ -152,6 +152,22 @@ def test_any_number_of_seconds(seconds: float) -> None:
     assert Config.from_env({config.START_TIMEOUT: repr(seconds)}).start_timeout == timedelta(seconds=seconds)
 
 
+@pytest.mark.parametrize("text", ["1e300", "3e9", "99999999999"])
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [
+        (config.START_TIMEOUT, "start_timeout"),
+        (config.TIMEOUT_SECONDS, "timeout"),
+        (config.STALL_CHECK_TIME, "stall_warning_time"),
+        (config.STALL_SHUTDOWN_TIME, "stall_shutdown_time"),
+        (config.CYCLE_TIME, "cycle_time"),
+    ],
+)
+def test_for_ever_is_as_long_as_the_kernel_can_sleep(variable: str, field: str, text: str) -> None:
+    milliseconds = getattr(Config.from_env({variable: text}), field) / timedelta(milliseconds=1)
+    assert timedelta(days=1) / timedelta(milliseconds=1) < milliseconds < 2**31
+
+
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8))
 def test_any_list_of_cores(cores: list[int]) -> None:
     assert Config.from_env({config.THREAD_AFFINITY: ", ".join(map(str, cores))}).thread_affinity == tuple(cores)

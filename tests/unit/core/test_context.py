@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -181,7 +182,7 @@ def test_what_is_pending_at_shutdown_fails() -> None:
     lane = context.current().lanes[0]
     handle = Handle()
     with lane._lock:  # as if a peer had not answered yet
-        lane._table["pending"] = Entry(Request(0, "pending"), [], [], None, handle, 0.0)
+        lane._table["pending"] = Entry(Request(Operation.ALLREDUCE, "pending"), [], [], None, handle, 0.0)
     context.shutdown()
     with pytest.raises(HorovodInternalError, match="Horovod has been shut down"):
         handle.wait(SECONDS)
@@ -431,9 +432,9 @@ def stop(contexts: list[Context]) -> None:
 
 def submit(each: Context, name: str, value: float, process_set: int = 0) -> tuple[Handle, Any]:
     array, handle = np.full(3, value, np.float32), Handle()
-    spec = (TensorSpec(name, int(DataType.FLOAT32), (3,)),)
-    request = Request(int(Operation.ALLREDUCE), name, spec, int(ReduceOp.SUM))
-    each.lane(process_set, Operation.ALLREDUCE).submit(Entry(request, [array], [array], None, handle, 0.0))
+    spec = (TensorSpec(name, DataType.FLOAT32, (3,)),)
+    request = Request(Operation.ALLREDUCE, name, spec, ReduceOp.SUM)
+    each.lane(process_set, Operation.ALLREDUCE).submit(Entry(request, [array], [array], None, handle, time.monotonic()))
     return handle, array
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.comm.base import Communicator
-from horovod.comm.datatypes import Array, DataType
+from horovod.comm.datatypes import Array, DataType, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.core.execution import Entry, execute, shard_rows
@@ -28,12 +28,11 @@ def entry_of(
     **fields: Any,
 ) -> Entry:
     shapes = shapes or [array.shape for array in arrays]
-    types = {np.dtype(np.float32): 7, np.dtype(np.float64): 8, np.dtype(np.int32): 4, np.dtype(np.float16): 6}
     specs = tuple(
-        TensorSpec(f"t{number}", types[array.dtype], shape)
+        TensorSpec(f"t{number}", data_type_of(array), shape)
         for number, (array, shape) in enumerate(zip(arrays, shapes, strict=True))
     )
-    request = Request(int(operation), "t", specs, **fields)
+    request = Request(operation, "t", specs, **fields)
     return Entry(request, [array.reshape(-1) for array in arrays], outputs, allocate, Handle(), 0.0)
 
 
@@ -99,13 +98,13 @@ def test_all_rows_are_dealt_evenly_the_first_ranks_getting_more(rows: int, size:
 @pytest.mark.parametrize("op", [ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])
 def test_an_allreduce_alone_only_scales(op: ReduceOp) -> None:
     source, target = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
-    run(entry_of(Operation.ALLREDUCE, [source], [target], reduce_op=int(op), prescale=0.5, postscale=4.0))
+    run(entry_of(Operation.ALLREDUCE, [source], [target], reduce_op=op, prescale=0.5, postscale=4.0))
     np.testing.assert_array_equal(target, source * 2)
 
 
 def test_an_allreduce_in_place() -> None:
     array = np.arange(4, dtype=np.float64)
-    entry = entry_of(Operation.ALLREDUCE, [array], reduce_op=int(ReduceOp.SUM), postscale=3.0)
+    entry = entry_of(Operation.ALLREDUCE, [array], reduce_op=ReduceOp.SUM, postscale=3.0)
     entry.outputs = entry.inputs
     run(entry)
     np.testing.assert_array_equal(array, [0, 3, 6, 9])
@@ -114,7 +113,7 @@ def test_an_allreduce_in_place() -> None:
 def test_a_group_of_mixed_types_is_reduced_type_by_type() -> None:
     arrays = [np.full(2, 1, np.float32), np.full(3, 2, np.float64), np.full(1, 3, np.float32), np.full(1, 4, np.int32)]
     outputs = [np.zeros_like(array) for array in arrays]
-    run(entry_of(Operation.ALLREDUCE, arrays, outputs, reduce_op=int(ReduceOp.SUM)))
+    run(entry_of(Operation.ALLREDUCE, arrays, outputs, reduce_op=ReduceOp.SUM))
     for array, output in zip(arrays, outputs, strict=True):
         np.testing.assert_array_equal(array, output)
 
@@ -130,12 +129,12 @@ def test_average_is_a_sum_divided_by_the_size_of_the_group() -> None:
 def test_a_joined_rank_takes_part_in_an_allreduce_with_zeros() -> None:
     communicator = Recording(0, 2)
     entry = entry_of(Operation.ALLREDUCE, [np.ones(2, np.float32)], [np.ones(2, np.float32)])
-    specs = (TensorSpec("x", int(DataType.FLOAT32), (2, 2)), TensorSpec("y", int(DataType.INT32), ()))
-    absent = Request(int(Operation.ALLREDUCE), "x", specs)
+    specs = (TensorSpec("x", DataType.FLOAT32, (2, 2)), TensorSpec("y", DataType.INT32, ()))
+    absent = Request(Operation.ALLREDUCE, "x", specs)
     execute(
         communicator,
         [0, 1],
-        [(decision_of(entry), entry), (Decision(-1, "x", int(Operation.ALLREDUCE), template=absent), None)],
+        [(decision_of(entry), entry), (Decision(-1, "x", Operation.ALLREDUCE, template=absent), None)],
     )
     floats, integers = communicator.calls
     assert [array.tolist() for array in floats[1]] == [[1, 1], [0, 0, 0, 0]]
@@ -146,8 +145,10 @@ def test_a_joined_rank_takes_part_in_an_allreduce_with_zeros() -> None:
 
 def test_joined_ranks_alone_in_a_batch() -> None:
     communicator = Recording(0, 2)
-    absent = Request(0, "x", (TensorSpec("x", 7, (3,)),), reduce_op=int(ReduceOp.MAX), prescale=2.0)
-    execute(communicator, [0, 1], [(Decision(-1, "x", 0, template=absent), None)])
+    absent = Request(
+        Operation.ALLREDUCE, "x", (TensorSpec("x", DataType.FLOAT32, (3,)),), reduce_op=ReduceOp.MAX, prescale=2.0
+    )
+    execute(communicator, [0, 1], [(Decision(-1, "x", Operation.ALLREDUCE, template=absent), None)])
     ((_, (zeros,), op, prescale, postscale),) = communicator.calls
     assert zeros.tolist() == [0, 0, 0]
     assert (op, prescale, postscale) == (ReduceOp.MAX, 2.0, 1.0)
@@ -236,13 +237,13 @@ def test_a_reducescatter_deals_rows_not_elements() -> None:
 
 def test_a_barrier_waits_even_for_a_rank_that_has_joined() -> None:
     communicator = Recording(0, 2)
-    execute(communicator, [0, 1], [(Decision(-1, "b", int(Operation.BARRIER)), None)])
+    execute(communicator, [0, 1], [(Decision(-1, "b", Operation.BARRIER), None)])
     assert communicator.calls == [("barrier",)]
 
 
 def test_a_join_tells_who_was_last_and_moves_nothing() -> None:
     communicator = Recording(0, 2)
-    entry = Entry(Request(int(Operation.JOIN), "j"), [], [], None, Handle(), 0.0)
+    entry = Entry(Request(Operation.JOIN, "j"), [], [], None, Handle(), 0.0)
     execute(communicator, [0, 1], [(decision_of(entry, last_joined=1), entry)])
     assert entry.handle.result == 1
     assert communicator.calls == []

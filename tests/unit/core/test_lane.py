@@ -23,6 +23,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.control.channel import Channel
 from horovod.control.framing import frame
+from horovod.core import lane as lane_module
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
@@ -128,10 +129,10 @@ class Rank:
 
 
 def allreduce_request(name: str, shape: tuple[int, ...] = (1,), op: ReduceOp = ReduceOp.SUM, **fields: Any) -> Request:
-    return Request(int(Operation.ALLREDUCE), name, (TensorSpec(name, int(DataType.FLOAT32), shape),), int(op), **fields)
+    return Request(Operation.ALLREDUCE, name, (TensorSpec(name, DataType.FLOAT32, shape),), op, **fields)
 
 
-JOIN = Request(int(Operation.JOIN), "join.noname", transient=True)
+JOIN = Request(Operation.JOIN, "join.noname", transient=True)
 
 
 def ones(number: float = 1.0, length: int = 4) -> Array:
@@ -320,16 +321,16 @@ def test_gather_broadcast_exchange_and_barrier(process_set: Set) -> None:
 
     for index, rank in enumerate(ranks):
         rows = np.full((index + 1, 2), index, np.float32)
-        spec = (TensorSpec("g", int(DataType.FLOAT32), rows.shape),)
-        gather = Request(int(Operation.ALLGATHER), "g", spec)
+        spec = (TensorSpec("g", DataType.FLOAT32, rows.shape),)
+        gather = Request(Operation.ALLGATHER, "g", spec)
         handles.append(rank.submit(gather, rows, allocate=partial(allocate, gathered[index])))
-        spec = (TensorSpec("b", int(DataType.FLOAT32), (4,)),)
-        handles.append(rank.submit(Request(int(Operation.BROADCAST), "b", spec, root=8), roots[index]))
+        spec = (TensorSpec("b", DataType.FLOAT32, (4,)),)
+        handles.append(rank.submit(Request(Operation.BROADCAST, "b", spec, root=8), roots[index]))
         mine = np.arange(6, dtype=np.float32).reshape(3, 2) + 100 * index
-        spec = (TensorSpec("s", int(DataType.FLOAT32), mine.shape),)
-        exchange = Request(int(Operation.ALLTOALL), "s", spec, splits=((1, 2), (3, 0))[index])
+        spec = (TensorSpec("s", DataType.FLOAT32, mine.shape),)
+        exchange = Request(Operation.ALLTOALL, "s", spec, splits=((1, 2), (3, 0))[index])
         swaps.append(rank.submit(exchange, mine, allocate=partial(allocate, swapped[index])))
-        handles.append(rank.submit(Request(int(Operation.BARRIER), "barrier.noname", transient=True)))
+        handles.append(rank.submit(Request(Operation.BARRIER, "barrier.noname", transient=True)))
     wait(*handles, *swaps)
     for index in (0, 1):
         np.testing.assert_array_equal(gathered[index][0], [[0, 0], [1, 1], [1, 1]])
@@ -434,7 +435,7 @@ def test_what_cannot_travel_together_does_not(process_set: Set) -> None:
 def test_a_gathering_window_waits_for_more(process_set: Set) -> None:
     ranks = process_set.whole(2, cycle_time=timedelta(seconds=1))
     handles = [rank.allreduce("a", ones()) for rank in ranks]
-    wait_until(lambda: ranks[0].lane._ready, "the decision")  # type: ignore[attr-defined]
+    wait_until(lambda: ranks[0].lane._negotiator.has_ready, "the decision")  # type: ignore[attr-defined]
     handles += [rank.allreduce("b", ones()) for rank in ranks]
     wait(*handles)
     assert ranks[0].communicator.batches == ranks[1].communicator.batches == [2]
@@ -492,7 +493,7 @@ def test_what_was_decided_before_somebody_left_still_runs(process_set: Set) -> N
     ranks = process_set.whole(2, cycle_time=timedelta(seconds=SECONDS))
     arrays = [ones(1), ones(2)]
     handles = [rank.allreduce("x", array) for rank, array in zip(ranks, arrays, strict=True)]
-    wait_until(lambda: ranks[0].lane._ready, "the decision")  # type: ignore[attr-defined]
+    wait_until(lambda: ranks[0].lane._negotiator.has_ready, "the decision")  # type: ignore[attr-defined]
     ranks[1].lane.leave("done")
     wait(*handles)
     np.testing.assert_array_equal(arrays[0], 3)
@@ -550,6 +551,20 @@ def test_a_peer_that_fails_in_a_collective_is_reported_by_its_global_rank(proces
     assert error_of(handle) == "the verdict"
 
 
+def test_an_abort_between_two_batches_is_no_failure_of_this_lane(
+    process_set: Set, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, _ = process_set.part(0, 1, start=False, fusion_threshold=0)
+    rank.communicator.before = lambda: rank.lane.abort(HorovodInternalError("the verdict"))
+    handles = [rank.allreduce("a", ones()), rank.allreduce("b", ones())]
+    rank.lane.start()
+    assert error_of(handles[1]) == "the verdict"
+    assert rank.lane.join(10)
+    assert rank.watch.reports == []
+    assert rank.communicator.batches == [1]
+    assert caplog.text == ""
+
+
 def test_an_engine_that_was_aborted_reports_nobody(process_set: Set) -> None:
     rank, _ = process_set.part(0, 1)
 
@@ -587,6 +602,12 @@ def test_an_overflow_in_a_gradient_is_no_warning(process_set: Set, recwarn: pyte
 
 
 BAD = [b"", b"\xc1", b"\x91\x00", encode(Stop(0, "not yours to say")), encode([0, [1.5]])]
+MEANINGLESS = [
+    encode([0, [[0, [42, "x", []]]]]),
+    encode([0, [[0, [0, "x", [["x", 99, [4]]]]]]]),
+    encode([0, [[0, [0, "x", [["x", 7, [4]]], 77]]]]),
+]
+"""An operation, a type and a reduction that do not exist."""
 UNDEFINED = [
     Announce([3]),
     Announce([Definition(1 << 30, allreduce_request("x"))]),
@@ -594,7 +615,7 @@ UNDEFINED = [
 ]
 
 
-@pytest.mark.parametrize("body", BAD)
+@pytest.mark.parametrize("body", [*BAD, *MEANINGLESS])
 def test_a_member_that_sends_what_is_no_message_is_cut_off_and_suspected(process_set: Set, body: bytes) -> None:
     rank, peers = process_set.part(0, 3)
     peers[1].channel.send(body)
@@ -719,7 +740,7 @@ def test_the_coordinator_orders_in_full_once_and_then_by_number(process_set: Set
 def test_several_orders_in_one_piece(process_set: Set) -> None:
     rank, peers = process_set.part(1, 2)
     handles = [rank.allreduce(name, ones()) for name in "abc"]
-    orders = [encode(Order([[Decision(-1, name, int(Operation.ALLREDUCE))]])) for name in "abc"]
+    orders = [encode(Order([[Decision(-1, name, Operation.ALLREDUCE)]])) for name in "abc"]
     peers[0].channel.socket.sendall(b"".join(map(frame, orders)))
     wait(*handles)
 
@@ -745,7 +766,7 @@ def test_an_idle_lane_asks_nobody_and_one_that_waits_does(process_set: Set) -> N
     assert rank.watch.probes == 0
     handle = rank.allreduce("x", ones())
     wait_until(lambda: rank.watch.probes >= 2, "two questions")
-    peers[0].say(Order([[Decision(-1, "x", int(Operation.ALLREDUCE))]]))
+    peers[0].say(Order([[Decision(-1, "x", Operation.ALLREDUCE)]]))
     wait(handle)
 
 
@@ -812,6 +833,42 @@ def test_a_lane_can_be_bound_to_a_core(process_set: Set) -> None:
     rank.lane.start()
     wait(rank.allreduce("x", ones()))
     assert found == [{core}]
+
+
+def test_a_core_that_this_machine_does_not_have_is_an_error_in_the_log_and_nothing_else(
+    process_set: Set, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, _ = process_set.part(0, 1, start=False)
+    rank.lane._core = 1_000_000
+    rank.lane.start()
+    wait(rank.allreduce("x", ones()))
+    assert "core 1000000" in caplog.text
+
+
+def test_a_submission_at_the_moment_in_which_the_lane_looks_for_its_oldest(
+    process_set: Set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, _ = process_set.part(1, 2)
+    threads: list[threading.Thread] = []
+
+    def interrupted_iter(thing: Any) -> Any:
+        """What another thread does between two steps of this one."""
+        made = iter(thing)
+        name = f"n{len(threads)}"
+        threads.append(threading.Thread(target=lambda: rank.allreduce(name, ones())))
+        threads[-1].start()
+        threads[-1].join(0.1)
+        return made
+
+    monkeypatch.setattr(lane_module, "iter", interrupted_iter, raising=False)
+    rank.allreduce("first", ones())
+    wait_until(lambda: threads, "the interruption")
+    threading.Event().wait(0.1)
+    monkeypatch.undo()
+    assert rank.lane._thread.is_alive()
+    assert rank.watch.reports == []
+    for thread in threads:
+        thread.join(10)
 
 
 def test_several_threads_submit_at_the_same_time(process_set: Set) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp
 from horovod.core.messages import (
     Announce,
     Announcer,
@@ -30,13 +31,13 @@ names = st.text(max_size=12)
 sizes = st.integers(0, 1 << 40)
 shapes = st.lists(sizes, max_size=5).map(tuple)
 factors = st.floats(allow_nan=False)
-specs = st.builds(TensorSpec, names, st.sampled_from(list(map(int, DataType))), shapes)
+specs = st.builds(TensorSpec, names, st.sampled_from(DataType), shapes)
 requests = st.builds(
     Request,
-    operation=st.sampled_from(list(map(int, Operation))),
+    operation=st.sampled_from(Operation),
     name=names,
     tensors=st.lists(specs, max_size=4).map(tuple),
-    reduce_op=st.integers(0, 5),
+    reduce_op=st.sampled_from(ReduceOp),
     prescale=factors,
     postscale=factors,
     root=st.integers(-1, 1000),
@@ -50,7 +51,7 @@ decisions = st.builds(
     Decision,
     st.integers(-1, 1 << 20),
     names,
-    st.sampled_from(list(map(int, Operation))),
+    st.sampled_from(Operation),
     rows=st.lists(shapes, max_size=3).map(tuple),
     splits=st.lists(shapes, max_size=3).map(tuple),
     template=st.none() | requests,
@@ -119,7 +120,7 @@ def test_a_message_cut_short_is_none(message: Announce | Leave, data: st.DataObj
 
 
 def make(name: str, version: int = 0, transient: bool = False) -> Request:
-    return Request(int(Operation.ALLREDUCE), name, (TensorSpec(name, 7, (version,)),), transient=transient)
+    return Request(Operation.ALLREDUCE, name, (TensorSpec(name, DataType.FLOAT32, (version,)),), transient=transient)
 
 
 def test_the_second_time_a_number_says_it_all() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp
 from horovod.core.fusion import fuse
 from horovod.core.messages import (
     Announce,
@@ -36,8 +37,8 @@ def make(
     transient: bool = False,
     **fields: Any,
 ) -> Request:
-    spec = TensorSpec(name, int(data_type), shape)
-    return Request(int(operation), name, (spec,), transient=transient, **fields)
+    spec = TensorSpec(name, data_type, shape)
+    return Request(operation, name, (spec,), transient=transient, **fields)
 
 
 def announce_all(negotiator: Negotiator, size: int, *requests: Request) -> list[Ready]:
@@ -47,7 +48,7 @@ def announce_all(negotiator: Negotiator, size: int, *requests: Request) -> list[
     return negotiator.take()
 
 
-JOIN = Request(int(Operation.JOIN), "join.noname", transient=True)
+JOIN = Request(Operation.JOIN, "join.noname", transient=True)
 
 
 # One name at a time
@@ -126,8 +127,8 @@ def test_splits_of_all_members_are_part_of_the_decision() -> None:
 def test_members_of_a_group_are_gathered_each_by_its_rows() -> None:
     negotiator = Negotiator([0, 1], 8)
     for member in (0, 1):
-        specs = (TensorSpec("g1", 7, (member, 2)), TensorSpec("g2", 7, (5 - member,)))
-        negotiator.announce(member, Request(int(Operation.ALLGATHER), "g", specs), 0.0)
+        specs = (TensorSpec("g1", DataType.FLOAT32, (member, 2)), TensorSpec("g2", DataType.FLOAT32, (5 - member,)))
+        negotiator.announce(member, Request(Operation.ALLGATHER, "g", specs), 0.0)
     (ready,) = negotiator.take()
     assert ready.decision.rows == ((0, 1), (5, 4))
 
@@ -213,7 +214,7 @@ def test_what_may_travel_together_has_equal_keys(operation: Operation) -> None:
     assert key() == key(shape=(9, 9), caller="elsewhere.py:1")
     different = [
         {"data_type": DataType.FLOAT64},
-        {"reduce_op": 3},
+        {"reduce_op": ReduceOp.MIN},
         {"prescale": 0.5},
         {"postscale": 0.5},
         {"device": "cuda:0"},
@@ -321,7 +322,7 @@ def test_what_cannot_be_done_without_the_joined_is_an_error(operation: Operation
 def test_a_barrier_needs_only_those_who_are_left() -> None:
     negotiator = Negotiator([0, 1], 8)
     negotiator.announce(1, JOIN, 0.0)
-    barrier = Request(int(Operation.BARRIER), "barrier.noname", transient=True)
+    barrier = Request(Operation.BARRIER, "barrier.noname", transient=True)
     negotiator.announce(0, barrier, 0.0)
     (ready,) = negotiator.take()
     assert (ready.decision.operation, ready.decision.error) == (Operation.BARRIER, "")
@@ -428,7 +429,7 @@ def step_requests(source: random.Random, names: Sequence[str], version: int) -> 
 @settings(max_examples=200, deadline=None)
 @given(
     size=st.integers(1, 5),
-    capacity=st.sampled_from([0, 100]),
+    capacity=st.sampled_from([0, 1, 2, 3, 5, 8, 100]),
     threshold=st.sampled_from([0, 20, 60, 1 << 20]),
     width=st.integers(1, 12),
     steps=st.integers(1, 6),
@@ -457,7 +458,7 @@ def test_any_order_of_announcements_decides_every_name_once_a_step(
         for rank in range(size):
             mine = dict(agreed)
             if odd is not None and rank == size - 1:
-                mine[odd] = make(odd, Operation(mine[odd].operation), (1, 99))
+                mine[odd] = make(odd, mine[odd].operation, (1, 99))
             order = list(mine.values())
             source.shuffle(order)
             scripts[rank] += order
@@ -478,6 +479,24 @@ def test_any_order_of_announcements_decides_every_name_once_a_step(
     assert all(member.done == first for member in job.members)
     assert sorted((decision.name, bool(decision.error)) for decision in first) == sorted(expected)
     assert len(job.negotiator._tallies) <= capacity
+
+
+def test_a_number_is_not_used_again_while_a_decision_under_it_is_on_its_way() -> None:
+    """What is decided later may travel in an earlier batch."""
+    gathered, reduced = make("gathered", Operation.ALLGATHER), make("reduced")
+    later = make("later", Operation.ALLGATHER)
+    job = Job(1, 2, 1 << 20)
+    for request in (reduced, gathered):
+        job.submit(0, request)
+        job.order()
+    for request in (gathered, reduced, later):
+        job.submit(0, request)
+    job.order()
+    for request in (later, reduced, gathered):
+        job.submit(0, request)
+        job.order()
+    assert not job.members[0].in_flight
+    assert len(job.members[0].done) == 8
 
 
 def test_thousands_of_ranks() -> None:
