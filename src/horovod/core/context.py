@@ -85,6 +85,7 @@ class Context:
         secret: of the job, for connections that are made later.
         watch: what lanes report failures to.
         freed, changes: process set ids to be used again, and how often sets were added or removed.
+        joins: how often all ranks have joined; between two steps it is the same on all ranks.
     """
 
     def __init__(self, identity: Identity, config: Config, generation: int) -> None:
@@ -101,6 +102,7 @@ class Context:
         self.watch: Watch = _NobodyElse(self)
         self.freed: list[int] = []
         self.changes = 0
+        self.joins = 0
         self._abandoned = False
         self._timeline: Timeline | None = None
         self._sockets: list[socket.socket] = []

@@ -9,6 +9,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 from horovod.core.dynamic_sets import add_process_set, remove_process_set
 from horovod.core.errors import HorovodInternalError
 from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.torch.bucket_compression import BucketCompressor
 from horovod.torch.compression import Compression
 from horovod.torch.functions import (
     allgather_object,
@@ -78,6 +79,7 @@ from horovod.torch.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "Adasum",
     "Average",
+    "BucketCompressor",
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",

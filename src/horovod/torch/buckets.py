@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from horovod.common.util import split_list
 from horovod.core.context import running
 from horovod.core.handle import Handle
 from horovod.core.messages import Request
+from horovod.torch.bucket_compression import Reduction
 
 FIRST_BYTES = 1 << 20
 
@@ -83,10 +85,11 @@ class Bucket:
         waiting: slots whose gradient is not ready yet.
         request: of the last submission, reused while its tensors stay the same.
         key: what that request was made for.
-        handle: of the collective under way, or None.
+        handle: of what is under way, or None.
+        memory: of its compressor, from step to step.
     """
 
-    __slots__ = ("handle", "key", "name", "request", "slots", "waiting")
+    __slots__ = ("handle", "key", "memory", "name", "request", "slots", "waiting")
 
     def __init__(self, name: str, slots: Sequence[Slot]) -> None:
         self.name = name
@@ -94,7 +97,8 @@ class Bucket:
         self.waiting = len(self.slots)
         self.request: Request | None = None
         self.key: object = None
-        self.handle: Handle | None = None
+        self.handle: Handle | Reduction | None = None
+        self.memory: dict[str, Any] = {}
         for slot in self.slots:
             slot.bucket = self
 

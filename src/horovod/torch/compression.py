@@ -1,10 +1,16 @@
-"""How gradients are made smaller for the way, and restored afterwards. A compressor is two static methods; write your own."""
+"""How gradients are made smaller for the way, and restored afterwards. A compressor is two static methods; write your own.
+
+What needs a memory or several collectives has an interface of its own, :mod:`horovod.torch.bucket_compression`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from horovod.torch.powersgd import PowerSGD
+from horovod.torch.topk import TopK
 
 
 class Compressor:
@@ -60,8 +66,10 @@ class BF16Compressor(_CastCompressor):
 
 
 class Compression:
-    """The choices for ``compression=``."""
+    """The choices for ``compression=``. ``powersgd(rank=2)`` and ``topk(ratio=0.01)`` are for optimizers only."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    powersgd = PowerSGD
+    topk = TopK

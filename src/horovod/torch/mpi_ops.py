@@ -28,6 +28,7 @@ from horovod.common.basics import (
     stop_timeline,
 )
 from horovod.core import collectives
+from horovod.core.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch import handles
 from horovod.torch.allgather import (
@@ -165,6 +166,7 @@ def join(device: int = -1) -> int:
     """
     handle = collectives.join()
     handle.wait()
+    running().joins += 1
     return int(handle.result)
 
 

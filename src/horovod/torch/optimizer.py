@@ -25,6 +25,8 @@ from horovod.observe.whereabouts import caller
 from horovod.torch.adasum_optimizer import AdasumOptimizer, AdasumState
 from horovod.torch.allreduce import sparse_allreduce_async
 from horovod.torch.arguments import reduction
+from horovod.torch.bucket_collectives import BucketCollectives
+from horovod.torch.bucket_compression import BucketCompressor, Reduction
 from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_groups, by_size, identity
 from horovod.torch.compression import Compression, Compressor, NoneCompressor
 from horovod.torch.tensors import check, flat_array
@@ -150,7 +152,7 @@ class _State:
         self,
         optimizer: torch.optim.Optimizer,
         names: dict[torch.Tensor, str],
-        compression: type[Compressor],
+        compression: type[Compressor] | BucketCompressor,
         passes: int,
         op: ReduceOp,
         predivide: float,
@@ -158,7 +160,8 @@ class _State:
         sparse_as_dense: bool,
         process_set: ProcessSet,
     ) -> None:
-        self.compression = compression
+        self.whole = compression if isinstance(compression, BucketCompressor) else None
+        self.compression = NoneCompressor if isinstance(compression, BucketCompressor) else compression
         self.passes = passes
         self.op = op
         self.predivide = predivide
@@ -210,6 +213,10 @@ class _State:
         for bucket in self.buckets:
             if bucket.handle is None:
                 self._send(bucket)
+        if self.whole is not None:
+            under_way = [sending.bucket.handle for sending in self.sending]
+            while under_way:
+                under_way = [each for each in under_way if isinstance(each, Reduction) and each.advance()]
         error: BaseException | None = None
         for sending in self.sending:
             handle = sending.bucket.handle
@@ -241,7 +248,12 @@ class _State:
             else:
                 tensors.append(self._prepared(slot, gradient, sending))
                 slots.append(slot)
-        bucket.handle = self._submit(bucket, slots, tensors)
+        if self.whole is None:
+            bucket.handle = self._submit(bucket, slots, tensors)
+        else:
+            gradients = {slot.name: tensor.detach() for slot, tensor in zip(slots, tensors, strict=True)}
+            collectives = BucketCollectives(bucket.name, self.op, self.process_set)
+            bucket.handle = Reduction(self.whole.reduce(gradients, bucket.memory, collectives))
         self.sending.append(sending)
 
     def _gradient(self, slot: Slot) -> torch.Tensor:
@@ -299,7 +311,7 @@ class _State:
                 self.line,
             )
         views = [
-            Tensor(flat_array(tensor), spec.data_type, spec.shape)  # type: ignore[arg-type]  # the id is a DataType's
+            Tensor(flat_array(tensor), spec.data_type, spec.shape)
             for tensor, spec in zip(tensors, bucket.request.tensors, strict=True)
         ]
         return submit(self.process_set.process_set_id, bucket.request, views, views)
@@ -316,7 +328,7 @@ _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 def DistributedOptimizer(
     optimizer: _Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | BucketCompressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: Any = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0,
@@ -333,7 +345,8 @@ def DistributedOptimizer(
     Args:
         optimizer: any ``torch.optim.Optimizer``.
         named_parameters: ``model.named_parameters()``: names for messages; all parameters of the optimizer, or none.
-        compression: how gradients travel, one of ``hvd.Compression``.
+        compression: how gradients travel: one of ``hvd.Compression``, a :class:`~horovod.torch.compression.Compressor` or a
+            :class:`~horovod.torch.bucket_compression.BucketCompressor` of your own.
         backward_passes_per_step: gradients accumulate locally over this many backward passes (they are summed, not
             averaged) before they are reduced.
         op: ``hvd.Average``, ``hvd.Sum``, ``hvd.Min``, ``hvd.Max`` or ``hvd.Product``. With ``hvd.Adasum`` every rank makes a
@@ -358,6 +371,12 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+    if isinstance(compression, BucketCompressor) and (
+        chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM) or gradient_predivide_factor != 1.0
+    ):
+        raise ValueError(
+            f"{type(compression).__name__} reduces gradients with op=hvd.Average or hvd.Sum and no gradient_predivide_factor"
+        )
     names = _names(optimizer, named_parameters)
     checked = _check_groups(groups)
     if chosen == ReduceOp.ADASUM:
@@ -369,6 +388,7 @@ def DistributedOptimizer(
                     "op=hvd.Adasum steps on some parameters at a time, which LBFGS cannot do; use hvd.Average"
                 )
             reducing = _derive(optimizer, AdasumOptimizer)
+            assert not isinstance(compression, BucketCompressor)
             reducing._horovod = AdasumState(reducing, names, compression, backward_passes_per_step)
             return reducing  # type: ignore[no-any-return]  # it is of a class derived from the optimizer's
     state = _State(
