@@ -224,6 +224,7 @@ class Sentinel:
     def _ask_all(self) -> None:
         if self._decided:
             return
+        self.whereabouts[self._rank] = self._where()
         now = time.monotonic()
         for peer in list(self._links):
             if peer not in self._asked:

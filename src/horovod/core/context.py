@@ -291,6 +291,7 @@ class Context:
         who = f"rank {rank}"
         if rank < len(self._cards):
             who += f" (host {self._cards[rank].host}, process {self._cards[rank].pid})"
+        reason = reason.rstrip(".")
         return f"Horovod: {who} failed: {reason}. Every collective of this job has ended with this error, on all ranks."
 
     def _tell_launcher(self, rank: int, reason: str) -> None:

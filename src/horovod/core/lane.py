@@ -58,6 +58,9 @@ NAP_SECONDS = 200e-6
 """After an announcement, how long submissions gather before one of them wakes the lane again: a burst of small tensors
 costs a few wake-ups instead of one each. The lane naps so for at most a millisecond, and only while an answer is due."""
 
+_TIME_TO_ANSWER = 0.2
+"""Seconds between asking ranks where they are and reporting a stall; who has not answered by then is shown without."""
+
 
 def labels(request: Request) -> list[TensorLabel]:
     """A request's tensors as the timeline shows them; its own name where it has none."""
@@ -417,6 +420,7 @@ class CoordinatorLane(Lane):
         self._stopping: tuple[int, str] | None = None
         self._inspector = StallInspector(self._config.stall_warning_time.total_seconds(), self._shutdown_seconds())
         self._next_inspection = 0.0
+        self._asked_where = False
         self.timeline: Timeline | None = None
 
     def _shutdown_seconds(self) -> float:
@@ -462,7 +466,12 @@ class CoordinatorLane(Lane):
             return limit
         now = time.monotonic()
         due = max(oldest + self._config.stall_warning_time.total_seconds(), self._next_inspection)
-        if now >= due:
+        if now >= due and not self._asked_where:
+            self._watch.probe()  # so that the report can say where the missing ranks are
+            self._asked_where = True
+            due = self._next_inspection = now + _TIME_TO_ANSWER
+        elif now >= due:
+            self._asked_where = False
             due = self._next_inspection = now + max(1.0, self._inspect(now))
         until = max(1.0, (due - now) * 1000)
         return until if limit is None else min(limit, until)

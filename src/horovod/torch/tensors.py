@@ -81,6 +81,9 @@ def _as_torch(array: Array) -> torch.Tensor:
 
 
 def _convert(source: Array, target: Array) -> None:
+    if not source.flags.writeable:  # PyTorch has no such tensors
+        np.copyto(target, source, casting="unsafe")
+        return
     _as_torch(target).copy_(_as_torch(source))
 
 
