@@ -1,0 +1,155 @@
+"""Strangers at the ports of a job while it starts and trains: they get nothing, and the job does not notice."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from ranks import RankPool
+
+Ranks = Callable[..., RankPool]
+
+GARBAGE = [
+    b"",
+    b"\0" * 5000,
+    b"\xff" * 5000,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+    b"HVD1" + bytes(200),
+    bytes(32) + b"\x04\x00" + b"x" * 1024 + bytes(32),
+    bytes(32) + b"\x00\x0arendezvous" + bytes(32) + b"\xff\xff\xff\xff" * 10,
+    (0xFFFFFFFF).to_bytes(4, "big") + b"x" * 100,
+]
+
+
+class Strangers:
+    """Threads that connect to wherever ``addresses()`` says, and send rubbish, or nothing, or what they have recorded."""
+
+    def __init__(self, addresses: Callable[[], list[tuple[str, int] | str]], threads: int = 3) -> None:
+        self._addresses = addresses
+        self._stop = threading.Event()
+        self.visits = 0
+        self.answers: set[int] = set()
+        self._threads = [threading.Thread(target=self._bother, args=(seed,)) for seed in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def _bother(self, seed: int) -> None:
+        dice = random.Random(seed)
+        held: list[socket.socket] = []
+        recorded = b""
+        while not self._stop.is_set():
+            for address in self._addresses():
+                try:
+                    stranger = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+                    stranger.settimeout(0.2)
+                    stranger.connect(address)
+                    self.visits += 1
+                    stranger.sendall(dice.choice([*GARBAGE, recorded, dice.randbytes(dice.randrange(300))]))
+                    if dice.random() < 0.3:
+                        recorded = stranger.recv(4096)
+                        self.answers.add(len(recorded))
+                except OSError:
+                    pass
+                held.append(stranger)
+            while len(held) > 60:  # half-open for a while
+                held.pop(0).close()
+            self._stop.wait(0.002)
+        for stranger in held:
+            stranger.close()
+
+    def leave(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(10)
+
+
+@contextmanager
+def strangers_at(addresses: Callable[[], list[tuple[str, int] | str]]) -> Iterator[Strangers]:
+    strangers = Strangers(addresses)
+    try:
+        yield strangers
+    finally:
+        strangers.leave()
+
+
+def train(generations: int) -> None:
+    import torch
+
+    import horovod.torch as hvd
+
+    for _ in range(generations):
+        hvd.init()
+        for n in range(10):
+            assert hvd.allreduce(torch.ones(1000 * n), op=hvd.Sum).sum().item() == 1000 * n * hvd.size()
+        assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+        hvd.shutdown()
+
+
+def test_strangers_where_the_ranks_meet(ranks: Ranks) -> None:
+    pool = ranks(2, framework="torch")
+    found = pool.run(lambda: (os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
+    place = found[0][0], int(found[0][1])
+    with strangers_at(lambda: [place]) as strangers:
+        pool.run(train, 15)
+    assert strangers.visits > 20
+    assert strangers.answers <= {0, 36}  # a greeting, or nothing: never an answer
+    with pool.leaves_nothing():
+        pool.run(train, 1)
+
+
+def test_strangers_where_the_ranks_listen(ranks: Ranks) -> None:
+    """As if every rank were on a host of its own, so that they listen on TCP ports; and on the sockets of one host."""
+
+    def on_hosts_of_their_own() -> None:
+        rank = os.environ["HOROVOD_RANK"]
+        places = {
+            "LOCAL_RANK": "0",
+            "LOCAL_SIZE": "1",
+            "CROSS_RANK": rank,
+            "CROSS_SIZE": "2",
+            "HOSTNAME": f"host{rank}",
+        }
+        before = {f"HOROVOD_{name}": os.environ[f"HOROVOD_{name}"] for name in places}
+        os.environ.update({f"HOROVOD_{name}": value for name, value in places.items()})
+        try:
+            train(15)
+        finally:
+            os.environ.update(before)
+
+    pool = ranks(2, framework="torch")
+    processes = [psutil.Process(pid) for pid in pool.run(os.getpid)]
+
+    def listening() -> list[tuple[str, int] | str]:
+        found: list[tuple[str, int] | str] = []
+        for process in processes:
+            ports = [c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+            names = [str(c.laddr) for c in process.net_connections("unix") if "horovod" in str(c.laddr)]
+            found += [*(("127.0.0.1", port) for port in ports), *names]
+        return found
+
+    with strangers_at(listening) as strangers:
+        pool.run(on_hosts_of_their_own)
+        pool.run(train, 15)
+    assert strangers.visits > 0
+    with pool.leaves_nothing():
+        pool.run(train, 1)
+
+
+def test_a_running_rank_has_no_open_port(ranks: Ranks) -> None:
+    def ports() -> list[str]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        found = [str(c) for c in psutil.Process().net_connections("all") if c.status == psutil.CONN_LISTEN]
+        hvd.barrier()
+        hvd.shutdown()
+        return found
+
+    assert ranks(2, framework="torch").run(ports) == [[], []]
