@@ -25,7 +25,7 @@ from horovod.core.collectives import allreduce_request, submit
 from horovod.core.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.observe.whereabouts import caller
-from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_size, identity
+from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_size, identity, listen
 from horovod.torch.compression import Compressor
 from horovod.torch.tensors import view
 
@@ -152,16 +152,7 @@ class AdasumState:
         self.slots += new
         for members in by_size(new, running().config.bucket_bytes):
             self._buckets.append(Bucket(f"{self._name}.{len(self._buckets)}", members))
-        for slot in new:
-            parameter: Any = slot.parameter  # PyTorch leaves this method untyped
-            parameter.register_post_accumulate_grad_hook(self._hook(slot))
-
-    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
-        def gradient_is_ready(_: torch.Tensor) -> None:
-            if slot.count_pass():
-                self._send(slot.bucket)
-
-        return gradient_is_ready
+        listen(self, new)
 
     def rewind(self) -> None:
         """Start counting backward passes anew; local steps under way are forgotten."""
@@ -175,7 +166,7 @@ class AdasumState:
         """Submit what backward has not completed, wait for everything, and move the parameters."""
         for bucket in self._buckets:
             if bucket.handle is None:
-                self._send(bucket)
+                self.send(bucket)
         error: BaseException | None = None
         for bucket in self._buckets:
             try:
@@ -193,7 +184,7 @@ class AdasumState:
         if error is not None:
             raise error
 
-    def _send(self, bucket: Bucket) -> None:
+    def send(self, bucket: Bucket) -> None:
         """Step locally on a bucket's parameters, submit the differences, and put the parameters back.
 
         A parameter without a gradient stays as it is; Adasum gives such a rank no say.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,18 +14,27 @@ from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import flat_array, view
 
 
+Rows = Sequence[Sequence[int]]
+"""By tensor, how many rows came from each rank."""
+
+
 def _submit(
-    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, single: bool
+    prefix: str,
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    result: Callable[[list[torch.Tensor], Rows], Any],
 ) -> int:
+    """Start to gather; ``result`` makes of the outputs, and of where they came from, what the handle's waiter gets."""
     inputs = [view(tensor) for tensor in tensors]
-    outputs: list[torch.Tensor | None] = [None] * len(tensors)
+    outputs: dict[int, torch.Tensor] = {}
 
     def allocate(index: int, rows: int) -> Array:
         output = outputs[index] = torch.empty((rows, *tensors[index].shape[1:]), dtype=tensors[index].dtype)
         return flat_array(output)
 
     handle = collectives.allgather(prefix, name, inputs, allocate, process_set.process_set_id)
-    return register(handle, lambda _: outputs[0] if single else tuple(outputs))
+    return register(handle, lambda done: result([outputs[index] for index in range(len(tensors))], done.result))
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -34,27 +43,23 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     First dimensions may differ between ranks, 0 included; the others and the dtype must agree. Errors as allreduce_async;
     a tensor without dimensions fails on every rank.
     """
-    return _submit("allgather", [tensor], name, process_set, single=True)
+    return _submit("allgather", [tensor], name, process_set, lambda outputs, _: outputs[0])
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Like :func:`allgather_async` for several tensors that become ready together; its result is a tuple."""
-    return _submit("grouped_allgather", list(tensors), name, process_set, single=False)
+    return _submit("grouped_allgather", list(tensors), name, process_set, lambda outputs, _: tuple(outputs))
 
 
-def _own_slices(grads: Sequence[torch.Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[torch.Tensor]:
+def _own_slices(grads: Sequence[torch.Tensor], rows: Rows, process_set: ProcessSet) -> list[torch.Tensor]:
     """The gradient rule: average over the ranks, then this rank's rows. (Not a concatenation's adjoint; scripts rely on it.)"""
     from horovod.torch.allreduce import grouped_allreduce  # allreduce's sparse form needs allgather
 
     averaged = grouped_allreduce([grad.contiguous() for grad in grads], process_set=process_set)
-    everyone: torch.Tensor = synchronize(
-        allgather_async(torch.tensor([list(rows)], dtype=torch.int64), process_set=process_set)
-    )
     me = process_set.rank() or 0
-    starts = everyone[:me].sum(dim=0).tolist()
-    return [grad[start : start + count] for grad, start, count in zip(averaged, starts, rows, strict=True)]
+    return [grad[sum(of[:me]) : sum(of[: me + 1])] for grad, of in zip(averaged, rows, strict=True)]
 
 
 class HorovodAllgather(torch.autograd.Function):
@@ -62,14 +67,15 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        ctx.rows = tensor.shape[0] if tensor.dim() else 0
+        handle = _submit("allgather", [tensor], name, process_set, lambda outputs, rows: (outputs[0], rows))
+        result: torch.Tensor
+        result, ctx.rows = synchronize(handle)
         ctx.process_set = process_set
-        result: torch.Tensor = synchronize(allgather_async(tensor, name, process_set))
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _own_slices([grads[0]], [ctx.rows], ctx.process_set)[0], None, None
+        return _own_slices([grads[0]], ctx.rows, ctx.process_set)[0], None, None
 
 
 def allgather(
@@ -85,9 +91,10 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+        handle = _submit("grouped_allgather", tensors, name, process_set, lambda *found: found)
+        outputs, ctx.rows = synchronize(handle)
         ctx.process_set = process_set
-        return synchronize(grouped_allgather_async(tensors, name, process_set))
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

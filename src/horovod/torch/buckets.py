@@ -7,9 +7,10 @@ parameters, so buckets are cut from the end. The first buckets are small: commun
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -76,6 +77,40 @@ class Slot:
         self.ready = True
         self.bucket.waiting -= 1
         return self.bucket.waiting == 0
+
+
+class Sender(Protocol):
+    """What :func:`listen` calls: the distributed part of an optimizer."""
+
+    def send(self, bucket: Bucket) -> None:
+        """Every gradient of ``bucket`` is ready."""
+
+
+def listen(sender: Sender, slots: Iterable[Slot]) -> None:
+    """Have ``sender.send(bucket)`` called, during backward, whenever the last gradient of a bucket is ready.
+
+    Ends when nobody holds the sender any more, so that a dropped optimizer lets go of its parameters.
+    """
+    reference = weakref.ref(sender)
+    hooks: list[Any] = []
+    for slot in slots:
+        parameter: Any = slot.parameter  # PyTorch leaves this method untyped
+        hooks.append(parameter.register_post_accumulate_grad_hook(_hook(reference, slot)))
+    weakref.finalize(sender, _remove, hooks).atexit = False
+
+
+def _hook(reference: Callable[[], Sender | None], slot: Slot) -> Callable[[torch.Tensor], None]:
+    def gradient_is_ready(_: torch.Tensor) -> None:
+        sender = reference()
+        if sender is not None and slot.count_pass():
+            sender.send(slot.bucket)
+
+    return gradient_is_ready
+
+
+def _remove(hooks: Iterable[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 class Bucket:

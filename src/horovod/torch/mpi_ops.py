@@ -156,7 +156,21 @@ def shutdown() -> None:
 def join(device: int = -1) -> int:
     """Say that this rank has no more data; wait until all ranks have said so.
 
-    Until then it takes part in others' allreduces with zeros, which an Average counts.
+    Until then it takes part in what the others do, as one who has nothing:
+
+    ===================  =============================================================================================
+    allreduce, grouped   Sum and Average: zeros; an Average still divides by the number of all ranks. Adasum: zeros, which
+                         have no say. Min, Max and Product: the ranks that are left among themselves.
+    allgather            No rows.
+    broadcast            Fails if the root has joined.
+    alltoall             No rows; fails if a rank addresses rows to one that has joined.
+    reducescatter        Fails, for the rows of those who have joined would be lost.
+    barrier              Needs only those who are left.
+    ===================  =============================================================================================
+
+    What fails does so on all ranks that called it, with a text that names the ranks, and leaves everything else in order.
+    It concerns the global process set: before joining, finish what other sets wait for. Afterwards unnamed calls are counted
+    anew, so ranks may have made different numbers of them.
 
     Args:
         device: where zeros would be made for device tensors; host memory needs none.
@@ -166,7 +180,7 @@ def join(device: int = -1) -> int:
     """
     handle = collectives.join()
     handle.wait()
-    running().joins += 1
+    running().everybody_joined()
     return int(handle.result)
 
 

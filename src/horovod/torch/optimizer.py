@@ -27,7 +27,7 @@ from horovod.torch.allreduce import sparse_allreduce_async
 from horovod.torch.arguments import reduction
 from horovod.torch.bucket_collectives import BucketCollectives
 from horovod.torch.bucket_compression import BucketCompressor, Reduction
-from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_groups, by_size, identity
+from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_groups, by_size, identity, listen
 from horovod.torch.compression import Compression, Compressor, NoneCompressor
 from horovod.torch.tensors import check, flat_array
 
@@ -100,6 +100,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Wait for the reduced gradients, then step. With a closure, gradients are reduced after each call of it."""
         state = self._horovod
+        state.original._opt_called = True  # type: ignore[attr-defined]  # a scheduler made for the original looks there
         base: Any = super()
         if not state.should_synchronize:
             state.synchronized = False
@@ -170,8 +171,8 @@ class _State:
         self.synchronized = False
         self.should_synchronize = True
         self.line = caller()
+        self.original = optimizer
         self.sending: list[_Sending] = []
-        self._hooks: list[Any] = []
         self.slots: dict[torch.Tensor, Slot] = {}
         self.buckets: list[Bucket] = []
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -182,23 +183,12 @@ class _State:
             name = identity(ordered)
             cut = by_size(ordered, config.bucket_bytes) if groups is None else by_groups(ordered, groups)
             self.buckets = [Bucket(f"{name}.{number}", members) for number, members in enumerate(cut)]
-            for slot in ordered:
-                parameter: Any = slot.parameter  # PyTorch leaves this method untyped
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(slot)))
+            listen(self, ordered)
 
     @property
     def under_way(self) -> bool:
         """Whether collectives work on gradients right now."""
         return bool(self.sending)
-
-    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
-        bucket = slot.bucket
-
-        def gradient_is_ready(_: torch.Tensor) -> None:
-            if slot.count_pass():
-                self._send(bucket)
-
-        return gradient_is_ready
 
     def rewind(self) -> None:
         """Start counting backward passes anew."""
@@ -212,7 +202,7 @@ class _State:
     def synchronize(self) -> None:
         for bucket in self.buckets:
             if bucket.handle is None:
-                self._send(bucket)
+                self.send(bucket)
         if self.whole is not None:
             under_way = [sending.bucket.handle for sending in self.sending]
             while under_way:
@@ -234,7 +224,7 @@ class _State:
             raise error
         self.synchronized = True
 
-    def _send(self, bucket: Bucket) -> None:
+    def send(self, bucket: Bucket) -> None:
         """Submit a bucket's gradients; those that backward did not reach count as zeros."""
         self.synchronized = False
         sending = _Sending(bucket)
