@@ -33,8 +33,11 @@ NOTES = 2
 _LINE_WORDS = 16
 _WORD = 8
 _POISON = 1 << 62
-_SPINS = 40
+SHORT_SPIN = 40
 """Looks at a counter before sleeping: about two microseconds, what a sleep and a wake-up would cost at least."""
+
+LONG_SPIN = 600
+"""The same, about thirty microseconds, for a small collective on which a rank waits with nothing else to do."""
 
 DEFAULT_PIECE = 2 << 20
 _PAGE = mmap.PAGESIZE
@@ -131,6 +134,7 @@ class Counters:
         self._seconds = timeout.total_seconds()
         self._peers = [peer for peer in range(size) if peer != rank]
         self._own = rank * _LINE_WORDS
+        self._cores_enough = size <= len(os.sched_getaffinity(0))  # else the peer needs the core that would look
         self._aborted = False
         self._life = threading.Lock()
 
@@ -149,8 +153,8 @@ class Counters:
     def read_note(self, rank: int, parity: int) -> int:
         return self._words[rank * _LINE_WORDS + NOTES + parity]
 
-    def wait(self, peer: int, kind: int, value: int) -> None:
-        """Return when ``peer``'s counter has reached ``value``.
+    def wait(self, peer: int, kind: int, value: int, spin: int = SHORT_SPIN) -> None:
+        """Return when ``peer``'s counter has reached ``value``, looking ``spin`` times before sleeping.
 
         Raises:
             PeerFailure: it stood still for the timeout.
@@ -159,7 +163,7 @@ class Counters:
         words, word = self._words, peer * _LINE_WORDS + kind
         seen = words[word]
         if seen < value:
-            for _ in range(_SPINS):
+            for _ in range(spin if self._cores_enough else 1):
                 seen = words[word]
                 if seen >= value:
                     break
@@ -170,10 +174,10 @@ class Counters:
         if futex.weakly_ordered:
             futex.fence()  # what follows must not be read before the count was
 
-    def wait_all(self, kind: int, value: int) -> None:
+    def wait_all(self, kind: int, value: int, spin: int = SHORT_SPIN) -> None:
         """Return when every peer's counter has reached ``value``. Raises as :meth:`wait`."""
         for peer in self._peers:
-            self.wait(peer, kind, value)
+            self.wait(peer, kind, value, spin)
 
     def _sleep(self, peer: int, word: int, value: int) -> int:
         words, address = self._words, self._address + word * _WORD

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from horovod.comm.arena import PACKED, REDUCED, Arena, Counters
+from horovod.comm.arena import LONG_SPIN, PACKED, REDUCED, Arena, Counters
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
@@ -109,7 +109,7 @@ class ShmCommunicator(Communicator):
         piece = self._begin()
         source.read(0, length, self._region(piece, self.rank, dtype)[:length])
         self._counters.signal(PACKED, piece)
-        self._counters.wait_all(PACKED, piece)
+        self._counters.wait_all(PACKED, piece, LONG_SPIN)
         contributions = [self._region(piece, rank, dtype)[:length] for rank in range(self.size)]
         whole = target.whole(0, length)
         if whole is not None:

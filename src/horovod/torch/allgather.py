@@ -10,9 +10,9 @@ import torch
 from horovod.comm.datatypes import Array
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.torch.arguments import tracked
 from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import flat_array, view
-
 
 Rows = Sequence[Sequence[int]]
 """By tensor, how many rows came from each rank."""
@@ -82,6 +82,9 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The tensors of all members, one after another along dimension 0 in rank order. Differentiable."""
+    if not tracked(tensor):
+        untracked: torch.Tensor = synchronize(allgather_async(tensor, name, process_set))
+        return untracked
     result: torch.Tensor = HorovodAllgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]  # torch
     return result
 

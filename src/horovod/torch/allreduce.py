@@ -10,7 +10,7 @@ import torch
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allgather import allgather_async
-from horovod.torch.arguments import Average, Sum, reduction
+from horovod.torch.arguments import Average, Sum, reduction, tracked
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import check, view
@@ -140,9 +140,10 @@ def allreduce(
     Differentiable. The default op is ``hvd.Average``. Arguments and errors as :func:`allreduce_async`.
     """
     compressed, context = compression.compress(tensor)
-    reduced = HorovodAllreduce.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-        compressed, average, name, op, prescale_factor, postscale_factor, process_set
-    )
+    arguments = (compressed, average, name, op, prescale_factor, postscale_factor, process_set)
+    if not tracked(compressed):
+        return compression.decompress(synchronize(allreduce_async(*arguments)), context)
+    reduced = HorovodAllreduce.apply(*arguments)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
     return compression.decompress(reduced, context)
 
 

@@ -57,3 +57,8 @@ def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
             raise ValueError(f"alltoall expects splits to contain 32-bit integer elements, not {splits.dtype}")
         return [int(split) for split in splits.tolist()]
     return [int(split) for split in splits]
+
+
+def tracked(tensor: torch.Tensor) -> bool:
+    """Whether autograd must know what becomes of ``tensor``; telling it costs as much as a small collective's arguments."""
+    return torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad

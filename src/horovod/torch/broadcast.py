@@ -9,6 +9,7 @@ import torch
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allreduce import allreduce
+from horovod.torch.arguments import tracked
 from horovod.torch.handles import register, synchronize
 from horovod.torch.tensors import check, view
 
@@ -65,6 +66,9 @@ def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The tensor of global rank ``root_rank``, as a new tensor on every member. Differentiable."""
+    if not tracked(tensor):
+        untracked: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        return untracked
     result: torch.Tensor = HorovodBroadcast.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         tensor, root_rank, name, process_set
     )
