@@ -168,6 +168,20 @@ def _reduce_half_precision(
     _narrow(accumulator, target)
 
 
+def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
+    """The element that leaves others as they are: the contribution of a rank that has none."""
+    if op == ReduceOp.PRODUCT:
+        return 1
+    if op not in (ReduceOp.MIN, ReduceOp.MAX):
+        return 0
+    if dtype.kind == "b":
+        return op == ReduceOp.MIN
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return limits.max if op == ReduceOp.MIN else limits.min
+    return np.inf if op == ReduceOp.MIN else -np.inf
+
+
 def can_scale(data_type: DataType) -> bool:
     """Whether pre- and postscale factors other than 1 (and so Average) have a meaning for this type."""
     return data_type is not DataType.BOOL

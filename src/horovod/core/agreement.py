@@ -12,7 +12,6 @@ from horovod.core.messages import Operation, Request, TensorSpec
 _SAME_SHAPE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.BROADCAST, Operation.REDUCESCATTER}
 _ROWS = {Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER}
 _SCALED = {Operation.ALLREDUCE, Operation.ADASUM, Operation.REDUCESCATTER}
-_NO_JOIN = {Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER, Operation.BROADCAST}
 
 
 def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> str:
@@ -28,11 +27,10 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
     if alike and (first.operation not in _ROWS or all(tensor.shape for tensor in first.tensors)):
         return ""
     reason = _mismatch(first, present)
-    if not reason and len(present) < len(requests) and first.operation in _NO_JOIN:
-        operation = first.operation.name.capitalize()
-        hint = " (for sparse gradients pass sparse_as_dense=True)" if first.operation == Operation.ALLGATHER else ""
-        joined = [rank for rank, request in zip(ranks, requests, strict=True) if request is None]
-        reason = f"{operation} is not supported with Join at this time: {list_ranks(joined)} joined already{hint}."
+    if not reason and len(present) < len(requests):
+        obstacle = _join_obstacle(first, requests, ranks)
+        if obstacle:
+            reason = f"{first.operation.name.capitalize()} is not supported with Join at this time: {obstacle}."
     if not reason:
         return ""
     return f"{reason} Tensor {first.name!r}, as each rank submitted it:\n{_views(requests, ranks)}"
@@ -81,6 +79,21 @@ def _mismatch(first: Request, present: list[Request]) -> str:
                 f"Mismatched {operation.name} CPU/GPU device selection: One rank's tensor is on {first.device}, "
                 f"but another rank's is on {other.device}."
             )
+    return ""
+
+
+def _join_obstacle(first: Request, requests: Sequence[Request | None], ranks: Sequence[int]) -> str:
+    """What those who have joined would be needed for, or ""."""
+    joined = [rank for rank, request in zip(ranks, requests, strict=True) if request is None]
+    if first.operation == Operation.REDUCESCATTER:
+        return f"{list_ranks(joined)} joined already, so their rows of the result would be lost"
+    if first.operation == Operation.BROADCAST and first.root in joined:
+        return f"rank {first.root}, whose tensor it is, joined already"
+    if first.operation == Operation.ALLTOALL:
+        for rank, request in zip(ranks, requests, strict=True):
+            for other, rows in zip(ranks, request.splits if request is not None else (), strict=False):
+                if rows and other in joined:
+                    return f"rank {other} joined already, and rank {rank} sends {rows} rows to it"
     return ""
 
 

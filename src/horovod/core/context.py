@@ -345,6 +345,12 @@ class Context:
         self._next_name[key] = number
         return f"{prefix}.noname.{number}"
 
+    def everybody_joined(self) -> None:
+        """Called by the thread that joined, on every rank: as the ranks may have made different numbers of unnamed calls until
+        now, their counting starts anew."""
+        self.joins += 1
+        self._next_name = {key: number for key, number in self._next_name.items() if key[0] != 0}
+
     def abandon(self) -> None:
         """In a forked child: close what was inherited, so that this process neither uses nor holds the parent's connections."""
         self._abandoned = True

@@ -1,18 +1,20 @@
 """What a lane does with one batch of decisions: gather the arrays, run the collective, hand out the results.
 
-Runs on the lane's thread, the same batch in the same order on every rank of the process set.
+Runs on the lane's thread, the same batch in the same order on every rank of the process set. A rank that has joined takes
+part with a stand-in: it contributes what leaves the others' results as they are, and what it receives goes nowhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from horovod.comm.adasum import adasum
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
-from horovod.comm.reduction import ReduceOp
+from horovod.comm.reduction import ReduceOp, neutral, scale
 from horovod.core.handle import Handle
 from horovod.core.messages import Decision, Operation, Request
 from horovod.core.tensor import Allocate
@@ -60,27 +62,51 @@ def execute(communicator: Communicator, ranks: Sequence[int], batch: Sequence[tu
             entry; None where this rank has joined and takes part without data.
     """
     operation = batch[0][0].operation
-    if operation in (Operation.ALLREDUCE, Operation.ADASUM):
-        _allreduce(communicator, batch)
-    elif operation == Operation.ALLGATHER:
-        _allgather(communicator, batch)
-    elif operation == Operation.REDUCESCATTER:
-        _reducescatter(communicator, [entry for _, entry in batch if entry is not None])
-    elif operation == Operation.BARRIER:
+    if operation == Operation.BARRIER:
         communicator.barrier()
-    elif operation == Operation.JOIN:
+        return
+    if operation == Operation.JOIN:
         for decision, entry in batch:
             if entry is not None:
                 entry.handle.result = decision.last_joined
+        return
+    if operation in (Operation.ALLREDUCE, Operation.ADASUM):
+        _allreduce(communicator, batch)
+        return
+    present = [(decision, entry or _stand_in(decision)) for decision, entry in batch]
+    if operation == Operation.ALLGATHER:
+        _allgather(communicator, present)
+    elif operation == Operation.REDUCESCATTER:
+        _reducescatter(communicator, [entry for _, entry in present])
     else:
-        for decision, entry in batch:
-            if entry is None:
-                continue
+        for decision, entry in present:
             if operation == Operation.BROADCAST:
                 for array in entry.outputs:
                     communicator.broadcast(array, ranks.index(entry.request.root))
             else:
                 _alltoall(communicator, decision, entry)
+
+
+def _stand_in(decision: Decision) -> Entry:
+    """What a rank that has joined takes part with."""
+    request = decision.template
+    assert request is not None
+    specs = request.tensors
+    if request.operation in (Operation.ALLREDUCE, Operation.ADASUM):
+        arrays = [
+            np.full(_elements(spec.shape), neutral(request.reduce_op, spec.data_type.numpy), spec.data_type.numpy)
+            for spec in specs
+        ]
+        return Entry(request, arrays, arrays, None, Handle(), 0.0)
+    if request.operation == Operation.BROADCAST:
+        arrays = [np.empty(_elements(spec.shape), spec.data_type.numpy) for spec in specs]
+        return Entry(request, [], arrays, None, Handle(), 0.0)
+
+    def allocate(index: int, rows: int) -> Array:
+        return np.empty(rows * _elements(specs[index].shape[1:]), specs[index].data_type.numpy)
+
+    without_rows = msgspec.structs.replace(request, splits=(0,) * len(request.splits))
+    return Entry(without_rows, [np.empty(0, spec.data_type.numpy) for spec in specs], [], allocate, Handle(), 0.0)
 
 
 def _scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
@@ -91,27 +117,37 @@ def _scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
 
 
 def _allreduce(communicator: Communicator, batch: Sequence[tuple[Decision, Entry | None]]) -> None:
-    inputs: list[Array] = []
-    outputs: list[Array] = []
-    request: Request | None = None
-    for decision, entry in batch:
-        if entry is None:
-            request = decision.template
-            assert request is not None
-            zeros = [np.zeros(_elements(tensor.shape), tensor.data_type.numpy) for tensor in request.tensors]
-            inputs += zeros
-            outputs += zeros
-        else:
-            request = entry.request
-            inputs += entry.inputs
-            outputs += entry.outputs
+    first, entry = batch[0]
+    request = first.template if entry is None else entry.request
     assert request is not None
     op, prescale, postscale = _scaling(request, communicator.size)
+    # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
+    # decisions, or in none.
+    scale_here = first.template is not None and op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+    inputs: list[Array] = []
+    outputs: list[Array] = []
+    for decision, entry in batch:
+        if entry is None:
+            stand_in = _stand_in(decision)
+            inputs += stand_in.inputs
+            outputs += stand_in.outputs
+        else:
+            inputs += [_scaled(array, prescale) for array in entry.inputs] if scale_here else entry.inputs
+            outputs += entry.outputs
+    if scale_here:
+        prescale = 1.0
     for some_inputs, some_outputs in _by_type(inputs, outputs):
         if op == ReduceOp.ADASUM:
             adasum(communicator, some_inputs, some_outputs, prescale, postscale)
         else:
             communicator.allreduce(some_inputs, some_outputs, op, prescale, postscale)
+
+
+def _scaled(array: Array, factor: float) -> Array:
+    if factor != 1.0:
+        array = array.copy()
+        scale(array, factor)
+    return array
 
 
 def _by_type(inputs: list[Array], outputs: list[Array]) -> list[tuple[list[Array], list[Array]]]:
@@ -127,13 +163,13 @@ def _by_type(inputs: list[Array], outputs: list[Array]) -> list[tuple[list[Array
     return list(split.values())
 
 
-def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry | None]]) -> None:
+def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry]]) -> None:
     inputs: list[Array] = []
     outputs: list[Array] = []
     counts: list[list[int]] = []
     for decision, entry in batch:
-        if entry is None or entry.allocate is None:
-            continue
+        assert entry.allocate is not None
+        entry.handle.result = decision.rows
         for index, (tensor, rows) in enumerate(zip(entry.request.tensors, decision.rows, strict=True)):
             row_elements = _elements(tensor.shape[1:])
             inputs.append(entry.inputs[index])

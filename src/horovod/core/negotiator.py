@@ -202,16 +202,17 @@ class Negotiator:
         splits: tuple[tuple[int, ...], ...] = ()
         if operation is Operation.ALLGATHER:
             rows = tuple(
-                tuple(request.tensors[index].shape[0] for request in requests if request is not None)
+                tuple(0 if request is None else request.tensors[index].shape[0] for request in requests)
                 for index in range(len(first.tensors))
             )
         elif operation is Operation.ALLTOALL:
-            splits = tuple(request.splits for request in requests if request is not None)
+            splits = tuple((0,) * self._size if request is None else request.splits for request in requests)
         decision = Decision(-1 if template else identifier, name, operation, rows, splits, template)
         key: tuple[object, ...] | None = None
         if operation in _FUSIBLE:
             types = frozenset(tensor.data_type for tensor in first.tensors)
-            key = (operation, types, first.reduce_op, first.prescale, first.postscale, first.device)
+            joined = template is not None
+            key = (operation, types, first.reduce_op, first.prescale, first.postscale, first.device, joined)
         size = sum(_bytes(request) for request in requests if request is not None and operation is Operation.ALLGATHER)
         return Ready(decision, key, size or _bytes(first), True)
 

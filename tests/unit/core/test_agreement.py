@@ -17,7 +17,6 @@ from horovod.core.messages import Operation, Request, TensorSpec
 REDUCTIONS = [Operation.ALLREDUCE, Operation.ADASUM, Operation.REDUCESCATTER]
 SAME_SHAPE = [*REDUCTIONS, Operation.BROADCAST]
 ROWS = [Operation.ALLGATHER, Operation.ALLTOALL]
-NO_JOIN = [Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER, Operation.BROADCAST]
 
 
 def make(
@@ -174,18 +173,36 @@ def test_the_first_check_that_fails_is_the_one_that_is_told() -> None:
     ]
 
 
-@pytest.mark.parametrize("operation", NO_JOIN)
-def test_what_joined_ranks_cannot_take_part_in(operation: Operation) -> None:
-    request = make(operation)
-    text = refusal(request, None, request, None, ranks=[2, 3, 5, 8])
-    assert f"{operation.name.capitalize()} is not supported with Join at this time" in text
-    assert "ranks 3, 8 joined already" in text
-    assert ("sparse_as_dense" in text) == (operation is Operation.ALLGATHER)
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (make(Operation.REDUCESCATTER), "ranks 3, 8 joined already, so their rows of the result would be lost"),
+        (make(Operation.BROADCAST, root=8), "rank 8, whose tensor it is, joined already"),
+        (make(Operation.ALLTOALL, splits=(1, 0, 0, 2)), "rank 8 joined already, and rank 2 sends 2 rows to it"),
+    ],
+    ids=["reducescatter", "broadcast", "alltoall"],
+)
+def test_what_joined_ranks_would_be_needed_for(request_: Request, reason: str) -> None:
+    text = refusal(request_, None, request_, None, ranks=[2, 3, 5, 8])
+    operation = request_.operation.name.capitalize()
+    assert f"{operation} is not supported with Join at this time: {reason}." in text
+    assert "ranks 3, 8: joined" in text
 
 
-@pytest.mark.parametrize("operation", [Operation.ALLREDUCE, Operation.ADASUM, Operation.BARRIER])
-def test_what_joined_ranks_can_take_part_in(operation: Operation) -> None:
-    assert disagreement([None, make(operation), make(operation), None], range(4)) == ""
+@pytest.mark.parametrize(
+    "request_",
+    [
+        make(Operation.ALLREDUCE),
+        make(Operation.ADASUM),
+        make(Operation.BARRIER),
+        make(Operation.ALLGATHER),
+        make(Operation.BROADCAST, root=5),
+        make(Operation.ALLTOALL, splits=(0, 2, 3, 0)),
+    ],
+    ids=lambda request: request.operation.name,
+)
+def test_what_can_be_done_without_joined_ranks(request_: Request) -> None:
+    assert disagreement([None, request_, request_, None], [2, 5, 7, 8]) == ""
 
 
 def test_a_mismatch_among_the_rest_comes_before_the_joined() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array, DataType, data_type_of
-from horovod.comm.reduction import ReduceOp
+from horovod.comm.reduction import ReduceOp, neutral
 from horovod.comm.single import SingleCommunicator
 from horovod.core.execution import Entry, execute, shard_rows
 from horovod.core.handle import Handle
@@ -143,15 +143,66 @@ def test_a_joined_rank_takes_part_in_an_allreduce_with_zeros() -> None:
     assert floats[2:] == integers[2:] == (ReduceOp.SUM, 1.0, 0.5)
 
 
-def test_joined_ranks_alone_in_a_batch() -> None:
+@pytest.mark.parametrize("data_type", DataType)
+@pytest.mark.parametrize(
+    "op", [ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]
+)
+def test_what_a_joined_rank_contributes_changes_nothing(op: ReduceOp, data_type: DataType) -> None:
+    contribution = np.full(1, neutral(op, data_type.numpy), data_type.numpy)
+    limits = np.array([0, 1], data_type.numpy)
+    if data_type.numpy.kind in "iu":
+        limits = np.array([np.iinfo(data_type.numpy).min, 3, np.iinfo(data_type.numpy).max], data_type.numpy)
+    elif data_type is not DataType.BOOL:
+        limits = np.array([-np.inf, -2.5, 0.0, 7.0, np.inf], data_type.numpy)
+    fold: Any = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}.get(op, np.add)
+    assert fold(limits, contribution).tobytes() == limits.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("op", "contribution"), [(ReduceOp.MAX, -np.inf), (ReduceOp.MIN, np.inf), (ReduceOp.PRODUCT, 1.0)]
+)
+def test_where_some_joined_the_others_scale_before_they_contribute(op: ReduceOp, contribution: float) -> None:
     communicator = Recording(0, 2)
-    absent = Request(
-        Operation.ALLREDUCE, "x", (TensorSpec("x", DataType.FLOAT32, (3,)),), reduce_op=ReduceOp.MAX, prescale=2.0
+    spec = TensorSpec("x", DataType.FLOAT32, (3,))
+    absent = Request(Operation.ALLREDUCE, "x", (spec,), reduce_op=op, prescale=-2.0)
+    source = np.ones(2, np.float32)
+    entry = entry_of(Operation.ALLREDUCE, [source], [np.zeros(2, np.float32)], reduce_op=op, prescale=-2.0)
+    execute(
+        communicator,
+        [0, 1],
+        [
+            (Decision(-1, "x", Operation.ALLREDUCE, template=absent), None),
+            (decision_of(entry, template=entry.request), entry),
+        ],
     )
-    execute(communicator, [0, 1], [(Decision(-1, "x", Operation.ALLREDUCE, template=absent), None)])
-    ((_, (zeros,), op, prescale, postscale),) = communicator.calls
-    assert zeros.tolist() == [0, 0, 0]
-    assert (op, prescale, postscale) == (ReduceOp.MAX, 2.0, 1.0)
+    ((_, (joined, own), found, prescale, postscale),) = communicator.calls
+    assert (found, prescale, postscale) == (op, 1.0, 1.0)
+    assert joined.tolist() == [contribution] * 3
+    assert own.tolist() == [-2.0, -2.0]
+    assert source.tolist() == [1.0, 1.0]
+
+
+def test_a_joined_rank_takes_part_without_rows() -> None:
+    communicator = Recording(1, 3)
+    spec = TensorSpec("x", DataType.INT32, (5, 2))
+    gathered = Decision(
+        -1, "x", Operation.ALLGATHER, rows=((5, 0, 1),), template=Request(Operation.ALLGATHER, "x", (spec,))
+    )
+    execute(communicator, [0, 1, 2], [(gathered, None)])
+    sent = Decision(-1, "x", Operation.BROADCAST, template=Request(Operation.BROADCAST, "x", (spec,), root=2))
+    execute(communicator, [0, 1, 2], [(sent, None)])
+    exchanged = Decision(
+        -1,
+        "x",
+        Operation.ALLTOALL,
+        splits=((4, 0, 1), (0, 0, 0), (0, 0, 3)),
+        template=Request(Operation.ALLTOALL, "x", (spec,), splits=(4, 0, 1)),
+    )
+    execute(communicator, [0, 1, 2], [(exchanged, None)])
+    allgather, broadcast, alltoall = communicator.calls
+    assert [array.size for array in allgather[1]] == [0] and allgather[2:] == ([12], [[10, 0, 2]])
+    assert (broadcast[1].size, broadcast[1].dtype, broadcast[2]) == (10, np.int32, 2)
+    assert (alltoall[1].size, alltoall[2:]) == (0, (0, [0, 0, 0], [0, 0, 0]))
 
 
 def test_an_allgather_alone_copies_into_what_it_allocates() -> None:

@@ -307,13 +307,33 @@ def test_a_member_may_announce_after_others_joined_and_before_it_joins() -> None
     assert ready.decision.template == make("a")
 
 
-@pytest.mark.parametrize(
-    "operation", [Operation.ALLGATHER, Operation.BROADCAST, Operation.ALLTOALL, Operation.REDUCESCATTER]
-)
-def test_what_cannot_be_done_without_the_joined_is_an_error(operation: Operation) -> None:
+def test_joined_members_have_no_rows() -> None:
+    negotiator = Negotiator([4, 5, 6], 8)
+    negotiator.announce(1, JOIN, 0.0)
+    for member, rows in ((0, 3), (2, 4)):
+        negotiator.announce(member, make("gathered", Operation.ALLGATHER, (rows,)), 0.0)
+        splits = (1, 0, rows - 1)
+        negotiator.announce(member, make("exchanged", Operation.ALLTOALL, (rows,), splits=splits), 0.0)
+    gathered, exchanged = negotiator.take()
+    assert gathered.decision.rows == ((3, 0, 4),)
+    assert exchanged.decision.splits == ((1, 0, 2), (0, 0, 0), (1, 0, 3))
+    assert gathered.decision.template is not None and exchanged.decision.template is not None
+
+
+def test_what_needs_the_joined_never_travels_with_what_does_not() -> None:
+    negotiator = Negotiator([0, 1], 8)
+    announce_all(negotiator, 1, make("a"))
+    negotiator.announce(1, make("a"), 0.0)
+    negotiator.announce(1, JOIN, 0.0)
+    negotiator.announce(0, make("b"), 0.0)
+    one, two = negotiator.take()
+    assert one.key != two.key
+
+
+def test_what_cannot_be_done_without_the_joined_is_an_error() -> None:
     negotiator = Negotiator([0, 1], 8)
     negotiator.announce(1, JOIN, 0.0)
-    negotiator.announce(0, make("a", operation), 0.0)
+    negotiator.announce(0, make("a", Operation.REDUCESCATTER), 0.0)
     (ready,) = negotiator.take()
     assert "is not supported with Join" in ready.decision.error
     assert "rank 1 joined already" in ready.decision.error
