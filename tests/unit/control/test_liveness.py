@@ -86,7 +86,9 @@ class Peer:
         return self._inbox.pop(0)
 
     def heard_nothing(self) -> bool:
-        return not self._inbox and self.channel.receive() == []
+        if not self._inbox:
+            self._inbox += [_decode(body) for body in self.channel.receive()]
+        return not self._inbox
 
 
 class Job:
@@ -216,11 +218,11 @@ def test_a_certainty_ends_the_looking_into_a_suspicion(job: Job) -> None:
 def test_a_probe_of_peers_that_answer_has_no_consequence_but_tells_where_they_are(job: Job) -> None:
     ranks = job.star(3)
     ranks[0].sentinel.probe()
-    wait_until(lambda: len(ranks[0].sentinel.whereabouts) == 2, "the answers")
-    assert ranks[0].sentinel.whereabouts == {1: "train.py:1 in step", 2: "train.py:2 in step"}
+    wait_until(lambda: {1, 2} <= ranks[0].sentinel.whereabouts.keys(), "the answers")
+    assert ranks[0].sentinel.whereabouts == {rank: f"train.py:{rank} in step" for rank in range(3)}
     ranks[1].sentinel.probe()
-    wait_until(lambda: ranks[1].sentinel.whereabouts, "the answer")
-    assert ranks[1].sentinel.whereabouts == {0: "train.py:0 in step"}
+    wait_until(lambda: 0 in ranks[1].sentinel.whereabouts, "the answer")
+    assert ranks[1].sentinel.whereabouts == {rank: f"train.py:{rank} in step" for rank in range(2)}
     assert [rank.verdicts for rank in ranks] == [[], [], []]
 
 
@@ -258,7 +260,7 @@ def test_nobody_is_asked_twice_at_a_time(job: Job) -> None:
     assert isinstance(peers[1].hear(), Pong)
     assert peers[1].heard_nothing()
     peers[1].say(Pong("here"))
-    wait_until(lambda: rank.sentinel.whereabouts, "the answer")
+    wait_until(lambda: 1 in rank.sentinel.whereabouts, "the answer")
     rank.sentinel.probe()
     assert peers[1].hear() == Ping()
 
@@ -271,11 +273,22 @@ def test_a_members_report_goes_to_rank_0_whose_word_counts(job: Job) -> None:
     assert rank.wait() == (3, "it was the first")
 
 
-def test_a_member_whose_rank_0_never_decides_decides_itself(job: Job) -> None:
-    rank, peers = job.alone(1, [0], ANSWER)
+def test_a_member_whose_rank_0_answers_and_never_decides_decides_itself(job: Job) -> None:
+    rank, peers = job.alone(1, [0], ANSWER * 2)
     rank.sentinel.report(2, "I saw it fail")
     rank.sentinel.report(3, "and this one")
+    while not rank.judged.is_set():
+        if peers[0].heard_nothing():
+            rank.judged.wait(0.005)
+        elif peers[0].hear() == Ping():
+            peers[0].say(Pong("train.py:0"))
     assert rank.wait() == (2, "I saw it fail")
+
+
+def test_a_member_whose_rank_0_does_not_even_answer_accuses_rank_0(job: Job) -> None:
+    rank, peers = job.alone(1, [0], ANSWER)
+    rank.sentinel.report(2, "I saw it fail")
+    assert rank.wait() == (0, SILENT)
     assert peers[0].hear() == Report(2, "I saw it fail", False)
 
 
