@@ -85,7 +85,6 @@ class Context:
         secret: of the job, for connections that are made later.
         watch: what lanes report failures to.
         freed, changes: process set ids to be used again, and how often sets were added or removed.
-        joins: how often all ranks have joined; between two steps it is the same on all ranks.
     """
 
     def __init__(self, identity: Identity, config: Config, generation: int) -> None:
@@ -102,7 +101,6 @@ class Context:
         self.watch: Watch = _NobodyElse(self)
         self.freed: list[int] = []
         self.changes = 0
-        self.joins = 0
         self._abandoned = False
         self._timeline: Timeline | None = None
         self._sockets: list[socket.socket] = []
@@ -348,7 +346,6 @@ class Context:
     def everybody_joined(self) -> None:
         """Called by the thread that joined, on every rank: as the ranks may have made different numbers of unnamed calls until
         now, their counting starts anew."""
-        self.joins += 1
         self._next_name = {key: number for key, number in self._next_name.items() if key[0] != 0}
 
     def abandon(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.core.context import running
 from horovod.core.process_set import ProcessSet
 from horovod.torch.allgather import grouped_allgather_async
 from horovod.torch.allreduce import grouped_allreduce_async_
@@ -34,11 +33,6 @@ class BucketCollectives:
         self._process_set = process_set
         self.size = process_set.size() or 1
         self.average = op == ReduceOp.AVERAGE
-
-    @property
-    def era(self) -> tuple[int, int]:
-        context = running()
-        return context.generation, context.joins
 
     def allreduce(self, tensors: Sequence[torch.Tensor], label: str) -> PendingHandle:
         name = f"{self._bucket}.{label}"

@@ -37,15 +37,10 @@ class Collectives(Protocol):
     Attributes:
         size: how many ranks there are.
         average: whether gradients are to be averaged; otherwise they are summed.
-        era: changes, on all ranks between the same two steps, when some ranks may have missed steps (after a ``join()``).
-            What has to be alike on all ranks must then be made anew.
     """
 
     size: int
     average: bool
-
-    @property
-    def era(self) -> object: ...
 
     def allreduce(self, tensors: Sequence[torch.Tensor], label: str) -> Pending:
         """Start to reduce contiguous tensors in place, averaging or summing as the optimizer does.
@@ -69,7 +64,8 @@ class BucketCompressor(ABC):
         """Overwrite this rank's gradients with (something close to) their average or sum over the ranks.
 
         Called without gradient tracking. It must leave the same bits on every rank, and do the same collectives on every
-        rank, so it decides by shapes and by what was reduced, not by this rank's own gradients.
+        rank, so it decides by shapes and by what was reduced, not by this rank's own gradients. A rank that joins misses
+        steps of the others, so what was alike on all ranks may not be so afterwards.
 
         Args:
             gradients: by parameter name: dense and contiguous, the same names, shapes and dtypes on every rank.

@@ -43,9 +43,8 @@ class PowerSGD(BucketCompressor):
         self.rank = rank
 
     def reduce(self, gradients: Mapping[str, torch.Tensor], memory: dict[str, Any], collectives: Collectives) -> Steps:
-        if memory.get("era") != collectives.era:
-            memory["era"], memory["factors"] = collectives.era, {}
-        factors: dict[str, torch.Tensor] = memory["factors"]
+        # Alike on all ranks but for one step after a join; the left factors need not come from the best place to be right.
+        factors: dict[str, torch.Tensor] = memory.setdefault("factors", {})
         errors: dict[str, torch.Tensor] = memory.setdefault("errors", {})
         # By name: what to send of each matrix, (n, m), and its left factor, (n, r)
         matrices: dict[str, torch.Tensor] = {}
