@@ -1,0 +1,73 @@
+"""Train on ranks that have different amounts of data: who is through joins, and the others go on.
+
+    horovodrun -np 2 python examples/pytorch_uneven_data.py
+
+Here rank 0 has the first digits, rank 1 twice as many, and so on. Without ``join()`` the ranks with more batches would wait
+for ever for gradients from those with fewer. With it, a rank that is through contributes zeros until all are.
+
+The data are the 1,797 handwritten digits that come with scikit-learn; no network is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+import horovod.torch as hvd
+
+TRAINING, BATCH = 1437, 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=5)
+    options = parser.parse_args()
+
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    images, labels = load()
+    mine = part(hvd.rank(), hvd.size())
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    for epoch in range(1, options.epochs + 1):
+        batches = mine[torch.randperm(len(mine))].split(BATCH)
+        for batch in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+        # No gradients from this rank any more; it waits here for those who have more batches.
+        last = hvd.join()
+        # Only who came last has made all the steps: the others take over its parameters and its momentum.
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+        steps = hvd.allgather(torch.tensor([len(batches)])).tolist()
+        if hvd.rank() == 0:
+            with torch.no_grad():
+                right = (model(images[TRAINING:]).argmax(dim=1) == labels[TRAINING:]).float().mean().item()
+            print(f"epoch {epoch}: steps by rank {steps}, rank {last} was last, test accuracy {right:.2%}", flush=True)
+
+
+def part(rank: int, size: int) -> torch.Tensor:
+    """Indices of this rank's images: shares of 1, 2, 3, ... parts."""
+    parts = size * (size + 1) // 2
+    start, stop = rank * (rank + 1) // 2, (rank + 1) * (rank + 2) // 2
+    return torch.arange(TRAINING * start // parts, TRAINING * stop // parts)
+
+
+def load() -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of 64 pixels around 0, float32 (1797, 64), and their labels."""
+    digits = load_digits()
+    return torch.from_numpy(digits.data).float() / 8 - 1, torch.from_numpy(digits.target).long()
+
+
+if __name__ == "__main__":
+    main()
