@@ -116,7 +116,11 @@ class Arena:
         """Let go of the memory; it is freed when the last rank has."""
         self.close_descriptor()
         self.words.release()
-        del self.bytes  # the mapping goes with the last view of it
+        del self.bytes
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # somebody still looks at a part of it; the mapping goes with the last view
 
 
 class Counters:

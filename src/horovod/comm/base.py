@@ -88,7 +88,9 @@ class Communicator(ABC):
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce each ``inputs[i]`` over the ranks; rank r keeps its ``counts[i][r]`` elements in ``outputs[i]``."""
+        """Reduce each ``inputs[i]`` over the ranks; rank r keeps its ``counts[i][r]`` elements in ``outputs[i]``.
+
+        No output may share memory with an input."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -96,7 +98,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Wake the lane thread out of whatever it waits for. Callable from any thread, any number of times."""
+        """Wake the lane thread out of whatever it waits for. Any thread, any number of times, even after ``close()``."""
+
+    def descriptors(self) -> list[int]:
+        """Open file descriptors, which a forked child must close; shared memory is not passed on to it anyway."""
+        return []
 
     @abstractmethod
     def close(self) -> None:

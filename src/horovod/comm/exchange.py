@@ -54,6 +54,10 @@ class Exchange:
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable for ever after abort()
         self._epoll.register(self._alarm, select.EPOLLIN)
 
+    def descriptors(self) -> list[int]:
+        """Everything open here."""
+        return [self._epoll.fileno(), self._alarm, *(link.fd for link in self._links.values())]
+
     def begin(self, collective: Collective) -> None:
         """Start the next collective: every transfer queued from now on is part of it, on all ranks alike."""
         if self._aborted:

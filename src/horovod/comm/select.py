@@ -12,19 +12,6 @@ class EngineError(RuntimeError):
     """The engine that was forced cannot run; the message says why and what to do."""
 
 
-def check_forced(forced: str, variable: str) -> None:
-    """Refuse an engine that does not exist, before anything is sent.
-
-    Raises:
-        EngineError: names the variable, the engine, and those there are.
-    """
-    if forced and forced not in HOST_ENGINES:
-        raise EngineError(
-            f"{variable}={forced}: there is no such engine for host memory in this version; available are "
-            f"{', '.join(HOST_ENGINES)}. Unset it to let the best one be chosen."
-        )
-
-
 def choose(forced: Sequence[str], shm_obstacles: Sequence[str], variable: str) -> str:
     """The engine for one group of at least two ranks.
 
@@ -34,9 +21,15 @@ def choose(forced: Sequence[str], shm_obstacles: Sequence[str], variable: str) -
         variable: the environment variable's name, for messages.
 
     Raises:
-        EngineError: the ranks ask for different engines, or for one that cannot run here.
+        EngineError: the ranks ask for different engines, for one that does not exist, or for one that cannot run here.
     """
     wishes = {wish for wish in forced if wish}
+    unknown = sorted(wishes - set(HOST_ENGINES))
+    if unknown:
+        raise EngineError(
+            f"{variable}={unknown[0]}: there is no such engine for host memory in this version; available are "
+            f"{', '.join(HOST_ENGINES)}. Unset it to let the best one be chosen."
+        )
     if len(wishes) > 1:
         raise EngineError(f"ranks ask for different engines with {variable}: {', '.join(sorted(wishes))}; use one")
     wish = next(iter(wishes), "")

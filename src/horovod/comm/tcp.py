@@ -221,5 +221,8 @@ class TcpCommunicator(Communicator):
     def abort(self) -> None:
         self._exchange.abort()
 
+    def descriptors(self) -> list[int]:
+        return self._exchange.descriptors()
+
     def close(self) -> None:
         self._exchange.close()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from horovod.common.basics import ccl_built, ddl_built, gloo_built, module_available, mpi_built, nccl_built
+from horovod.common import basics
+from horovod.common.basics import module_available
+from horovod.core.errors import HorovodVersionMismatchError, get_version_mismatch_message
 
 __all__ = [
     "ccl_built",
+    "check_extension",
+    "check_installed_version",
     "ddl_built",
     "env",
     "extension_available",
@@ -40,6 +45,69 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether a framework's binding can use a GPU: not in this version."""
     return False
+
+
+def _told(name: str, built: _T, verbose: bool) -> _T:
+    if verbose:
+        print(f"{name} is {'' if built else 'not '}available")
+    return built
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """As :func:`horovod.common.basics.mpi_built`."""
+    return _told("MPI", basics.mpi_built(), verbose)
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """As :func:`horovod.common.basics.gloo_built`."""
+    return _told("Gloo", basics.gloo_built(), verbose)
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """As :func:`horovod.common.basics.nccl_built`."""
+    return _told("NCCL", basics.nccl_built(), verbose)
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """As :func:`horovod.common.basics.ddl_built`."""
+    return _told("DDL", basics.ddl_built(), verbose)
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """As :func:`horovod.common.basics.ccl_built`."""
+    return _told("oneCCL", basics.ccl_built(), verbose)
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
+    """Nothing has to be built, so only a framework that is not installed is an error.
+
+    Args:
+        ext_name: the binding, for example ``horovod.torch``.
+        ext_env_var, pkg_path: accepted for compatibility.
+
+    Raises:
+        ImportError: its framework cannot be imported.
+    """
+    framework = ext_name.rpartition(".")[2]
+    if not module_available(framework):
+        raise ImportError(f"Extension {ext_name} has not been built: {framework} is not installed here.")
+
+
+def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
+    """Warn if framework ``name`` is installed in another version than ``version``.
+
+    Raises:
+        HorovodVersionMismatchError: it is, and importing the binding has failed with ``exception``.
+    """
+    try:
+        installed = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if installed == version:
+        return
+    if exception is not None:
+        raise HorovodVersionMismatchError(name, version, installed) from exception
+    warnings.warn(get_version_mismatch_message(name, version, installed), stacklevel=2)
 
 
 @contextlib.contextmanager

@@ -260,9 +260,7 @@ class Sentinel:
             link.send(_encode(message))  # a few bytes: what the kernel does not take now goes with the next message
             link.flush()
         except ChannelClosed:
-            self._drop(peer)
-            if not isinstance(message, Verdict | Bye):
-                self._decide(Verdict(peer, KILLED))
+            link.discard()  # what it said before it closed, perhaps Bye, is still to be read; then comes its end
 
     def _drop(self, peer: int) -> None:
         link = self._links.pop(peer, None)

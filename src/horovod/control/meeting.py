@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple
 
 from horovod.control.dial import Address
-from horovod.control.rendezvous import RendezvousClient, RendezvousServer
+from horovod.control.rendezvous import RendezvousClient, RendezvousError, RendezvousServer
 
 
 class MeetingPlace(NamedTuple):
@@ -53,7 +53,7 @@ def exchange(place: MeetingPlace, generation: int, rank: int, size: int, value: 
         server = RendezvousServer(place.secret, name=address, same_user=True)
         server.start()
     try:
-        with RendezvousClient(address, place.secret, seconds, same_user=True) as client:
+        with _client(address, place.secret, seconds) as client:
             values = client.exchange(key, rank, size, value, max(0.1, deadline - time.monotonic()))
             if server is not None:
                 server.wait_until_left(deadline)
@@ -61,3 +61,13 @@ def exchange(place: MeetingPlace, generation: int, rank: int, size: int, value: 
     finally:
         if server is not None:
             server.stop()
+
+
+def _client(address: str, secret: bytes, seconds: float) -> RendezvousClient:
+    try:
+        return RendezvousClient(address, secret, seconds, same_user=True)
+    except RendezvousError as error:
+        raise TimeoutError(
+            f"rank 0 of this job did not call hvd.init() within {seconds:.3g} seconds. Look at its output; if it only needs "
+            f"more time to start, raise HOROVOD_START_TIMEOUT ({error})"
+        ) from error

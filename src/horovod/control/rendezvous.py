@@ -319,7 +319,7 @@ def _missing(missing: list[int], gathering: _Gathering) -> str:
     shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
     return (
         f"rank{'s' if len(missing) > 1 else ''} {shown} of {gathering.size} did not call hvd.init() within "
-        f"{gathering.seconds:g} seconds of the first rank. Look at the output of those ranks; if they only need more "
+        f"{gathering.seconds:.3g} seconds of the first rank. Look at the output of those ranks; if they only need more "
         "time to start, raise horovodrun --start-timeout (HOROVOD_START_TIMEOUT)"
     )
 

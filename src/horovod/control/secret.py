@@ -26,6 +26,9 @@ def decode_secret(text: str) -> bytes:
         ValueError: the text is no such secret. It is not quoted in the message.
     """
     try:
-        return base64.b64decode(text, validate=True)
+        secret = base64.b64decode(text, validate=True)
     except binascii.Error:
         raise ValueError("the job's secret in the environment is garbled; was it set by hand?") from None
+    if len(secret) < LENGTH:
+        raise ValueError(f"the job's secret in the environment is shorter than {LENGTH} bytes; was it set by hand?")
+    return secret

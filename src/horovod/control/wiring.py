@@ -13,7 +13,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -89,7 +89,7 @@ class Switchboard:
         self.card = Card(rank, host, os.getpid(), tcp.getsockname()[1], addresses, name)
 
     def connect(
-        self, cards: Sequence[Card], wires: Iterable[Wire], generation: str, secret: bytes, deadline: float
+        self, cards: Sequence[Card], wires: Collection[Wire], generation: str, secret: bytes, deadline: float
     ) -> dict[Wire, socket.socket]:
         """Make every connection of ``wires``; each peer must be doing the same with its own.
 

@@ -17,7 +17,7 @@ import msgspec
 
 from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
-from horovod.comm.select import EngineError, check_forced, choose
+from horovod.comm.select import EngineError, choose
 from horovod.comm.shm import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp import TcpCommunicator
@@ -91,9 +91,9 @@ def assemble(
     """
     index = list(ranks).index(rank)
     connections = {list(ranks).index(wire.peer): sockets[wire] for wire in control_wires(group, ranks, rank)}
-    check_forced(config.cpu_operations, CPU_OPERATIONS)
     communicator: Communicator
     if len(ranks) == 1:
+        choose([config.cpu_operations], [""], CPU_OPERATIONS)  # a wrong name is an error in a group of one, too
         communicator = SingleCommunicator()
     else:
         hosts = [cards[member].host for member in ranks]
@@ -135,6 +135,21 @@ def _offer(
                 arena = Arena.create(size, config.shm_piece_bytes)
             except OSError as error:
                 own_obstacle = f"no shared memory could be created ({error})"
+    try:
+        choice = _settle(connections, arena, own_obstacle, config.cpu_operations, deadline)
+    except BaseException:
+        if arena is not None:
+            arena.close()
+        raise
+    if arena is not None:
+        arena.close_descriptor()
+    return arena, choice
+
+
+def _settle(
+    connections: Mapping[int, socket.socket], arena: Arena | None, own_obstacle: str, forced: str, deadline: float
+) -> str:
+    """Offer the arena, hear everybody, choose, and tell everybody. Raises EngineError where no engine can be chosen."""
     offer = frame(msgspec.msgpack.encode(_Offer(arena.length if arena else 0, arena.piece_bytes if arena else 0)))
     for connection in connections.values():
         connection.settimeout(max(0.001, deadline - time.monotonic()))
@@ -142,24 +157,20 @@ def _offer(
             socket.send_fds(connection, [offer], [arena.descriptor])
         else:
             connection.sendall(offer)
-    obstacles, forced = [own_obstacle], [config.cpu_operations]
+    obstacles, wishes = [own_obstacle], [forced]
     for connection in connections.values():
         reply = msgspec.msgpack.decode(_receive(connection, deadline), type=_Reply)
         obstacles.append(reply.shm_obstacle)
-        forced.append(reply.forced)
+        wishes.append(reply.forced)
     try:
-        choice = _Choice(choose(forced, obstacles, CPU_OPERATIONS), "")
+        choice = _Choice(choose(wishes, obstacles, CPU_OPERATIONS), "")
     except EngineError as error:
         choice = _Choice("", str(error))
     for connection in connections.values():
         connection.sendall(frame(msgspec.msgpack.encode(choice)))
-    if arena is not None:
-        arena.close_descriptor()
     if choice.error:
-        if arena is not None:
-            arena.close()
         raise EngineError(choice.error)
-    return arena, choice.engine
+    return choice.engine
 
 
 def _accept_offer(connection: socket.socket, config: Config, deadline: float) -> tuple[Arena | None, str]:

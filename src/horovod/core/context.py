@@ -233,6 +233,7 @@ class Context:
         self.stop_timeline()
         for lane in self.lanes.values():
             lane.close()
+        self.lanes.clear()
 
     def end_lane(self, lane: Lane, reason: str) -> None:
         """End one process set's lane; all its members do."""
@@ -281,7 +282,7 @@ class Context:
         if self.identity.rank in (0, rank) or rank == 0:
             self._tell_launcher(rank, reason)  # first: the abort may end this process, which should not be blamed
         self.stopped = HorovodInternalError(self._failure_text(rank, reason))
-        for lane in self.lanes.values():
+        for lane in list(self.lanes.values()):  # another thread may be adding a process set
             lane.abort(self.stopped)
         self._failed.set()
 
@@ -350,6 +351,8 @@ class Context:
 
     def abandon(self) -> None:
         """In a forked child: close what was inherited, so that this process neither uses nor holds the parent's connections."""
+        if self._abandoned:
+            return  # a child of a forked child: by now the numbers may stand for files of its own
         self._abandoned = True
         descriptors = [descriptor for lane in self.lanes.values() for descriptor in lane.descriptors()]
         if self._sentinel is not None:
@@ -372,6 +375,8 @@ def meeting_place(identity: Identity, env: dict[str, str] | None = None) -> Meet
     if address and port:
         if SECRET_KEY not in variables:
             raise ValueError(f"{RENDEZVOUS_ADDRESS} is set but {SECRET_KEY} is not; ranks cannot prove who they are")
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"environment variable {RENDEZVOUS_PORT}={port!r}: expected the number of a port")
         return MeetingPlace((address, int(port)), decode_secret(variables[SECRET_KEY]), hosted=False)
     if identity.local_size == identity.size and identity.job:
         return place_on_this_host(identity.job)

@@ -152,18 +152,25 @@ def _start(
     sockets = switchboard.connect(
         known, control_wires(group, ranks, context.identity.rank), generation, context.secret, deadline
     )
-    lane = assemble(
-        group,
-        ranks,
-        context.identity.rank,
-        context.identity.local_rank,
-        known,
-        sockets,
-        connect,
-        context.config,
-        context.watch,
-        lambda *_: None,
-        deadline,
-    )
+    try:
+        lane = assemble(
+            group,
+            ranks,
+            context.identity.rank,
+            context.identity.local_rank,
+            known,
+            sockets,
+            connect,
+            context.config,
+            context.watch,
+            lambda *_: None,
+            deadline,
+        )
+    except BaseException:
+        for made in sockets.values():
+            made.close()
+        raise
     context.lanes[group] = lane
     lane.start()
+    if context.stopped is not None:  # the job failed meanwhile, and the verdict did not know this lane
+        lane.abort(context.stopped)

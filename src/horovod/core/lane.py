@@ -186,7 +186,8 @@ class Lane(ABC):
 
     def descriptors(self) -> list[int]:
         """What a forked child must close."""
-        return [channel.fileno() for channel in self._channels.values()] + [self._wake_read, self._wake_write]
+        controls = [channel.fileno() for channel in self._channels.values()]
+        return [*controls, self._wake_read, self._wake_write, *self.communicator.descriptors()]
 
     def _wake(self) -> None:
         try:
@@ -266,7 +267,7 @@ class Lane(ABC):
 
     def _wait(self) -> list[tuple[int, int]]:
         with self._lock:
-            if self._submitted:
+            if self._submitted or (self._leaving is not None and not self._said_leave):
                 limit: float | None = 0
             elif self._nap_next and self._table:
                 self._napping, limit = True, 1

@@ -12,8 +12,11 @@ import sys
 from collections.abc import Mapping
 from datetime import datetime
 
+_TRACE = 5
+logging.addLevelName(_TRACE, "TRACE")
+
 LEVELS = {
-    "trace": 5,
+    "trace": _TRACE,
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,

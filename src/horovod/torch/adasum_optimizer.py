@@ -13,6 +13,7 @@ Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -121,7 +122,7 @@ class AdasumState:
         compression: type[Compressor],
         passes: int,
     ) -> None:
-        self._optimizer = optimizer
+        self._reference = weakref.ref(optimizer)  # who drops the optimizer is rid of both at once
         self._names = names
         self._compression = compression
         self._line = caller()
@@ -136,6 +137,12 @@ class AdasumState:
     def under_way(self) -> bool:
         """Whether differences are being reduced right now."""
         return bool(self._finish)
+
+    @property
+    def _optimizer(self) -> AdasumOptimizer:
+        optimizer = self._reference()
+        assert optimizer is not None, "whoever asks was reached through the optimizer, or its hooks are gone"
+        return optimizer
 
     def adopt(self) -> None:
         """Take care of the optimizer's parameters that are new."""

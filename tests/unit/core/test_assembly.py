@@ -13,7 +13,7 @@ import pytest
 
 from engines import loopback_pair
 from horovod.comm.arena import Arena
-from horovod.comm.select import EngineError, check_forced, choose
+from horovod.comm.select import EngineError, choose
 from horovod.control.framing import frame
 from horovod.control.wiring import Card, Wire
 from horovod.core.assembly import CONTROL, DATA, assemble, control_wires
@@ -271,7 +271,7 @@ def test_the_choice_alone() -> None:
     assert choose(["", "tcp"], ["", ""], "V") == "tcp"
     with pytest.raises(EngineError, match=r"V=shm .*member 1: why not"):
         choose(["shm", "shm"], ["", "why not"], "V")
-    check_forced("", "V")
-    check_forced("shm", "V")
+    assert choose(["", ""], ["", ""], "V") == "shm"
+    assert choose(["", "shm"], ["", ""], "V") == "shm"
     with pytest.raises(EngineError, match=r"V=pigeon: there is no such engine .*shm, tcp"):
-        check_forced("pigeon", "V")
+        choose(["", "pigeon"], ["", ""], "V")
