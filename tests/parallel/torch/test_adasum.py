@@ -210,6 +210,27 @@ def test_unused_frozen_shared_and_later_parameters(job: Any) -> None:
     job(3, check)
 
 
+def test_a_dropped_optimizer_is_gone_at_once(job: Any) -> None:
+    def check() -> None:
+        import gc
+
+        model = network()
+        gc.disable()
+        try:
+            for _ in range(3):  # each in place of the last: only one may listen to the parameters
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum)
+            for p in model.parameters():
+                assert len(p._post_accumulate_grad_hooks) == 1
+            model(batch(0, 0)[0]).square().mean().backward()
+            optimizer.step()
+            del optimizer
+            assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+        finally:
+            gc.enable()
+
+    job(2, check)
+
+
 def test_compressed_differences(job: Any) -> None:
     def check() -> None:
         model = network()
