@@ -124,7 +124,7 @@ def settings(engine: str) -> dict[str, str]:
 
 
 ENDED = r"its process ended|the connection to it was lost"
-SILENT = r"it does not answer any more|it made no progress"
+SILENT = r"it does not answer any more"
 
 
 def check(victim: int, survivors: list[Survival], reason: str) -> None:

@@ -186,7 +186,11 @@ def test_tensors_that_cannot_travel(job: Any) -> None:
 
     def check() -> None:
         tensors = {
-            "not supported": [torch.ones(4, dtype=torch.complex64), torch.ones(4, dtype=torch.complex128)],
+            "not supported": [
+                torch.ones(4, dtype=torch.complex64),
+                torch.ones(4, 4).to_sparse(),
+                torch.ones(4, 4).to_sparse_csr(),
+            ],
             "required to be contiguous": [torch.ones(4, 6).t(), torch.ones(8)[::2], torch.ones(2, 4)[:, 1:]],
             "on meta": [torch.ones(4, device="meta")],
         }
@@ -195,14 +199,36 @@ def test_tensors_that_cannot_travel(job: Any) -> None:
                 for name, call in calls.items():
                     with pytest.raises(ValueError, match=text):
                         call(tensor)
-                        raise AssertionError(f"{name} took {tensor.type()}")
-        for call in (hvd.allreduce_, hvd.broadcast_, hvd.alltoall, hvd.reducescatter):
-            sparse = torch.ones(4, 4).to_sparse()
-            with pytest.raises(ValueError, match=r"not supported.*sparse_allreduce_async"):
-                hvd.broadcast_(sparse, 0) if call is hvd.broadcast_ else call(sparse)
+                        raise AssertionError(f"{name} took {tensor.dtype}, {tensor.layout}")
+        with pytest.raises(ValueError, match=r"not supported.*sparse_allreduce_async"):
+            hvd.allreduce(torch.ones(4, 4).to_sparse())
+        for name, call in calls.items():
+            with pytest.raises((ValueError, TypeError), match=r"[Tt]ensor"):
+                call([1.0])
+                raise AssertionError(f"{name} took a list")
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
 
     job(2, check)
+
+
+def test_rows_of_a_scalar_in_a_job_of_one(job: Any) -> None:
+    def check() -> None:
+        for call in (hvd.allgather, hvd.alltoall, lambda t: hvd.grouped_allgather([torch.ones(1), t])):
+            with pytest.raises((HorovodInternalError, ValueError), match=r"rank-zero tensor|scalar"):
+                call(torch.tensor(1.0))
+        assert hvd.allreduce(torch.ones(1)).item() == 1.0
+
+    job(1, check)
+
+
+def test_rows_of_a_scalar_in_a_set_of_one(job: Any) -> None:
+    def check(sets: Any) -> None:
+        if hvd.rank() == 1:
+            with pytest.raises((HorovodInternalError, ValueError), match=r"rank-zero tensor|scalar"):
+                hvd.allgather(torch.tensor(1.0), process_set=sets[0])
+        assert hvd.allreduce(torch.ones(1)).item() == 1.0
+
+    job(2, check, sets=[[1]])
 
 
 def test_roots_that_are_no_ranks(job: Any) -> None:

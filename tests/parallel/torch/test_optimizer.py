@@ -380,8 +380,12 @@ def test_two_optimizers_over_one_model(job: Any) -> None:
     job(2, check)
 
 
-def test_adversaries(job: Any) -> None:
-    """Generator and discriminator: the generator's pass goes through both, and must not disturb the discriminator's."""
+@pytest.mark.parametrize("freeze", [True, False])
+def test_adversaries(job: Any, freeze: bool) -> None:
+    """Generator and discriminator: the generator's pass goes through both, and must not disturb the discriminator's.
+
+    Where the discriminator is not frozen meanwhile, its gradients of that pass are on their way too, and are waited for.
+    """
 
     def play(rank: int | None, wrap: bool) -> tuple[nn.Module, nn.Module]:
         torch.manual_seed(1)
@@ -398,10 +402,12 @@ def test_adversaries(job: Any) -> None:
             (judge(real).sigmoid().mean() - judge(generator(noise).detach()).sigmoid().mean()).neg().backward()
             makers[1].step()
             makers[0].zero_grad()
-            judge.requires_grad_(False)  # or its gradients would be reduced with the next step
+            judge.requires_grad_(not freeze)
             judge(generator(noise)).sigmoid().mean().neg().backward()
             judge.requires_grad_(True)
             makers[0].step()
+            if wrap and not freeze:
+                makers[1].synchronize()
         return generator, judge
 
     def check() -> None:
