@@ -103,3 +103,13 @@ def test_what_was_built() -> None:
     assert util.mpi_built() is util.ddl_built() is util.ccl_built() is False
     assert util.nccl_built() == 0
     assert util.gpu_available("torch") is False
+
+
+@pytest.mark.parametrize("name", ["mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"])
+def test_the_public_signature(name):
+    getattr(util, name)(verbose=False)
+
+
+@pytest.mark.parametrize("name", ["check_extension", "check_installed_version"])
+def test_public_names_that_are_missing(name):
+    assert hasattr(util, name)

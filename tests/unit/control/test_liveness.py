@@ -481,3 +481,15 @@ def test_nothing_is_sent_while_all_is_well(job: Job) -> None:
     _, peers = job.alone(0, [1, 2], ANSWER)
     threading.Event().wait(ANSWER * 3)
     assert all(peer.heard_nothing() for peer in peers.values())
+
+
+def test_a_question_right_before_the_good_bye_is_no_failure(job):
+    """The answer cannot be sent any more, but what the other side said before it closed is still to be read."""
+    rank, peers = job.alone(1, [0], start=False)
+    peers[0].say(Ping())
+    peers[0].say(Bye())
+    peers[0].channel.close()
+    rank.sentinel.start()
+    wait_until(lambda: not rank.sentinel._links, "the end")
+    rank.leave()
+    assert rank.verdicts == []

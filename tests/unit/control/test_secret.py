@@ -28,3 +28,9 @@ def test_garbled_text_is_an_error_that_does_not_quote_it(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         decode_secret(text)
     assert text not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "AAAA"])
+def test_a_secret_that_anybody_can_guess(text):
+    with pytest.raises(ValueError):
+        decode_secret(text)

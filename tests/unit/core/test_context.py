@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -616,3 +617,46 @@ def test_the_log_is_set_up_at_init(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setenv(config.LOG_LEVEL, "warning")
     context.shutdown()
     context.init()
+
+
+def test_shared_memory_is_given_back_at_shutdown(job: Job) -> None:
+    """At once, without the help of the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        for generation in range(1, 6):
+            contexts = job.start(2, generation=generation)
+            total(contexts)
+            stop(contexts)
+        left = [t for t in open_descriptors().values() if "memfd:horovod" in t]
+    finally:
+        gc.enable()
+        gc.collect()
+    assert left == []
+
+
+def test_a_grandchild_cannot_communicate_either():
+    """And what it opened since is left alone: the numbers of the parent's connections belong to others by then."""
+    context.init()
+    assert in_child(lambda: in_child(lambda: raised_by(collectives.barrier)))[0] == "HorovodInternalError"
+
+
+def test_a_forked_child_holds_no_connection_of_the_tcp_engine():
+    contexts = [Context(identity(rank, 2, "hold"), Config(cpu_operations="tcp"), 1) for rank in range(2)]
+    together(*(partial(each.start, []) for each in contexts))
+    context.init()
+    context.shutdown()
+    context._context = contexts[0]
+    data = [link.fd for link in contexts[0].lanes[0].communicator._exchange._links.values()]
+    try:
+        assert in_child(lambda: [fd for fd in data if Path(f"/proc/self/fd/{fd}").exists()]) == []
+    finally:
+        context._context = None
+        stop(contexts)
+
+
+def test_a_port_that_is_none():
+    env = {config.RENDEZVOUS_ADDRESS: "h", config.RENDEZVOUS_PORT: "abc", config.SECRET_KEY: "AAAA"}
+    with pytest.raises(ValueError) as caught:
+        meeting_place(identity(0, 2, "x"), env)
+    assert config.RENDEZVOUS_PORT in str(caught.value) and "'abc'" in str(caught.value)

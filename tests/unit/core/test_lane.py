@@ -890,3 +890,19 @@ def test_several_threads_submit_at_the_same_time(process_set: Set) -> None:
         assert not thread.is_alive()
     wait(*handles)
     assert len(handles) == 240
+
+
+def test_leaving_at_the_moment_in_which_the_lane_reads_its_wake_up(process_set, monkeypatch):
+    """Its byte in the pipe goes with the one that is read; the wish must not."""
+    rank, _ = process_set.part(0, 1)
+    real, once = os.read, []
+
+    def read(descriptor, length):
+        if descriptor == rank.lane._wake_read and not once:
+            once.append(1)
+            rank.lane.leave("done")
+        return real(descriptor, length)
+
+    monkeypatch.setattr(os, "read", read)
+    rank.allreduce("x", ones())
+    assert rank.lane.join(5)

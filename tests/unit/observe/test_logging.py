@@ -142,3 +142,16 @@ def test_nothing_else_in_the_process_is_set_up() -> None:
     before = root.handlers[:], root.level
     configure(level="trace")
     assert (root.handlers, root.level) == before
+
+
+def test_trace_lines_have_a_t(capsys):
+    logger = logging.getLogger("horovod")
+    kept = logger.handlers[:], logger.level, logger.propagate
+    logger.handlers = []
+    try:
+        observe.configure(0, "L", "H", {"L": "trace", "H": "1"})
+        logger.log(5, "x")
+        assert capsys.readouterr().out.startswith("[T ")
+    finally:
+        logger.handlers, logger.propagate = kept[0], kept[2]
+        logger.setLevel(kept[1])
