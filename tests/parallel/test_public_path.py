@@ -19,14 +19,18 @@ def generation(env: Mapping[str, str], function: Callable[..., Any], *arguments:
     """One ``init()`` to ``shutdown()`` with these settings."""
     import os
 
+    before = {name: os.environ.get(name) for name in env}
     os.environ.update(env)
     try:
         hvd.init()
         return function(*arguments)
     finally:
         hvd.shutdown()
-        for name in env:
-            del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def force(engine: str) -> dict[str, str]:
@@ -70,13 +74,22 @@ def handful() -> tuple[str, bytes]:
     return engine_in_use(), digest.digest()
 
 
-@pytest.mark.parametrize("size", range(1, 9))
-def test_engines_that_were_forced(ranks: Ranks, size: int) -> None:
-    pool = ranks(size, framework="torch")
-    results = {engine: pool.run(generation, force(engine), handful) for engine in ("shm", "tcp")}
-    for engine, found in results.items():
-        assert {name for name, _ in found} == {engine if size > 1 else "single"}
-    assert len({digest for found in results.values() for _, digest in found}) == 1  # the same bits on either engine
+def test_engines_that_were_forced_at_every_size() -> None:
+    """A smaller job is made of the first ranks of a larger one, so that eight processes are started once."""
+    pool = RankPool(8, framework="torch")
+    try:
+        for size in range(8, 0, -1):  # downwards: the ranks of a job must have had as many generations as one another
+            job = {"HOROVOD_SIZE": str(size), "HOROVOD_LOCAL_SIZE": str(size)}
+            results = {
+                engine: pool.run(generation, {**job, **force(engine)}, handful, ranks=range(size))
+                for engine in ("shm", "tcp")
+            }
+            for engine, found in results.items():
+                assert {name for name, _ in found} == {engine if size > 1 else "single"}
+            digests = {digest for found in results.values() for _, digest in found}
+            assert len(digests) == 1, f"{size} ranks: either engine must give the same bits on all"
+    finally:
+        pool.close()
 
 
 def test_what_is_chosen(ranks: Ranks) -> None:

@@ -272,6 +272,7 @@ def test_before_init_and_after_shutdown(job: Any) -> None:
     def check() -> None:
         x = torch.ones(2)
         pending = hvd.allreduce_async(x, name="never.answered") if hvd.rank() == 0 else None
+        hvd.barrier()
         hvd.shutdown()
         if pending is not None:
             assert hvd.synchronize(pending) is None  # forgotten, with everything else
