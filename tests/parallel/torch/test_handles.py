@@ -50,7 +50,9 @@ def test_handles_that_never_were(job: Any) -> None:
 
 def test_handles_are_forgotten_at_shutdown(job: Any) -> None:
     def check() -> int:
-        return hvd.allreduce_async(torch.ones(1))
+        handle = hvd.allreduce_async(torch.ones(1))
+        hvd.barrier()  # nobody leaves before all have submitted it
+        return handle
 
     def later(old: int) -> None:
         with pytest.raises(ValueError):
