@@ -146,3 +146,19 @@ def test_ranks_that_ask_for_different_engines(ranks: Ranks) -> None:
         for text in pool.run(refused):
             assert "different engines with HOROVOD_CPU_OPERATIONS: shm, tcp" in text
         pool.run(generation, {}, lambda: hvd.barrier())
+
+
+def test_one_rank_alone_asks_for_an_engine_that_does_not_exist(ranks: Ranks) -> None:
+    def refused() -> str:
+        import os
+
+        engine = "carrier-pigeon" if os.environ["HOROVOD_RANK"] == "1" else "shm"
+        with pytest.raises((RuntimeError, OSError)) as error:
+            generation({**force(engine), "HOROVOD_START_TIMEOUT": "10"}, lambda: None)
+        return str(error.value)
+
+    pool = ranks(2, framework="torch")
+    with pool.leaves_nothing():
+        texts = pool.run(refused)
+        assert all("carrier-pigeon" in text for text in texts), texts
+        pool.run(generation, {}, lambda: hvd.barrier())
