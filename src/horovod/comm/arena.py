@@ -39,7 +39,7 @@ SHORT_SPIN = 40
 LONG_SPIN = 600
 """The same, about thirty microseconds, for a small collective on which a rank waits with nothing else to do."""
 
-DEFAULT_PIECE = 2 << 20
+DEFAULT_PIECE = 1 << 20
 _PAGE = mmap.PAGESIZE
 
 

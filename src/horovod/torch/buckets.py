@@ -41,7 +41,7 @@ def identity(slots: Iterable[Slot]) -> str:
     signature = hashlib.sha256(text.encode()).hexdigest()[:8]
     generation = running().generation
     _built[generation, signature] += 1
-    return f"DistributedOptimizer.{signature}.{_built[generation, signature]}"
+    return f"DistributedOptimizer.{signature}.{generation}.{_built[generation, signature]}"
 
 
 class Slot:
