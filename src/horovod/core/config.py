@@ -58,6 +58,8 @@ STALL_CHECK_TIME = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 STALL_SHUTDOWN_TIME = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 
 # What a job tells about itself.
+THREADS = "OMP_NUM_THREADS"
+"""How many threads a rank computes with; horovodrun gives each its fair share of the cores."""
 TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 LOG_LEVEL = "HOROVOD_LOG_LEVEL"
@@ -151,8 +153,8 @@ class Config:
     network_interface: str = ""
     shm_piece_bytes: int = 0
     """Bytes each rank moves through shared memory at a time; 0 sizes pieces to the machine's caches."""
-    bucket_bytes: int = 16 * MEBIBYTE
-    """Bytes of gradients that an optimizer submits at a time."""
+    bucket_bytes: int = 0
+    """Bytes of gradients that an optimizer submits at a time; 0 leaves it to the optimizer."""
     thread_affinity: tuple[int, ...] = ()
     """Core for the lane threads, by local rank; empty leaves placement to the kernel."""
     start_timeout: timedelta = timedelta(seconds=30)
@@ -186,7 +188,7 @@ class Config:
             gpu_operations=env.get(GPU_OPERATIONS, "").strip().lower(),
             network_interface=env.get(NETWORK_INTERFACE, "").strip(),
             shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
-            bucket_bytes=_read(env, BUCKET_BYTES, 16 * MEBIBYTE, _integer(1)),
+            bucket_bytes=_read(env, BUCKET_BYTES, 0, _integer(1)),
             thread_affinity=_read(env, THREAD_AFFINITY, (), lambda text: tuple(map(_integer(0), text.split(",")))),
             start_timeout=_read(env, START_TIMEOUT, timedelta(seconds=30), _seconds(1)),
             timeout=_read(env, TIMEOUT_SECONDS, timedelta(seconds=30), _seconds(1)),

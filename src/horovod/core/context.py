@@ -33,6 +33,7 @@ from horovod.core.config import (
     RENDEZVOUS_ADDRESS,
     RENDEZVOUS_PORT,
     SECRET_KEY,
+    THREADS,
     TIMELINE,
     Config,
 )
@@ -58,6 +59,8 @@ class Introduction(msgspec.Struct, array_like=True):
 
     card: Card
     process_sets: tuple[tuple[int, ...], ...]
+    cores: int
+    threads: int
 
 
 class _NobodyElse:
@@ -84,6 +87,8 @@ class Context:
         stopped: why nothing can be submitted any more, or None.
         secret: of the job, for connections that are made later.
         watch: what lanes report failures to.
+        crowded: on some host the ranks compute with as many threads as there are cores, so that none is free for
+            communication; the same on all ranks.
         freed, changes: process set ids to be used again, and how often sets were added or removed.
     """
 
@@ -98,6 +103,7 @@ class Context:
         self._sentinel: Sentinel | None = None
         self._place: MeetingPlace | None = None
         self.secret = b""
+        self.crowded = False
         self.watch: Watch = _NobodyElse(self)
         self.freed: list[int] = []
         self.changes = 0
@@ -151,7 +157,7 @@ class Context:
         card = switchboard.card
         if self._place.hosted and identity.rank == 0:
             card = msgspec.structs.replace(card, secret=make_secret())
-        own = Introduction(card, tuple(tuple(ranks) for ranks in process_sets))
+        own = Introduction(card, tuple(tuple(ranks) for ranks in process_sets), *_cores_and_threads())
         bodies = exchange(
             self._place, self.generation, identity.rank, identity.size, msgspec.msgpack.encode(own), seconds
         )
@@ -164,6 +170,7 @@ class Context:
                     f"{introduction.process_sets}. Every rank must pass the same list in the same order."
                 )
         self._cards = [introduction.card for introduction in introductions]
+        self.crowded = _crowded(introductions)
         return self._cards[0].secret or self._place.secret
 
     def _start_lanes(
@@ -362,6 +369,23 @@ class Context:
                 os.close(descriptor)
             except OSError:
                 pass  # closed in the parent at the moment of the fork
+
+
+def _cores_and_threads() -> tuple[int, int]:
+    """The cores this process may use, and the threads it will compute with."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get(THREADS, "").split(",")[0]
+    return cores, int(threads) if threads.isdecimal() and int(threads) else cores
+
+
+def _crowded(introductions: Sequence[Introduction]) -> bool:
+    threads: dict[str, int] = {}
+    cores: dict[str, int] = {}
+    for each in introductions:
+        host = each.card.host
+        threads[host] = threads.get(host, 0) + each.threads
+        cores[host] = max(cores.get(host, 0), each.cores)
+    return any(threads[host] >= cores[host] for host in threads)
 
 
 def meeting_place(identity: Identity, env: dict[str, str] | None = None) -> MeetingPlace:

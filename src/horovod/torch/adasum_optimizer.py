@@ -23,10 +23,9 @@ import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.core.collectives import allreduce_request, submit
-from horovod.core.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.observe.whereabouts import caller
-from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_size, identity, listen
+from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, bucket_bytes, by_size, identity, listen
 from horovod.torch.compression import Compressor
 from horovod.torch.tensors import view
 
@@ -157,7 +156,7 @@ class AdasumState:
             return
         self._name = self._name or identity(new)
         self.slots += new
-        for members in by_size(new, running().config.bucket_bytes):
+        for members in by_size(new, bucket_bytes(slot.parameter for slot in new)):
             self._buckets.append(Bucket(f"{self._name}.{len(self._buckets)}", members))
         listen(self, new)
 

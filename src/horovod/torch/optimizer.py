@@ -27,7 +27,7 @@ from horovod.torch.allreduce import sparse_allreduce_async
 from horovod.torch.arguments import reduction
 from horovod.torch.bucket_collectives import BucketCollectives
 from horovod.torch.bucket_compression import BucketCompressor, Reduction
-from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, by_groups, by_size, identity, listen
+from horovod.torch.buckets import ZERO_GRAD_TOO_EARLY, Bucket, Slot, bucket_bytes, by_groups, by_size, identity, listen
 from horovod.torch.compression import Compression, Compressor, NoneCompressor
 from horovod.torch.tensors import check, flat_array
 
@@ -181,7 +181,7 @@ class _State:
         if self.slots and process_set.included() and (size() > 1 or config.elastic):
             ordered = list(self.slots.values())
             name = identity(ordered)
-            cut = by_size(ordered, config.bucket_bytes) if groups is None else by_groups(ordered, groups)
+            cut = by_size(ordered, bucket_bytes(self.slots)) if groups is None else by_groups(ordered, groups)
             self.buckets = [Bucket(f"{name}.{number}", members) for number, members in enumerate(cut)]
             listen(self, ordered)
 
