@@ -337,9 +337,13 @@ class RendezvousClient:
         except ConnectionError as error:
             raise RendezvousError(f"the place where the ranks of this job meet: {error}") from error
 
-    def put(self, key: str, value: bytes, *, only_first: bool = False) -> None:
-        """Store a value; with ``only_first`` an earlier value stays."""
-        self._ask(Put(key, value, only_first), 60.0)
+    def put(self, key: str, value: bytes, *, only_first: bool = False, timeout: float = 60.0) -> None:
+        """Store a value; with ``only_first`` an earlier value stays.
+
+        Raises:
+            RendezvousError: the server is gone, or took longer than ``timeout`` seconds.
+        """
+        self._ask(Put(key, value, only_first), timeout, slack=0.0)
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait for a value.
@@ -367,13 +371,14 @@ class RendezvousClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, request: Put | Get | Exchange, seconds: float) -> list[bytes]:
-        deadline = time.monotonic() + seconds + 10.0  # the server answers in time itself, unless it is gone
+    def _ask(self, request: Put | Get | Exchange, seconds: float, slack: float = 10.0) -> list[bytes]:
+        """Ask and wait; for ``slack`` seconds longer than the server, which says itself that the time is over."""
+        deadline = time.monotonic() + seconds + slack
         try:
-            self._connection.settimeout(max(60.0, seconds))
+            self._connection.settimeout(seconds + slack)
             self._connection.sendall(frame(_encode(request)))
             length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
-            body = receive_exactly(self._connection, length, deadline + 60.0)
+            body = receive_exactly(self._connection, length, deadline + (60.0 if slack else 0.0))  # it may be large
         except OSError as error:
             raise RendezvousError(f"the place where the ranks of this job meet is gone: {error}") from error
         answer: Values | Refusal = _answers.decode(body)

@@ -26,7 +26,8 @@ from horovod.control.dial import receive_exactly
 from horovod.control.framing import LENGTH_BYTES, frame
 from horovod.control.wiring import Card, Wire
 from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.lane import CoordinatorLane, Lane, MemberLane, Watch
+from horovod.core.coordinator import CoordinatorLane
+from horovod.core.lane import Lane, MemberLane, Watch
 
 CONTROL = "control"
 DATA = "data"

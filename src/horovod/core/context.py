@@ -37,8 +37,9 @@ from horovod.core.config import (
     TIMELINE,
     Config,
 )
+from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import NOT_INITIALIZED, SHUT_DOWN, HorovodInternalError
-from horovod.core.lane import CoordinatorLane, Lane, Watch
+from horovod.core.lane import Lane, Watch
 from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set, membership
 from horovod.environments import Identity
@@ -305,7 +306,8 @@ class Context:
             return
         try:
             with RendezvousClient(self._place.address, self._place.secret, 2.0) as client:
-                client.put(FAILURE_KEY, json.dumps({"rank": rank, "reason": reason}).encode(), only_first=True)
+                accusation = json.dumps({"rank": rank, "reason": reason}).encode()
+                client.put(FAILURE_KEY, accusation, only_first=True, timeout=2.0)  # the abort waits for this
         except (RendezvousError, OSError) as error:
             _log.debug("the launcher could not be told which rank failed first: %s", error)
 

@@ -18,8 +18,9 @@ from horovod.control.framing import frame
 from horovod.control.wiring import Card, Wire
 from horovod.core.assembly import CONTROL, DATA, assemble, control_wires
 from horovod.core.config import CPU_OPERATIONS, Config
+from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import HorovodInternalError
-from horovod.core.lane import CoordinatorLane, Lane, MemberLane
+from horovod.core.lane import Lane, MemberLane
 from unit.control.together import Together
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]

@@ -25,10 +25,11 @@ from horovod.control.channel import Channel
 from horovod.control.framing import frame
 from horovod.core import lane as lane_module
 from horovod.core.config import Config
+from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
-from horovod.core.lane import CoordinatorLane, Lane, MemberLane
+from horovod.core.lane import Lane, MemberLane
 from horovod.core.messages import (
     Announce,
     Decision,

@@ -1,0 +1,179 @@
+"""The lane of a process set's first member, which decides for all: counts announcements, orders batches, reports stalls."""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Sequence
+
+from horovod.core.agreement import describe
+from horovod.core.fusion import fuse
+from horovod.core.lane import Lane
+from horovod.core.messages import Decision, Leave, Listener, Operation, Order, Request, Stop, decode_from_member, encode
+from horovod.core.negotiator import Negotiator, Ready
+from horovod.observe.stall import Stalled, StallInspector
+from horovod.observe.timeline import TensorLabel, Timeline
+
+_log = logging.getLogger("horovod.core")
+
+_TIME_TO_ANSWER = 0.2
+"""Seconds between asking ranks where they are and reporting a stall; who has not answered by then is shown without."""
+
+
+def labels(request: Request) -> list[TensorLabel]:
+    """A request's tensors as the timeline shows them; its own name where it has none."""
+    found = [TensorLabel(each.name, each.data_type.label, each.shape) for each in request.tensors]
+    return found or [TensorLabel(request.name, "", ())]
+
+
+class CoordinatorLane(Lane):
+    """The lane of the set's first member, which decides for all."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
+        self._negotiator = Negotiator(self.ranks, self._config.cache_capacity)
+        self._listeners = {member: Listener(self._config.cache_capacity) for member in self._channels}
+        self._window = self._config.cycle_time.total_seconds()
+        self._window_end = 0.0
+        self._stopping: tuple[int, str] | None = None
+        self._inspector = StallInspector(self._config.stall_warning_time.total_seconds(), self._shutdown_seconds())
+        self._next_inspection = 0.0
+        self._asked_where = False
+        self.timeline: Timeline | None = None
+
+    def _shutdown_seconds(self) -> float:
+        warning, shutdown = self._config.stall_warning_time, self._config.stall_shutdown_time
+        if shutdown and shutdown < warning:
+            _log.warning(
+                "the stall shutdown time (%s) is shorter than the warning time (%s), so it is off", shutdown, warning
+            )
+            return 0.0
+        return shutdown.total_seconds()
+
+    def _announce(self, requests: list[Request]) -> None:
+        now = time.monotonic()
+        for request in requests:
+            self._count(0, request, now)
+
+    def _count(self, member: int, request: Request, now: float) -> None:
+        if self.timeline is not None and request.operation != Operation.JOIN:
+            self.timeline.ready(request.operation.name, labels(request), member)
+        self._negotiator.announce(member, request, now)
+
+    def _say_leave(self, reason: str) -> None:
+        self._stopping = self._stopping or (self.ranks[0], reason)
+
+    def _receive(self, member: int, body: bytes) -> None:
+        message = decode_from_member(body)
+        if isinstance(message, Leave):
+            self._stopping = self._stopping or (self.ranks[member], message.reason)
+            return
+        now = time.monotonic()
+        listener = self._listeners[member]
+        for item in message.items:
+            self._count(member, listener.request(item), now)
+
+    def _milliseconds(self) -> float | None:
+        if self._negotiator.has_ready:  # inside a gathering window
+            return max(0.0, (self._window_end - time.monotonic()) * 1000)
+        limit = super()._milliseconds()
+        if not self._config.stall_check:
+            return limit
+        oldest = self._negotiator.oldest()
+        if oldest is None:
+            return limit
+        now = time.monotonic()
+        due = max(oldest + self._config.stall_warning_time.total_seconds(), self._next_inspection)
+        if now >= due and not self._asked_where:
+            self._watch.probe()  # so that the report can say where the missing ranks are
+            self._asked_where = True
+            due = self._next_inspection = now + _TIME_TO_ANSWER
+        elif now >= due:
+            self._asked_where = False
+            due = self._next_inspection = now + max(1.0, self._inspect(now))
+        until = max(1.0, (due - now) * 1000)
+        return until if limit is None else min(limit, until)
+
+    def _inspect(self, now: float) -> float:
+        """Report stalls; returns the seconds until the next look."""
+        stalled = [
+            Stalled(waiting.request.name, describe(waiting.request), waiting.since, waiting.announced, waiting.missing)
+            for waiting in self._negotiator.waiting()
+        ]
+        text, guilty = self._inspector.report(stalled, now, self._watch.whereabouts)
+        if text:
+            _log.log(logging.ERROR if guilty >= 0 else logging.WARNING, "%s", text)
+        if guilty >= 0:
+            self._watch.report(guilty, text)
+        remaining = [self._config.stall_warning_time.total_seconds()]
+        if self._config.stall_shutdown_time:
+            remaining.append(self._config.stall_shutdown_time.total_seconds() - (now - stalled[0].since))
+        return min(remaining)
+
+    def _work(self) -> None:
+        if self._negotiator.has_ready and not self._gathering():
+            ready = self._negotiator.take()
+            batches = fuse(ready, self._config.fusion_threshold, self._config.disable_group_fusion)
+            if self.timeline is not None:
+                self.timeline.cycle()
+            self._order(batches)
+            for batch in batches:
+                if self.timeline is None:
+                    self._run_batch([item.decision for item in batch])
+                else:
+                    self._run_recorded(self.timeline, [item.decision for item in batch])
+        if self._stopping is not None:
+            rank, reason = self._stopping
+            body = encode(Stop(rank, reason))
+            for member in list(self._channels):
+                self._send(member, body)
+            self._flush_all()
+            self._stop(rank, reason)
+
+    def _gathering(self) -> bool:
+        """Whether to wait for more: inside the window that begins with the first decision, if there is one."""
+        if not self._window or self._stopping is not None:
+            return False
+        now = time.monotonic()
+        if not self._window_end:
+            self._window_end = now + self._window
+        if now < self._window_end:
+            return True
+        self._window_end = 0.0
+        return False
+
+    def _run_recorded(self, timeline: Timeline, decisions: Sequence[Decision]) -> None:
+        """Run a batch with its tensors in the timeline."""
+        operation = decisions[0].operation.name
+        tensors = []
+        for decision in decisions:
+            entry = self._table.get(decision.name)
+            request = decision.template if entry is None else entry.request
+            tensors += labels(request) if request is not None else []
+        timeline.decided(tensors)
+        shown = not decisions[0].error and decisions[0].operation not in (Operation.BARRIER, Operation.JOIN)
+        if shown:
+            timeline.begin(operation, f"{self.communicator.name.upper()}_{operation}", tensors)
+        self._run_batch(decisions)
+        if shown:
+            timeline.end(tensors)
+
+    def _order(self, batches: list[list[Ready]]) -> None:
+        if not self._channels:
+            return
+        body = encode(
+            Order([[item.decision if item.fresh else item.decision.identifier for item in batch] for batch in batches])
+        )
+        for member in list(self._channels):
+            self._send(member, body)
+
+    def _flush_all(self) -> None:
+        """Get the last order out, within a bound: nobody will poll these channels any more."""
+        deadline = time.monotonic() + self._probe_seconds
+        for channel in self._channels.values():
+            while channel.wants_write and time.monotonic() < deadline:
+                poll = select.poll()
+                poll.register(channel, select.POLLOUT)
+                poll.poll(max(0.0, (deadline - time.monotonic()) * 1000))
+                self._flush(channel)
