@@ -167,3 +167,208 @@ def test_it_must_be_allowed(ranks: Callable[..., RankPool]) -> None:
         assert texts[2].startswith("Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets")
         assert texts[3].startswith("Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow removing process sets")
         assert texts[4] == "1"
+
+
+def test_what_all_members_submitted_is_finished_before_a_set_goes(ranks: Callable[..., RankPool]) -> None:
+    def job() -> list[float]:
+        import torch
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        found = []
+        for turn in range(5):
+            pair = hvd.add_process_set([0, 1])
+            handles = []
+            if pair.included():
+                handles = [
+                    hvd.allreduce_async(
+                        torch.full((1000,), float(number)), name=f"n{number}", op=hvd.Sum, process_set=pair
+                    )
+                    for number in range(20)
+                ]
+            assert hvd.remove_process_set(pair)
+            found += [hvd.synchronize(handle)[-1].item() for handle in handles]
+            assert hvd.allreduce(torch.ones(1), name=f"turn {turn}", op=hvd.Sum).item() == 3.0
+        hvd.shutdown()
+        return found
+
+    first, second, outsider = ranks(3, DYNAMIC, "torch").run(job)
+    assert first == second == [2.0 * number for number in range(20)] * 5
+    assert outsider == []
+
+
+def test_a_set_whose_members_wait_does_not_hold_up_a_set_of_others(ranks: Callable[..., RankPool]) -> None:
+    """Sets without a common rank: one waits for a member that comes only after the other set has done its work."""
+
+    def job() -> list[float]:
+        import torch
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        blocked, busy = hvd.add_process_set(range(2)), hvd.add_process_set(range(2, 4))
+        results = []
+        if hvd.rank() == 0:
+            handle = hvd.allreduce_async(torch.ones(1), name="x", op=hvd.Sum, process_set=blocked)
+        if busy.included():
+            results = [hvd.allreduce(torch.ones(1), name="x", op=hvd.Sum, process_set=busy).item() for _ in range(50)]
+        if hvd.rank() == 0:
+            assert not hvd.poll(handle)
+        hvd.barrier()
+        if hvd.rank() == 1:
+            results = [hvd.allreduce(torch.ones(1), name="x", op=hvd.Sum, process_set=blocked).item()]
+        if hvd.rank() == 0:
+            results = [hvd.synchronize(handle).item()]
+        hvd.shutdown()
+        return results
+
+    assert ranks(4, DYNAMIC, "torch").run(job) == [[2.0], [2.0], [2.0] * 50, [2.0] * 50]
+
+
+def test_what_adding_and_removing_return(ranks: Callable[..., RankPool]) -> None:
+    def job() -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        mine = hvd.ProcessSet(range(1, 3))
+        assert mine.included() == (hvd.rank() > 0)  # known before it is registered
+        assert mine.size() is None and mine.rank() is None
+        assert hvd.add_process_set(mine) is mine
+        other = hvd.add_process_set(iter([0]))
+        assert (mine.ranks, mine.process_set_id, mine.size()) == ([1, 2], 1, 2)
+        assert (other.ranks, other.process_set_id, other.size()) == ([0], 2, 1)
+        again = hvd.ProcessSet([2, 1])
+        again.process_set_id = mine.process_set_id  # another object of the same set
+        assert hvd.remove_process_set(mine) is True
+        assert hvd.remove_process_set(again) is False and again.process_set_id is None
+        assert hvd.remove_process_set(hvd.ProcessSet([1])) is False
+        assert hvd.remove_process_set(hvd.global_process_set) is False and hvd.global_process_set.process_set_id == 0
+        assert hvd.remove_process_set(other) is True
+        numbers = [hvd.add_process_set(ranks).process_set_id for ranks in ([0, 1], [0, 2], [1, 2])]
+        assert numbers == [1, 2, 3]  # the longest freed first, then new ones
+        hvd.shutdown()
+        try:
+            mine.included()
+        except ValueError as error:
+            assert str(error) == "Horovod has not been initialized; use hvd.init()."
+
+    ranks(3, DYNAMIC, "torch").run(job)
+
+
+def test_ranks_that_add_while_others_remove(ranks: Callable[..., RankPool]) -> None:
+    def job() -> str:
+        import torch
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        pair = hvd.add_process_set([0, 1])
+        try:
+            if hvd.rank() == 1:
+                hvd.add_process_set([1, 2])
+            else:
+                hvd.remove_process_set(pair)
+        except ValueError as error:
+            text = str(error)
+        if pair.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2.0
+        assert hvd.remove_process_set(pair)
+        hvd.shutdown()
+        return text
+
+    adds, removes = "rank 1 adds [1, 2]", "removes set 1"
+    for text in ranks(3, DYNAMIC, "torch").run(job):
+        assert adds in text and removes in text
+
+
+def test_that_a_rank_may_leave_while_others_still_make_a_set_without_it(ranks: Callable[..., RankPool]) -> None:
+    def job() -> float | None:
+        import time
+        from unittest import mock
+
+        import torch
+
+        import horovod.torch as hvd
+        from horovod.core import dynamic_sets
+        from horovod.core.context import current
+
+        def late(*arguments: Any) -> Any:
+            lane = assemble(*arguments)
+            deadline = time.monotonic() + 20
+            while current().stopped is None and time.monotonic() < deadline:  # until rank 1 has left
+                time.sleep(0.01)
+            return lane
+
+        assemble = dynamic_sets.assemble
+        hvd.init()
+        with mock.patch.object(dynamic_sets, "assemble", late):
+            pair = hvd.add_process_set([0, 2])
+        try:
+            if pair.included():
+                return hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum, process_set=pair).item()
+            return None
+        finally:
+            hvd.shutdown()
+
+    assert ranks(3, DYNAMIC, "torch").run(job) == [4.0, None, 4.0]
+
+
+def test_sets_in_one_life_after_another(ranks: Callable[..., RankPool]) -> None:
+    """The same objects are registered anew; those of the life before are not known any more."""
+
+    def job() -> None:
+        import torch
+
+        import horovod.torch as hvd
+
+        first, second = hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])
+        for order in ([first, second], [second, first], [second]):
+            hvd.init(process_sets=order)
+            assert [each.process_set_id for each in order] == [1, 2][: len(order)]
+            for each in order:
+                if each.included():
+                    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=each).item() == 2.0
+            later = hvd.add_process_set([0, 2])
+            assert later.process_set_id == len(order) + 1
+            hvd.shutdown()
+            try:
+                first.size()
+            except ValueError as error:
+                assert str(error) == "Horovod has not been initialized; use hvd.init()."
+        hvd.init()
+        try:
+            first.size()
+        except ValueError as error:
+            assert "does not exist, or has not been registered" in str(error)
+        hvd.shutdown()
+
+    pool = ranks(3, DYNAMIC, "torch")
+    pool.run(job)
+    with pool.leaves_nothing():
+        pool.run(job)
+
+
+def test_a_duplicate_is_left_out_and_the_others_are_there(ranks: Callable[..., RankPool]) -> None:
+    def job() -> str:
+        import torch
+
+        import horovod.torch as hvd
+
+        sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1]), hvd.ProcessSet([1, 0]), hvd.ProcessSet(range(3))]
+        try:
+            hvd.init(process_sets=sets)
+        except ValueError as error:
+            text = str(error)
+        assert hvd.is_initialized()
+        assert [each.process_set_id for each in sets] == [1, 2, None, None]
+        hvd.init(process_sets=sets[:2])  # a valid list, looked up
+        if sets[0].included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=sets[0]).item() == 2.0
+        hvd.shutdown()
+        return text
+
+    for text in ranks(3, DYNAMIC, "torch").run(job):
+        assert text.startswith(
+            "Horovod could not be initialized because process_sets entry number 2 is a duplicate: ProcessSet("
+        )

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ranks import RankPool
 
 
@@ -56,7 +58,7 @@ def test_events_and_their_nesting(ranks: Callable[..., RankPool], tmp_path: Path
     assert [(event["ph"], event.get("name")) for event in once[3:]] == [
         ("E", None),
         ("B", "ALLREDUCE"),
-        ("B", "SHM_ALLREDUCE"),
+        ("B", "GLOO_ALLREDUCE"),
         ("E", None),
         ("E", None),
     ]
@@ -131,22 +133,81 @@ def test_it_needs_the_variable_and_a_running_horovod(ranks: Callable[..., RankPo
     assert not (tmp_path / "t.json").exists()
 
 
-def test_a_killed_job_leaves_a_file_that_can_be_read(ranks: Callable[..., RankPool], tmp_path: Path) -> None:
+ACTIVITIES = {
+    "allreduce.a": ("ALLREDUCE", "ALLREDUCE", "GLOO_ALLREDUCE"),
+    "adasum.d": ("ADASUM", "ADASUM", "MPI_ADASUM_ALLREDUCE"),
+    "allgather.g": ("ALLGATHER", "ALLGATHER", "GLOO_ALLGATHER"),
+    "broadcast.b": ("BROADCAST", "BROADCAST", "GLOO_BCAST"),
+    "alltoall.t": ("ALLTOALL", "ALLTOALL", "MPI_ALLTOALL"),
+    "reducescatter.r": ("REDUCESCATTER", "REDUCESCATTER", "GLOO_REDUCESCATTER"),
+    "barrier.noname": ("BARRIER",),
+    "join.noname": (),
+}
+"""By tensor: what is negotiated, the operation, the engine's activity in it."""
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_every_operation_by_its_name(ranks: Callable[..., RankPool], tmp_path: Path, engine: str) -> None:
+    def job(path: str, engine: str) -> None:
+        import os
+
+        import torch
+
+        import horovod.torch as hvd
+
+        os.environ["HOROVOD_CPU_OPERATIONS"] = engine
+        try:
+            hvd.init()
+        finally:
+            del os.environ["HOROVOD_CPU_OPERATIONS"]
+        hvd.start_timeline(path)
+        hvd.barrier()
+        ones = torch.ones(2)
+        hvd.allreduce(ones, name="a")
+        hvd.allreduce(ones, name="d", op=hvd.Adasum)
+        hvd.allgather(ones, name="g")
+        hvd.broadcast(ones, 1, name="b")
+        hvd.alltoall(ones, name="t")
+        hvd.reducescatter(ones, name="r")
+        hvd.barrier()
+        hvd.join()
+        hvd.shutdown()
+
+    path = tmp_path / "timeline.json"
+    ranks(2, {"HOROVOD_TIMELINE": "DYNAMIC"}, "torch").run(job, str(path), engine)
+    found = {name.replace("allreduce.d", "adasum.d"): events for name, events in rows(path).items()}
+    assert set(found) == {name for name, names in ACTIVITIES.items() if names}
+    for name, events in found.items():
+        begun = [event for event in events if event["ph"] == "B"]
+        negotiated, *work = ACTIVITIES[name]
+        assert [event["name"] for event in begun[: 1 + len(work)]] == [f"NEGOTIATE_{negotiated}", *work]
+        assert [event["args"] for event in begun if "args" in event] == [{"engine": engine}] * bool(work)
+        shape = "".join(event["ph"] for event in events if event["ph"] != "X")
+        assert shape in ("BEBBEE" if work else "BE", "BE" * 2)
+
+
+@pytest.mark.parametrize("bytes_written", [3_000, 60_000])
+def test_a_killed_job_leaves_a_file_that_can_be_read(
+    ranks: Callable[..., RankPool], tmp_path: Path, bytes_written: int
+) -> None:
     def job() -> None:
         import torch
 
         import horovod.torch as hvd
 
         hvd.init()
-        for number in range(1_000_000):
-            hvd.allreduce(torch.ones(1), name=f"step {number % 10}")
+        tensors = [torch.ones(1) for _ in range(50)]
+        for _ in range(1_000_000):
+            handles = [hvd.allreduce_async(tensor, name=f"step {number}") for number, tensor in enumerate(tensors)]
+            for handle in handles:
+                hvd.synchronize(handle)
 
     path = tmp_path / "timeline.json"
     pool = ranks(2, {"HOROVOD_TIMELINE": str(path), "HOROVOD_GLOO_TIMEOUT_SECONDS": "6"}, "torch")
     call = pool.start(job)
-    while not path.exists() or path.stat().st_size < 100_000:  # bounded by the test's own time limit
+    while not path.exists() or path.stat().st_size < bytes_written:  # bounded by the test's own time limit
         assert pool.alive(0)
     pool.kill(0, signal.SIGKILL)
     pool.kill(1, signal.SIGKILL)
     call.results(dies={0, 1})
-    assert len(rows(path)) == 10
+    assert 0 < len(rows(path)) <= 50

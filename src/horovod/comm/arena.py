@@ -161,8 +161,8 @@ class Counters:
         """Return when ``peer``'s counter has reached ``value``, looking ``spin`` times before sleeping.
 
         Raises:
-            PeerFailure: it stood still for the timeout.
-            Aborted: somebody called :meth:`abort`.
+            PeerFailure: it stood still for the timeout, or some rank has aborted.
+            Aborted: this rank's :meth:`abort` was called.
         """
         words, word = self._words, peer * _LINE_WORDS + kind
         seen = words[word]
@@ -174,7 +174,12 @@ class Counters:
             else:
                 seen = self._sleep(peer, word, value)
         if seen >= _POISON:
-            raise Aborted
+            if self._aborted:
+                raise Aborted
+            # Another rank's abort. Mostly its verdict is on the way here as well; if not, this one must not wait for ever.
+            raise PeerFailure(
+                peer, "it, or another rank, gave up a collective that others were still in", suspected=True
+            )
         if futex.weakly_ordered:
             futex.fence()  # what follows must not be read before the count was
 

@@ -51,11 +51,16 @@ class Segments:
         elif runs:
             np.concatenate(runs, out=target)
 
-    def write(self, start: int, stop: int, source: Array) -> None:
-        """Copy ``source`` over elements ``[start, stop)`` ("unpack")."""
+    def write(self, start: int, stop: int, source: Array, factor: float = 1.0) -> None:
+        """Copy ``source`` over elements ``[start, stop)`` ("unpack"); floating types can be multiplied on the way."""
         position = 0
+        scalar = source.dtype.type(factor)
         for run in self.runs(start, stop):
-            run[:] = source[position : position + run.size]
+            part = source[position : position + run.size]
+            if factor == 1.0:
+                run[:] = part
+            else:
+                np.multiply(part, scalar, out=run)
             position += run.size
 
     def whole(self, start: int, stop: int) -> Array | None:

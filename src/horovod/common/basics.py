@@ -16,20 +16,18 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
     """Start Horovod. Every rank of the job must call it, before anything else of Horovod.
 
     Args:
-        comm: None or an empty list for all processes.
+        comm: which processes make up the job. None or an empty list: all that were launched. A list of ranks of the launched
+            job, the same on each of them: these alone, numbered in the order of the list. An ``mpi4py.MPI.Comm``: its
+            processes, numbered as it numbers them. Jobs that share no process run side by side.
         process_sets: subsets that run collectives of their own; every rank passes the same list in the same order. Or
             ``"dynamic"``: there are none yet, but :func:`add_process_set` may add some.
 
     Raises:
-        ValueError: the environment contradicts itself, or ranks contradict each other.
+        ValueError: the environment contradicts itself, ranks contradict each other, or ``comm`` is none of these or does not
+            contain this process.
+        NotImplementedError: a process set is made from a communicator, and ``comm`` is none.
         TimeoutError: some ranks did not come in time; the message names them.
     """
-    if comm is not None and not (isinstance(comm, list | tuple) and not comm):
-        if not isinstance(comm, Iterable) and not hasattr(comm, "Get_rank"):
-            raise ValueError(f"Invalid type of argument comm: {type(comm).__name__}; pass None for all processes")
-        raise NotImplementedError(
-            "init(comm=...): sub-communicators are not available in this version; pass process_sets"
-        )
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise ValueError(
@@ -37,7 +35,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
             )
         os.environ[DYNAMIC_PROCESS_SETS] = "1"
         process_sets = None
-    context.init(None if process_sets is None else list(process_sets))
+    context.init(None if process_sets is None else list(process_sets), comm)
 
 
 def shutdown() -> None:
@@ -89,7 +87,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Raises:
         ValueError: not initialised, or HOROVOD_TIMELINE was not set at ``init()`` (set it to DYNAMIC).
     """
-    context.current().start_timeline(file_path, mark_cycles)
+    context.current().recording.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -98,7 +96,7 @@ def stop_timeline() -> None:
     Raises:
         ValueError: not initialised.
     """
-    context.current().stop_timeline()
+    context.current().recording.stop()
 
 
 def is_homogeneous() -> bool:
@@ -152,12 +150,12 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether collectives run on CUDA devices: not in this version."""
+    """Whether an engine moves the memory of CUDA devices itself: not in this version, which stages it through the host's."""
     return False
 
 
 def rocm_built() -> bool:
-    """Whether collectives run on ROCm devices: not in this version."""
+    """As :func:`cuda_built`, for ROCm devices."""
     return False
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from horovod.common import basics
@@ -21,6 +23,8 @@ __all__ = [
     "env",
     "extension_available",
     "get_average_backwards_compatibility_fun",
+    "get_ext_suffix",
+    "get_extension_full_path",
     "gloo_built",
     "gpu_available",
     "is_iterable",
@@ -91,6 +95,16 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) 
     framework = ext_name.rpartition(".")[2]
     if not module_available(framework):
         raise ImportError(f"Extension {ext_name} has not been built: {framework} is not installed here.")
+
+
+def get_ext_suffix() -> str:
+    """What the name of a compiled extension module ends in here, such as ``.so``. Horovod itself has none."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+
+
+def get_extension_full_path(pkg_path: str, *args: str) -> str:
+    """The path that an extension module would have: ``args`` below the folder of ``pkg_path``, with this Python's suffix."""
+    return f"{Path(pkg_path).parent.joinpath(*args)}{get_ext_suffix()}"
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:

@@ -59,7 +59,13 @@ def dial(address: Address, secret: bytes, purpose: bytes, deadline: float, same_
             raise HandshakeError("what listens there belongs to another user")
         handshake = ClientHandshake(secret, purpose)
         connection.sendall(handshake.answer(receive_exactly(connection, GREETING, deadline)))
-        handshake.finish(receive_exactly(connection, MAC, deadline))
+        try:
+            proof = receive_exactly(connection, MAC, deadline)
+        except ConnectionResetError:
+            raise HandshakeError(
+                "it closed the connection on seeing our proof: has it the same secret, is it of this job?"
+            ) from None
+        handshake.finish(proof)
         connection.settimeout(None)
         return connection
     except BaseException:

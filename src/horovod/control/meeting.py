@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod.control.dial import Address
-from horovod.control.rendezvous import RendezvousClient, RendezvousError, RendezvousServer
+from horovod.control.rendezvous import RendezvousError
+from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.rendezvous_server import RendezvousServer
 
 
 class MeetingPlace(NamedTuple):
@@ -35,26 +38,41 @@ def place_on_this_host(job: str) -> MeetingPlace:
     return MeetingPlace(f"\0horovod-{digest}", b"", hosted=True)
 
 
-def exchange(place: MeetingPlace, generation: int, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
-    """All-gather ``value`` over the ranks of the job; every rank must call it with the same ``generation``.
+def exchange(
+    place: MeetingPlace,
+    attempt: int,
+    rank: int,
+    size: int,
+    value: bytes,
+    seconds: float,
+    members: Sequence[int] = (),
+) -> list[bytes]:
+    """All-gather ``value`` over the ranks of the job; every rank must call it.
+
+    Args:
+        attempt: how often these ranks have met before; where rank 0 serves the place, all must say the same.
+        members: the ranks' numbers in the launched job, where only some of those that were launched take part.
 
     Raises:
         TimeoutError: somebody did not come within ``seconds``; the message names them.
         horovod.control.rendezvous.RendezvousError: nobody serves the place, or ranks contradict each other.
     """
-    key = f"init/{generation}"
+    group = ",".join(map(str, members))
+    key = f"init/{group}"
     if not place.hosted:
         with RendezvousClient(place.address, place.secret, seconds) as client:
-            return client.exchange(key, rank, size, value, seconds)
+            return client.exchange(key, rank, size, value, seconds, members)
     deadline = time.monotonic() + seconds
-    address = f"{place.address}-{generation}"
+    address = f"{place.address}-{attempt}"
+    if members:
+        address += "-" + hashlib.sha256(group.encode()).hexdigest()[:32]
     server = None
     if rank == 0:
         server = RendezvousServer(place.secret, name=address, same_user=True)
         server.start()
     try:
-        with _client(address, place.secret, seconds) as client:
-            values = client.exchange(key, rank, size, value, max(0.1, deadline - time.monotonic()))
+        with _client(address, place.secret, seconds, members) as client:
+            values = client.exchange(key, rank, size, value, max(0.1, deadline - time.monotonic()), members)
             if server is not None:
                 server.wait_until_left(deadline)
             return values
@@ -63,11 +81,12 @@ def exchange(place: MeetingPlace, generation: int, rank: int, size: int, value: 
             server.stop()
 
 
-def _client(address: str, secret: bytes, seconds: float) -> RendezvousClient:
+def _client(address: str, secret: bytes, seconds: float, members: Sequence[int]) -> RendezvousClient:
     try:
         return RendezvousClient(address, secret, seconds, same_user=True)
     except RendezvousError as error:
+        first, call = (members[0], f"hvd.init(comm={list(members)})") if members else (0, "hvd.init()")
         raise TimeoutError(
-            f"rank 0 of this job did not call hvd.init() within {seconds:.3g} seconds. Look at its output; if it only needs "
-            f"more time to start, raise HOROVOD_START_TIMEOUT ({error})"
+            f"rank {first} of this job did not call {call} within {seconds:.3g} seconds. Look at its output; if it only "
+            f"needs more time to start, raise HOROVOD_START_TIMEOUT ({error})"
         ) from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from horovod.core.messages import Operation, Request, TensorSpec
+from horovod.core.messages import HOST, Operation, Request, TensorSpec
 
 _SAME_SHAPE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.BROADCAST, Operation.REDUCESCATTER}
 _ROWS = {Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER}
@@ -144,8 +144,14 @@ def describe(request: Request) -> str:
         if len(request.tensors) > 4:
             shown.append(f"... {len(request.tensors)} tensors")
         parts.append(", ".join(shown))
+    if request.prescale != 1.0:
+        parts.append(f"prescaled by {request.prescale:g}")
+    if request.postscale != 1.0:
+        parts.append(f"postscaled by {request.postscale:g}")
     if operation is Operation.BROADCAST:
         parts.append(f"from root {request.root}")
+    if request.device != HOST:
+        parts.append(f"on {request.device}")
     if request.caller:
         parts.append(f"at {request.caller}")
     return " ".join(parts)

@@ -6,6 +6,7 @@ coordinator tells everybody which engine it will be. Only when that is tcp do th
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import socket
@@ -27,7 +28,10 @@ from horovod.control.framing import LENGTH_BYTES, frame
 from horovod.control.wiring import Card, Wire
 from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.coordinator import CoordinatorLane
-from horovod.core.lane import Lane, MemberLane, Watch
+from horovod.core.lane import Lane, Watch
+from horovod.core.member import MemberLane
+
+_log = logging.getLogger("horovod.core")
 
 CONTROL = "control"
 DATA = "data"
@@ -171,6 +175,13 @@ def _settle(
         connection.sendall(frame(msgspec.msgpack.encode(choice)))
     if choice.error:
         raise EngineError(choice.error)
+    why = "; ".join(f"member {index}: {obstacle}" for index, obstacle in enumerate(obstacles) if obstacle)
+    _log.info(
+        "a process set of %d ranks exchanges host memory by %s%s",
+        len(obstacles),
+        choice.engine,
+        f" ({why})" if why else "",
+    )
     return choice.engine
 
 

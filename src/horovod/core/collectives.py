@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
@@ -26,8 +27,8 @@ from horovod.core.context import running
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
-from horovod.core.messages import Operation, Request, TensorSpec
-from horovod.core.tensor import Allocate, Tensor
+from horovod.core.messages import HOST, Operation, Request, TensorSpec
+from horovod.core.tensor import Allocate, Passage, Tensor
 from horovod.observe.whereabouts import caller
 
 __all__ = [
@@ -56,13 +57,31 @@ def submit(
     allocate: Allocate | None = None,
 ) -> Handle:
     """Submit a request that was made before and checked then; for callers that repeat one many times."""
-    handle = Handle()
+    passage = _passage(inputs or outputs)
+    handle = Handle() if passage is None else Handle(passage.end)
     arrays = [tensor.array for tensor in inputs]
     targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
-    running().lane(process_set_id, request.operation).submit(
-        Entry(request, arrays, targets, allocate, handle, time.monotonic())
-    )
+    lane = running().lane(process_set_id, request.operation)
+    entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
+    if passage is None:
+        lane.submit(entry)
+        return handle
+    lane.submit(entry, held=True)
+    try:
+        passage.begin(partial(lane.release, entry))
+    except BaseException:
+        lane.withdraw(entry)
+        raise
     return handle
+
+
+def _passage(tensors: Sequence[Tensor]) -> Passage | None:
+    return tensors[0].passage if tensors else None
+
+
+def _device(tensors: Sequence[Tensor]) -> str:
+    passage = _passage(tensors)
+    return HOST if passage is None else passage.device
 
 
 def allreduce_request(
@@ -73,8 +92,12 @@ def allreduce_request(
     postscale: float = 1.0,
     line: str = "",
     transient: bool = False,
+    device: str = HOST,
 ) -> Request:
     """The request of an allreduce of one or more tensors (name, type, shape), for :func:`submit`.
+
+    Args:
+        device: of the tensors' passage, if they have one.
 
     Raises:
         ValueError: the operation has no meaning for a tensor's type.
@@ -82,7 +105,7 @@ def allreduce_request(
     _check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
     specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
     operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
-    return Request(operation, name, specs, op, prescale, postscale, caller=line, transient=transient)
+    return Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
 
 
 def allreduce(
@@ -100,7 +123,7 @@ def allreduce(
     Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
     they become ready together.
     """
-    line = caller()
+    line, device = caller(), _device(inputs)
     full_name = f"{prefix}.{name}" if name else ""
     if len(inputs) > 1 or not name:
         _check_reduction(
@@ -108,15 +131,16 @@ def allreduce(
         )
         full_name = full_name or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
         tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(full_name, inputs)]
-        request = allreduce_request(full_name, tensors, op, prescale, postscale, line, transient=not name)
+        request = allreduce_request(full_name, tensors, op, prescale, postscale, line, not name, device)
         return submit(process_set_id, request, inputs, outputs)
-    _, data_type, shape = inputs[0]
-    key = (data_type, shape, op, prescale, postscale, line)
+    _, data_type, shape, _ = inputs[0]
+    key = (data_type, shape, op, prescale, postscale, line, device)
     known = _requests.get(full_name)
     if known is None or known[0] != key:
         if len(_requests) >= _REMEMBERED:
             _requests.clear()
-        known = key, allreduce_request(full_name, [(full_name, data_type, shape)], op, prescale, postscale, line)
+        tensors = [(full_name, data_type, shape)]
+        known = key, allreduce_request(full_name, tensors, op, prescale, postscale, line, device=device)
         _requests[full_name] = known
     return submit(process_set_id, known[1], inputs, outputs)
 
@@ -150,7 +174,8 @@ def broadcast(
     lane = running().lane(process_set_id, Operation.BROADCAST)
     if root not in lane.ranks:
         raise ValueError(
-            f"broadcast received invalid root rank {root} for provided process set: {name!r} can come from ranks {lane.ranks}"
+            f"broadcast received invalid root rank {root} for provided process set: {name or prefix!r} can come from "
+            f"ranks {lane.ranks}"
         )
     request = _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root)
     return submit(process_set_id, request, outputs=tensors)
@@ -175,18 +200,18 @@ def alltoall(
         if rows % size:
             raise ValueError(
                 "splits not provided, but first dimension of tensor is not an even multiple of the number of workers. "
-                f"{name!r} has {rows} rows for {size} ranks; pass splits."
+                f"{name or prefix!r} has {rows} rows for {size} ranks; pass splits."
             )
         splits = [rows // size] * size
     if len(splits) != size:
         raise ValueError(
-            f"Number of entries in splits does not equal number of workers. {name!r}: {len(splits)} for {size}."
+            f"Number of entries in splits does not equal number of workers. {name or prefix!r}: {len(splits)} for {size}."
         )
     if any(split < 0 for split in splits):
-        raise ValueError(f"Entries of splits must not be negative. {name!r}: {list(splits)}.")
+        raise ValueError(f"Entries of splits must not be negative. {name or prefix!r}: {list(splits)}.")
     if sum(splits) > rows:
         raise ValueError(
-            f"Sum of splits entries is greater than the first dimension of tensor. {name!r}: {sum(splits)} > {rows}."
+            f"Sum of splits entries is greater than the first dimension of tensor. {name or prefix!r}: {sum(splits)} > {rows}."
         )
     request = _request(Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits))
     return submit(process_set_id, request, [source], allocate=allocate)
@@ -208,7 +233,7 @@ def reducescatter(
     """
     if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise HorovodInternalError(
-            f"Reducescatter currently only supports AVERAGE and SUM. {name!r} asked for {op.label}."
+            f"Reducescatter currently only supports AVERAGE and SUM. {name or prefix!r} asked for {op.label}."
         )
     labelled = _labelled(name or prefix, inputs)
     for label, tensor in labelled:
@@ -278,6 +303,7 @@ def _request(
         postscale,
         root,
         splits,
+        _device(tensors),
         caller=caller(),
         transient=not name,
     )

@@ -126,6 +126,12 @@ def _integer(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def _controller(text: str) -> str:
+    if text.lower() not in ("mpi", "gloo"):
+        raise ValueError("expected mpi or gloo; both mean Horovod's own control plane here")
+    return text.lower()
+
+
 LONGEST = timedelta(days=20)
 """What a longer duration is taken for: the kernel counts the milliseconds of a sleep in 31 bits."""
 
@@ -147,6 +153,8 @@ class Config:
     """Announcements each rank may abbreviate; 0 sends every one in full."""
     disable_group_fusion: bool = False
     dynamic_process_sets: bool = False
+    controller: str = ""
+    """"mpi", "gloo" or "": accepted for scripts that set it, and without effect, as there is one control plane."""
     cpu_operations: str = ""
     """The engine forced for host memory, or "" to choose."""
     gpu_operations: str = ""
@@ -184,6 +192,7 @@ class Config:
             cache_capacity=_read(env, CACHE_CAPACITY, 1024, _integer(0)),
             disable_group_fusion=_read(env, DISABLE_GROUP_FUSION, False, _flag),
             dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),
+            controller=_read(env, CONTROLLER, "", _controller),
             cpu_operations=env.get(CPU_OPERATIONS, "").strip().lower(),
             gpu_operations=env.get(GPU_OPERATIONS, "").strip().lower(),
             network_interface=env.get(NETWORK_INTERFACE, "").strip(),

@@ -12,6 +12,7 @@ from horovod.core.fusion import fuse
 from horovod.core.lane import Lane
 from horovod.core.messages import Decision, Leave, Listener, Operation, Order, Request, Stop, decode_from_member, encode
 from horovod.core.negotiator import Negotiator, Ready
+from horovod.observe.activities import activity
 from horovod.observe.stall import Stalled, StallInspector
 from horovod.observe.timeline import TensorLabel, Timeline
 
@@ -153,10 +154,14 @@ class CoordinatorLane(Lane):
             tensors += labels(request) if request is not None else []
         timeline.decided(tensors)
         shown = not decisions[0].error and decisions[0].operation not in (Operation.BARRIER, Operation.JOIN)
-        if shown:
-            timeline.begin(operation, f"{self.communicator.name.upper()}_{operation}", tensors)
-        self._run_batch(decisions)
-        if shown:
+        if not shown:
+            self._run_batch(decisions)
+            return
+        engine = self.communicator.name
+        timeline.begin(operation, activity(engine, operation), engine, tensors)
+        try:
+            self._run_batch(decisions)
+        finally:
             timeline.end(tensors)
 
     def _order(self, batches: list[list[Ready]]) -> None:

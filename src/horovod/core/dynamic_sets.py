@@ -18,7 +18,9 @@ from horovod.control.wiring import Card, Switchboard, Wire
 from horovod.core import collectives
 from horovod.core.assembly import assemble, control_wires
 from horovod.core.config import DYNAMIC_PROCESS_SETS
-from horovod.core.context import Context, current
+from horovod.core.context import current
+from horovod.core.generation import Generation
+from horovod.core.messages import Operation, Request
 from horovod.core.process_set import ProcessSet, membership
 from horovod.core.tensor import Tensor
 
@@ -43,6 +45,11 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     context = _dynamic_context("adding")
     wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if wanted.ranks is None:
+        raise NotImplementedError(
+            "A process set made from an mpi4py communicator cannot be added later: pass it to hvd.init(process_sets=...), or "
+            "add the list of its ranks."
+        )
     ranks = list(wanted.ranks or [])
     identity, config = context.identity, context.config
     switchboard = Switchboard(
@@ -54,7 +61,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
             if list(wish.ranks) != ranks:
                 raise ValueError(
                     f"the ranks do not add the same process set: rank {identity.rank} adds {ranks}, rank {rank} "
-                    + (f"adds {list(wish.ranks)}" if wish.ranks else f"removes set {wish.remove}")
+                    + (f"adds {list(wish.ranks)}" if wish.remove < 0 else f"removes set {wish.remove}")
                 )
         _check(ranks, identity.size)  # after the exchange, so that a mistake ends on every rank
         group = context.freed.pop(0) if context.freed else max(membership.ranks) + 1
@@ -68,31 +75,40 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Unregister a process set; returns when every rank of the job has. What is pending on it fails.
+    """Remove a process set; every rank of the job must call it, with the set of the same number.
+
+    What all members have submitted to the set is finished first; what some have not fails on the others. The set may be
+    added again, and gets a new number then.
 
     Returns:
-        False for the global set and for one that is not registered; then nothing is done.
+        False, and nothing is removed, for the global set and for one that is not registered.
 
     Raises:
         ValueError: not initialised, not allowed to remove sets, or ranks that disagree on what is removed.
     """
     context = _dynamic_context("removing")
     group = process_set.process_set_id
-    if group is None or group == 0 or group not in membership.ranks:
+    if group == 0:
+        return False
+    if group is None or group not in membership.ranks:
+        process_set.process_set_id = None
         return False
     wishes = _exchange(context, _Wish((), group, None))
     for rank, wish in enumerate(wishes):
         if wish.remove != group:
             raise ValueError(
                 f"the ranks do not remove the same process set: rank {context.identity.rank} removes set {group}, rank "
-                + (f"{rank} adds {list(wish.ranks)}" if wish.ranks else f"{rank} removes set {wish.remove}")
+                + (f"{rank} adds {list(wish.ranks)}" if wish.remove < 0 else f"{rank} removes set {wish.remove}")
             )
     process_set.process_set_id = None
+    lane = context.lanes.get(group)
+    if lane is not None:
+        # Behind this barrier everything that all members have submitted is decided, and what is decided runs.
+        collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        del context.lanes[group]
+        context.end_lane(lane, "the process set was removed")
     del membership.ranks[group]
     context.freed.append(group)
-    lane = context.lanes.pop(group, None)
-    if lane is not None:
-        context.end_lane(lane, "the process set was removed")
     return True
 
 
@@ -105,14 +121,14 @@ def _check(ranks: list[int], size: int) -> None:
         raise ValueError(f"Attempted to add a duplicate process set: {ranks}")
 
 
-def _dynamic_context(action: str) -> Context:
+def _dynamic_context(action: str) -> Generation:
     context = current()
     if not context.config.dynamic_process_sets:
         raise ValueError(f"Set {DYNAMIC_PROCESS_SETS}=1 to allow {action} process sets after Horovod initialization.")
     return context
 
 
-def _exchange(context: Context, wish: _Wish) -> list[_Wish]:
+def _exchange(context: Generation, wish: _Wish) -> list[_Wish]:
     """Every rank's wish, by rank, over the global set."""
     data = np.frombuffer(msgspec.msgpack.encode(wish), np.uint8).copy()
     lengths = np.zeros(context.identity.size, np.int64)
@@ -139,7 +155,7 @@ def _exchange(context: Context, wish: _Wish) -> list[_Wish]:
 
 
 def _start(
-    context: Context, group: int, ranks: Sequence[int], cards: Sequence[Card | None], switchboard: Switchboard
+    context: Generation, group: int, ranks: Sequence[int], cards: Sequence[Card | None], switchboard: Switchboard
 ) -> None:
     """Connect with the other members and start this rank's lane of the set."""
     known = [card for card in cards if card is not None]
@@ -171,6 +187,9 @@ def _start(
             made.close()
         raise
     context.lanes[group] = lane
+    context.recording.follow(lane)
     lane.start()
-    if context.stopped is not None:  # the job failed meanwhile, and the verdict did not know this lane
-        lane.abort(context.stopped)
+    # The job may have failed meanwhile, and the verdict did not know this lane. A rank that has only left is no reason to
+    # end it: the set may be without that rank, and its members may have use for it until they leave themselves.
+    if context.ending.verdict is not None:
+        lane.abort(context.ending.verdict)

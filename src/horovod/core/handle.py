@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+from collections.abc import Callable
 from typing import Any
 
 
@@ -12,13 +13,18 @@ class Handle:
     Attributes:
         error: why the collective failed, once done.
         result: what the operation produces beyond the tensors it fills, for example received splits.
+
+    Args:
+        end: called by whoever completes it, just before, with the error; returns the error that waiters get.
     """
 
-    __slots__ = ("_finished", "_gate", "error", "result")
+    __slots__ = ("_end", "_finished", "_gate", "_next", "error", "result")
 
-    def __init__(self) -> None:
+    def __init__(self, end: Callable[[BaseException | None], BaseException | None] | None = None) -> None:
+        self._end = end
         self._gate = _thread.allocate_lock()
         self._gate.acquire()
+        self._next: list[Callable[[], None]] = []
         self._finished = False
         self.error: BaseException | None = None
         self.result: Any = None
@@ -29,9 +35,29 @@ class Handle:
 
     def complete(self, error: BaseException | None = None) -> None:
         """Called once. Wakes whoever waits."""
+        if self._end is not None:
+            error, self._end = self._end(error), None
         self.error = error
         self._finished = True
         self._gate.release()
+        if self._next:
+            self._call_next()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once when the collective is done: on the thread that completes it, or at once if it is.
+
+        For bindings whose framework waits by itself. The callback must not block and must not raise; there is room for one.
+        """
+        self._next.append(callback)
+        if self._finished:
+            self._call_next()
+
+    def _call_next(self) -> None:
+        try:
+            callback = self._next.pop()  # of two threads that come here at the same time, one finds it
+        except IndexError:
+            return
+        callback()
 
     def wait(self, timeout: float = -1) -> None:
         """Return when the collective is done; Ctrl-C interrupts.

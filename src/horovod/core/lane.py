@@ -4,8 +4,8 @@ One thread does both because it can do nothing better while a collective runs: w
 sockets and travels together as the next batch. Every other thread only appends to a queue. The lane sleeps in one ``poll``
 over its connections and a wake-up descriptor, without a timeout while nothing is pending.
 
-:class:`MemberLane` announces to the coordinator and follows its orders; the coordinator's own lane, on the set's first rank,
-is :class:`horovod.core.coordinator.CoordinatorLane`.
+A member's lane (:mod:`horovod.core.member`) announces to the coordinator and follows its orders; the coordinator's own lane,
+on the set's first rank, is :class:`horovod.core.coordinator.CoordinatorLane`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,7 @@ from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import THREAD_AFFINITY, Config
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution import Entry, execute
-from horovod.core.messages import (
-    Announce,
-    Announcer,
-    Decision,
-    Leave,
-    MessageError,
-    Order,
-    Request,
-    Stop,
-    decode_from_coordinator,
-    encode,
-)
+from horovod.core.messages import Decision, MessageError, Request
 from horovod.core.negotiator import NegotiationError
 
 _log = logging.getLogger("horovod.core")
@@ -102,6 +91,7 @@ class Lane(ABC):
         self._napping = self._nap_next = False
         self._announced_at = 0.0
         self._error: BaseException | None = None
+        self._settled = threading.Event()
         self._leaving: str | None = None
         self._said_leave = False
         self._finished = False
@@ -123,8 +113,11 @@ class Lane(ABC):
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, entry: Entry, held: bool = False) -> None:
         """Queue a request; never blocks on peers.
+
+        Args:
+            held: its inputs are not there yet, so it is announced by :meth:`release` only.
 
         Raises:
             ValueError: a request of that name is in flight on this rank.
@@ -136,12 +129,40 @@ class Lane(ABC):
             if entry.request.name in self._table:
                 raise ValueError(f"{DUPLICATE_NAME} The name is {entry.request.name!r}.")
             self._table[entry.request.name] = entry
-            self._submitted.append(entry)
-            wake = self._asleep or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
-            if wake:
-                self._asleep = self._napping = False
+            wake = not held and self._queue(entry)
         if wake:
             self._wake()
+
+    def release(self, entry: Entry, error: BaseException | None = None) -> None:
+        """The inputs of a held request are there, or will never come, because of ``error``; then it fails on this rank.
+
+        Does nothing if it has failed meanwhile.
+        """
+        if error is not None:
+            if self.withdraw(entry):
+                entry.handle.complete(error)
+            return
+        entry.since = time.monotonic()
+        with self._lock:
+            wake = self._table.get(entry.request.name) is entry and self._queue(entry)
+        if wake:
+            self._wake()
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Forget a held request; False if it has failed already."""
+        with self._lock:
+            known = self._table.get(entry.request.name) is entry
+            if known:
+                del self._table[entry.request.name]
+        return known
+
+    def _queue(self, entry: Entry) -> bool:
+        """Have an entry announced; returns whether the thread must be woken for it. The lock is held."""
+        self._submitted.append(entry)
+        wake = self._asleep or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
+        if wake:
+            self._asleep = self._napping = False
+        return wake
 
     def leave(self, reason: str) -> None:
         """Ask for an orderly end: what is decided still runs, what is not fails. Then the thread ends on every rank."""
@@ -186,8 +207,12 @@ class Lane(ABC):
             entries = list(self._table.values())
             self._table.clear()
             self._submitted.clear()
+        self._settled.set()
         for entry in entries:
-            entry.handle.complete(error)
+            try:
+                entry.handle.complete(error)
+            except Exception:  # whatever a binding does on completion, the others must not wait for ever
+                _log.exception("rank %d: ending %r failed", self.ranks[self.index], entry.request.name)
 
     # On the lane's thread.
 
@@ -205,11 +230,20 @@ class Lane(ABC):
                     self._turn()
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
+            self._await_verdict(f"rank {self.ranks[failure.rank]}: {failure.reason}")
         except Aborted:
-            pass  # whoever aborted fails what is pending
+            self._await_verdict("a collective was aborted")
         except Exception as error:
             _log.exception("rank %d: the lane of process set %s failed", self.ranks[self.index], self.ranks)
             self._watch.report(self.ranks[self.index], f"its lane thread failed: {error!r}")
+            self._await_verdict(f"rank {self.ranks[self.index]}: its lane thread failed: {error!r}")
+
+    def _await_verdict(self, reason: str) -> None:
+        """Whoever aborts, or the verdict on what was reported, fails what is pending. Should neither come, this does."""
+        if not self._settled.wait(2 * self._config.timeout.total_seconds()):
+            self._fail_all(
+                HorovodInternalError(f"Horovod: {reason}. Rank 0 has not said in time which rank failed first.")
+            )
 
     def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
@@ -324,7 +358,8 @@ class Lane(ABC):
     def _stop(self, rank: int, reason: str) -> None:
         """Everything ordered before has run; what is still pending never will."""
         self._finished = True
-        pending = next(iter(self._table), "")
+        with self._lock:
+            pending = next(iter(self._table), "")
         if pending:
             reason += f" while rank {self.ranks[self.index]} waited for {pending!r}"
         self._fail_all(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
@@ -345,49 +380,3 @@ class Lane(ABC):
     @abstractmethod
     def _work(self) -> None:
         """Do what the messages of this turn have made possible."""
-
-
-class MemberLane(Lane):
-    """The lane of every member but the first."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
-        self._announcer = Announcer(self._config.cache_capacity)
-        self._decisions: dict[int, Decision] = {}
-        self._orders: list[Order | Stop] = []
-
-    def _announce(self, requests: list[Request]) -> None:
-        self._send(0, encode(Announce([self._announcer.item(request) for request in requests])))
-
-    def _say_leave(self, reason: str) -> None:
-        self._send(0, encode(Leave(reason)))
-
-    def _receive(self, member: int, body: bytes) -> None:
-        self._orders.append(decode_from_coordinator(body))
-
-    def _work(self) -> None:
-        orders, self._orders = self._orders, []
-        for order in orders:
-            if isinstance(order, Stop):
-                self._stop(order.rank, order.reason)
-                return
-            for batch in order.batches:
-                self._run_batch([self._decision(item) for item in batch])
-                self._announce_submitted()
-
-    def _announce_submitted(self) -> None:
-        """Between batches, so that the coordinator hears early what comes next."""
-        with self._lock:
-            submitted, self._submitted = self._submitted, []
-        if submitted:
-            self._announce([entry.request for entry in submitted])
-
-    def _decision(self, item: int | Decision) -> Decision:
-        if isinstance(item, int):
-            try:
-                return self._decisions[item]
-            except KeyError:
-                raise MessageError(f"decision {item} was never defined") from None
-        if item.identifier >= 0:
-            self._decisions[item.identifier] = item
-        return item

@@ -29,6 +29,10 @@ class Operation(IntEnum):
     REDUCESCATTER = 7
 
 
+HOST = "cpu"
+"""The device of tensors that lie in host memory."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor of a request: its name, type, and shape in elements."""
 
@@ -52,7 +56,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     postscale: float = 1.0
     root: int = -1
     splits: tuple[int, ...] = ()
-    device: str = "cpu"
+    device: str = HOST
     caller: str = ""
     transient: bool = False
 

@@ -1,7 +1,7 @@
 """Process sets as users see them: a subset of the job's ranks that runs collectives of its own.
 
 Source: the common contract of the public interface, section 9. ``membership`` says which sets the running generation has;
-``core.context`` fills it, the objects here only look.
+``core.generation`` fills it, the objects here only look.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from horovod.core.errors import NOT_INITIALIZED
+from horovod.core.roster import is_communicator
 
 _INVALID = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
 
@@ -37,13 +38,16 @@ membership = Membership()
 class ProcessSet:
     """A set of global ranks.
 
+    Args:
+        ranks_or_comm: global ranks in any order; or an ``mpi4py.MPI.Comm``, for ``hvd.init(comm=..., process_sets=...)``.
+
     Attributes:
         process_set_id: its number once registered (0 is the global set), else None.
-        ranks: its global ranks in ascending order.
+        ranks: its global ranks in ascending order; None while they are a communicator's that is not registered.
         mpi_comm: the communicator it was made from, or None.
 
     Raises:
-        ValueError: not an iterable of integers.
+        ValueError: neither an iterable of integers nor a communicator.
     """
 
     process_set_id: int | None = None
@@ -51,6 +55,9 @@ class ProcessSet:
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        if is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+            return
         try:
             ranks = list(ranks_or_comm)
         except TypeError:

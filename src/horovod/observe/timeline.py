@@ -4,7 +4,9 @@ Rank 0 writes it. Every tensor is a row ("process") of its own: ``NEGOTIATE_<OPE
 ready, then ``<OPERATION>`` with the engine's activity inside. Event names and nesting are those that existing tools read.
 
 Lanes only append to a queue; a thread writes. The file is a JSON array that is complete after every write, because each
-write begins by overwriting the closing bracket: a job that is killed leaves a file that can be read.
+write begins by overwriting the closing bracket: a job that is killed leaves a file that can be read. A process can be killed
+in the middle of a long write, between two pages of the file; so a write holds a few events, and reaches into a second page
+only where an event does.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from typing import Any
 _log = logging.getLogger("horovod.observe")
 
 Event = dict[str, Any]
+
+PAGE_BYTES = 4096
+LONGEST_EVENT = 200
+"""Bytes of an event whose tensor has a name of usual length."""
 
 
 class TensorLabel:
@@ -89,15 +95,15 @@ class Timeline:
                     events.append({"ph": "E", "ts": now, "pid": self._row(tensor.name, events)})
             self._events.put(events)
 
-    def begin(self, operation: str, activity: str, tensors: Sequence[TensorLabel]) -> None:
-        """``operation`` starts on these tensors, with the engine's ``activity``."""
+    def begin(self, operation: str, activity: str, engine: str, tensors: Sequence[TensorLabel]) -> None:
+        """``operation`` starts on these tensors, with the ``activity`` of ``engine``."""
         now = self._now()
         with self._lock:
             events: list[Event] = []
             for tensor in tensors:
                 row = self._row(tensor.name, events)
                 events.append({"ph": "B", "name": operation, "ts": now, "pid": row})
-                events.append({"ph": "B", "name": activity, "ts": now, "pid": row})
+                events.append({"ph": "B", "name": activity, "ts": now, "pid": row, "args": {"engine": engine}})
             self._events.put(events)
 
     def end(self, tensors: Sequence[TensorLabel]) -> None:
@@ -135,22 +141,31 @@ class Timeline:
         return row
 
     def _serve(self) -> None:
-        running = True
+        running = writable = True
         while running:
             batches = [self._events.get()]
             while not self._events.empty():
                 batches.append(self._events.get())
             running = None not in batches
+            if not writable:
+                continue  # thrown away, so that a full disk does not fill the memory as well
             try:
                 self._write([event for batch in batches if batch is not None for event in batch])
             except OSError as error:
                 _log.error("the timeline %s cannot be written any more: %s", self.path, error)
-                return
+                writable = False
 
     def _write(self, events: Sequence[Event]) -> None:
-        if not events:
-            return
-        text = ",\n".join(json.dumps(event) for event in events)
-        data = (("[\n" if self._end == 0 else ",\n") + text + "\n]\n").encode()
-        os.pwrite(self._file, data, self._end)
-        self._end += len(data) - len("\n]\n")
+        text = ""
+        for event in events:
+            text += ("[\n" if self._end == 0 and not text else ",\n") + json.dumps(event)
+            if (self._end + len(text) + LONGEST_EVENT) // PAGE_BYTES > self._end // PAGE_BYTES:
+                self._append(text)
+                text = ""
+        if text:
+            self._append(text)
+
+    def _append(self, text: str) -> None:
+        """Put events, in ASCII, in the place of the closing bracket, and a new one behind them."""
+        os.pwrite(self._file, (text + "\n]\n").encode(), self._end)
+        self._end += len(text)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 _OURS = str(Path(__file__).resolve().parent.parent) + "/"
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
+_GENERATED = "__autograph_generated_file"  # what TensorFlow makes of the user's function
 _STANDARD = str(Path(threading.__file__).resolve().parent) + "/"
 
 
-def _is_users(filename: str) -> bool:
-    if filename.startswith(("<frozen", _OURS, _STANDARD)):
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's own code: not of this package, of a library, or generated."""
+    if filename.startswith(("<frozen", _OURS, _STANDARD)) or _GENERATED in filename:
         return False
     return not any(part in filename for part in _LIBRARIES)
 
@@ -26,10 +30,10 @@ def _users_frame(frame: FrameType | None) -> FrameType | None:
     last = frame
     while frame is not None:
         filename = frame.f_code.co_filename
-        is_users = _users.get(filename)
-        if is_users is None:
-            is_users = _users[filename] = _is_users(filename)
-        if is_users:
+        known = _users.get(filename)
+        if known is None:
+            known = _users[filename] = is_users(filename)
+        if known:
             return frame
         last, frame = frame, frame.f_back
     return last
@@ -39,9 +43,26 @@ def _line(frame: FrameType | None) -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+class _Instead(threading.local):
+    line = ""
+
+
+_instead = _Instead()
+
+
+@contextmanager
+def on_behalf_of(line: str) -> Iterator[None]:
+    """A block in which :func:`caller` is ``line`` on this thread: for a framework that runs later what the user wrote there."""
+    before, _instead.line = _instead.line, line
+    try:
+        yield
+    finally:
+        _instead.line = before
+
+
 def caller() -> str:
     """``file:line`` of the user's code that led to this call."""
-    return _line(_users_frame(sys._getframe(1)))
+    return _instead.line or _line(_users_frame(sys._getframe(1)))
 
 
 def main_thread() -> str:
@@ -57,7 +78,7 @@ def raised_at(error: BaseException) -> str:
     line = ""
     trace = error.__traceback__
     while trace is not None:
-        if _is_users(trace.tb_frame.f_code.co_filename):
+        if is_users(trace.tb_frame.f_code.co_filename):
             line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import sys
 import warnings
@@ -96,6 +97,12 @@ def test_looking_for_an_extension_does_not_import_its_framework() -> None:
     before = "torch" in sys.modules
     util.extension_available("torch")
     assert ("torch" in sys.modules) == before
+
+
+def test_paths_of_extensions() -> None:
+    path = util.get_extension_full_path("/a/b/__init__.py", "c", "lib")
+    assert path == f"/a/b/c/lib{util.get_ext_suffix()}"
+    assert importlib.machinery.EXTENSION_SUFFIXES[0] == util.get_ext_suffix()
 
 
 def test_what_was_built() -> None:

@@ -139,6 +139,22 @@ def test_the_error_lists_every_address_that_was_tried() -> None:
         dial_until([], SECRET, b"", soon(0.01))
 
 
+def test_a_closed_door_is_no_silence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(ServerHandshake(b"another" * 5).greeting)
+                connection.recv(1024)
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(HandshakeError, match="the same secret"):
+            dial(server.getsockname(), SECRET, b"", soon())
+        thread.join()
+
+
 def test_another_users_unix_socket_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"\0horovod-test-user-{os.getpid()}"
     with listening(name), monkeypatch.context() as patch:

@@ -11,7 +11,8 @@ import pytest
 
 from horovod.control.dial import dial
 from horovod.control.meeting import MeetingPlace, exchange, place_on_this_host
-from horovod.control.rendezvous import PURPOSE, RendezvousError, RendezvousServer
+from horovod.control.rendezvous import PURPOSE, RendezvousError
+from horovod.control.rendezvous_server import RendezvousServer
 from unit.control.strangers import STRANGERS, connect, visited_by
 from unit.control.together import Together, together, wait_until
 

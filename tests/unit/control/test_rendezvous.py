@@ -15,14 +15,9 @@ import pytest
 from horovod.control.dial import Address, dial
 from horovod.control.framing import frame
 from horovod.control.handshake import GREETING
-from horovod.control.rendezvous import (
-    PURPOSE,
-    Exchange,
-    Put,
-    RendezvousClient,
-    RendezvousError,
-    RendezvousServer,
-)
+from horovod.control.rendezvous import PURPOSE, Exchange, Put, RendezvousError
+from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.rendezvous_server import RendezvousServer
 from unit.control.strangers import STRANGERS, Recorder, connect, receive, visited_by
 from unit.control.together import Together, errors, together, wait_until
 
@@ -158,6 +153,39 @@ def test_ranks_that_differ_about_the_size(server: RendezvousServer) -> None:
         exchange(server, 1, 3)
     assert exchange(server, 1, 2, b"one") == [b"zero", b"one"]
     assert legitimate.results() == [[b"zero", b"one"]]
+
+
+def members(server: RendezvousServer, rank: int, ranks: list[int], seconds: float = SECONDS) -> list[bytes]:
+    """Launched rank ``rank`` meets with ``ranks`` only."""
+    with RendezvousClient(server.address, SECRET, SECONDS) as client:
+        return client.exchange(f"k{ranks}", ranks.index(rank), len(ranks), b"%d" % rank, seconds, ranks)
+
+
+def test_groups_of_launched_ranks_meet_apart(server: RendezvousServer) -> None:
+    calls = [partial(members, server, rank, ranks) for ranks in ([3, 0], [1, 2]) for rank in ranks]
+    assert together(*calls) == [[b"3", b"0"]] * 2 + [[b"1", b"2"]] * 2
+
+
+def test_groups_that_wait_for_one_another_are_refused_and_who_comes_later_too(server: RendezvousServer) -> None:
+    for _ in range(2):
+        waiting = Together(partial(members, server, 0, [0, 1, 3]), partial(members, server, 2, [2, 0]))
+        wait_until(lambda: len(server._gatherings) == 2, "both")
+        closing = Together(partial(members, server, 1, [1, 2])).outcomes()
+        outcomes = [*waiting.outcomes(), *closing, *Together(partial(members, server, 3, [0, 1, 3])).outcomes()]
+        for outcome in outcomes:
+            assert isinstance(outcome, RendezvousError)
+            assert "the ranks do not agree on who takes part" in str(outcome)
+            for rank, ranks in ((0, [0, 1, 3]), (2, [2, 0]), (1, [1, 2])):
+                assert f"rank {rank} called hvd.init(comm={ranks})" in str(outcome)
+    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+
+
+def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousServer) -> None:
+    first = Together(partial(members, server, 0, [0, 1]))
+    wait_until(lambda: server._gatherings, "the one that waits")
+    assert together(*(partial(members, server, rank, [1, 2]) for rank in (1, 2))) == [[b"1", b"2"]] * 2
+    assert members(server, 1, [0, 1]) == [b"0", b"1"]
+    assert first.results() == [[b"0", b"1"]]
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])

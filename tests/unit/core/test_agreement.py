@@ -107,6 +107,9 @@ def test_factors(operation: Operation, fields: dict[str, float]) -> None:
     text = refusal(make(operation), make(operation, **fields))
     assert "Mismatched prescale and/or postscale factors:" in text
 
+    for name, value in fields.items():
+        assert f"{name}d by {value:g}" in text
+
 
 @pytest.mark.parametrize("operation", [Operation.ALLREDUCE, Operation.REDUCESCATTER])
 def test_reductions(operation: Operation) -> None:
@@ -233,6 +236,7 @@ def test_a_request_reads_well() -> None:
         "broadcast float32 [4] from root 3 at x.py:1"
     )
     assert describe(Request(Operation.BARRIER, "barrier.noname")) == "barrier"
+    assert describe(Request(Operation.BARRIER, "b", device="gpu")) == "barrier on gpu"
     many = tuple(TensorSpec(str(number), DataType.INT64, (number,)) for number in range(6))
     text = describe(Request(Operation.ALLREDUCE, "g", many, reduce_op=ReduceOp.MAX))
     assert text == "allreduce(Max) int64 [0], int64 [1], int64 [2], int64 [3], ... 6 tensors"

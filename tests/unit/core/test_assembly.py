@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,8 @@ from horovod.core.assembly import CONTROL, DATA, assemble, control_wires
 from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import HorovodInternalError
-from horovod.core.lane import Lane, MemberLane
+from horovod.core.lane import Lane
+from horovod.core.member import MemberLane
 from unit.control.together import Together
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
@@ -138,6 +140,12 @@ def test_a_sets_first_rank_need_not_be_rank_0(members: Members) -> None:
 def test_ranks_of_several_hosts_use_sockets(members: Members) -> None:
     assert engines_of(members.assemble([0, 1, 2], hosts=["one", "one", "two"])) == ["tcp"] * 3
     assert members.meshed == 3
+
+
+def test_the_engine_and_the_reason_are_logged(members: Members, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "horovod.core"):
+        members.assemble([0, 1], control=loopback_pair)
+    assert "a process set of 2 ranks exchanges host memory by tcp (member 1: no descriptor can be passed" in caplog.text
 
 
 def test_ranks_that_can_pass_no_descriptor_use_sockets(members: Members) -> None:

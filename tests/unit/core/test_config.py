@@ -23,6 +23,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.CACHE_CAPACITY, "0", "cache_capacity", 0),
     (config.DISABLE_GROUP_FUSION, "1", "disable_group_fusion", True),
     (config.DYNAMIC_PROCESS_SETS, "1", "dynamic_process_sets", True),
+    (config.CONTROLLER, "GLOO", "controller", "gloo"),
     (config.CPU_OPERATIONS, " TCP ", "cpu_operations", "tcp"),
     (config.GPU_OPERATIONS, "NCCL", "gpu_operations", "nccl"),
     (config.NETWORK_INTERFACE, "eth0", "network_interface", "eth0"),

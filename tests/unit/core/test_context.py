@@ -23,16 +23,20 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.select import EngineError
 from horovod.common import basics
 from horovod.control.meeting import place_on_this_host
-from horovod.control.rendezvous import RendezvousServer
+from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import collectives, config, context
 from horovod.core.config import Config
-from horovod.core.context import Context, meeting_place
+from horovod.core.ending import FAILURE_KEY
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
+from horovod.core.generation import Generation
 from horovod.core.handle import Handle
+from horovod.core.introduction import meeting_place
 from horovod.core.messages import Operation, Request, TensorSpec
 from horovod.core.process_set import ProcessSet, global_process_set, membership
+from horovod.core.roster import Roster
+from horovod.core.static_sets import Wish
 from horovod.core.tensor import Tensor
 from horovod.environments import Identity
 from leaks import Inventory
@@ -403,6 +407,12 @@ def identity(rank: int, size: int, job: str) -> Identity:
     return Identity(rank, size, rank, size, 0, 1, "this-host", "a test", f"{os.getpid()} {job}")
 
 
+def member(rank: int, size: int, job: str, settings: Config | None = None, generation: int = 1) -> Generation:
+    """Rank ``rank``'s view of a job's generation, not started."""
+    who = identity(rank, size, job)
+    return Generation(Roster(who, who), settings or Config(), generation - 1, attempt=generation)
+
+
 class Job:
     """Ranks that each have a context of their own in this one process."""
 
@@ -410,15 +420,14 @@ class Job:
         self._name = name
         self._stack = ExitStack()
 
-    def contexts(self, size: int, settings: Config | None = None, generation: int = 1) -> list[Context]:
-        made = [Context(identity(rank, size, self._name), settings or Config(), generation) for rank in range(size)]
-        return made
+    def contexts(self, size: int, settings: Config | None = None, generation: int = 1) -> list[Generation]:
+        return [member(rank, size, self._name, settings or Config(), generation) for rank in range(size)]
 
     def start(
         self, size: int, sets: list[list[int]] | None = None, settings: Config | None = None, generation: int = 1
-    ) -> list[Context]:
+    ) -> list[Generation]:
         made = self.contexts(size, settings, generation)
-        together(*(partial(each.start, sets or []) for each in made))
+        together(*(partial(each.start, [Wish(tuple(ranks)) for ranks in sets or []]) for each in made))
         return made
 
 
@@ -427,11 +436,11 @@ def job(request: pytest.FixtureRequest) -> Job:
     return Job(request.node.name)
 
 
-def stop(contexts: list[Context]) -> None:
+def stop(contexts: list[Generation]) -> None:
     together(*(each.stop for each in contexts))
 
 
-def submit(each: Context, name: str, value: float, process_set: int = 0) -> tuple[Handle, Any]:
+def submit(each: Generation, name: str, value: float, process_set: int = 0) -> tuple[Handle, Any]:
     array, handle = np.full(3, value, np.float32), Handle()
     spec = (TensorSpec(name, DataType.FLOAT32, (3,)),)
     request = Request(Operation.ALLREDUCE, name, spec, ReduceOp.SUM)
@@ -439,7 +448,7 @@ def submit(each: Context, name: str, value: float, process_set: int = 0) -> tupl
     return handle, array
 
 
-def total(contexts: list[Context], name: str = "x", process_set: int = 0) -> list[float]:
+def total(contexts: list[Generation], name: str = "x", process_set: int = 0) -> list[float]:
     """The sum of 1, 2, ... over the ranks, as each of them sees it."""
     found = [submit(each, name, number, process_set) for number, each in enumerate(contexts, 1)]
     for handle, _ in found:
@@ -474,7 +483,7 @@ def test_sets_of_ranks_have_lanes_of_their_own(job: Job) -> None:
 
 def test_ranks_that_were_given_different_sets(job: Job) -> None:
     contexts = job.contexts(2)
-    outcomes = Together(partial(contexts[0].start, [[0]]), partial(contexts[1].start, [[1]])).outcomes()
+    outcomes = Together(*(partial(each.start, [Wish((rank,))]) for rank, each in enumerate(contexts))).outcomes()
     for rank, outcome in enumerate(outcomes):
         assert isinstance(outcome, ValueError)
         assert str(outcome).startswith("Horovod initialization failed: the ranks were given different process sets.")
@@ -492,10 +501,7 @@ def test_a_rank_that_does_not_come_is_named(job: Job) -> None:
 
 
 def test_an_engine_that_one_rank_forces_and_another_forbids(job: Job) -> None:
-    contexts = [
-        Context(identity(rank, 2, "forced"), Config(cpu_operations=engine), 1)
-        for rank, engine in enumerate(["shm", "tcp"])
-    ]
+    contexts = [member(rank, 2, "forced", Config(cpu_operations=engine)) for rank, engine in enumerate(["shm", "tcp"])]
     outcomes = Together(*(partial(each.start, []) for each in contexts)).outcomes()
     for outcome in outcomes:
         assert isinstance(outcome, EngineError)
@@ -581,7 +587,9 @@ def test_a_place_of_their_own_for_ranks_of_one_host() -> None:
 
 def test_ranks_of_several_hosts_need_a_place() -> None:
     spread = Identity(0, 4, 0, 2, 0, 2, "host", "Slurm", "job 7")
-    with pytest.raises(ValueError, match=r"Slurm started 4 ranks on several hosts .*or start the job with horovodrun"):
+    with pytest.raises(
+        ValueError, match=r"Slurm started 4 ranks on several hosts .*, start the job with horovodrun, or pass an mpi4py"
+    ):
         meeting_place(spread, {})
 
 
@@ -593,13 +601,13 @@ def test_the_launcher_learns_who_failed_first(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(config.RENDEZVOUS_ADDRESS, server.address[0])
         monkeypatch.setenv(config.RENDEZVOUS_PORT, str(server.address[1]))
         monkeypatch.setenv(config.SECRET_KEY, encode_secret(secret))
-        contexts = [Context(identity(rank, 2, ""), Config(), 1) for rank in range(2)]
+        contexts = [member(rank, 2, "") for rank in range(2)]
         together(*(partial(each.start, []) for each in contexts))
         assert total(contexts) == [3, 3]
-        assert server.peek(context.FAILURE_KEY) is None
+        assert server.peek(FAILURE_KEY) is None
         assert contexts[1]._sentinel is not None
         contexts[1]._sentinel.report(1, "it fell over")
-        found = json.loads(server.get(context.FAILURE_KEY, SECONDS))
+        found = json.loads(server.get(FAILURE_KEY, SECONDS))
         assert found == {"rank": 1, "reason": "it fell over"}
         for each in contexts:
             wait_until(lambda each=each: each.stopped, "the verdict")
@@ -642,16 +650,16 @@ def test_a_grandchild_cannot_communicate_either():
 
 
 def test_a_forked_child_holds_no_connection_of_the_tcp_engine():
-    contexts = [Context(identity(rank, 2, "hold"), Config(cpu_operations="tcp"), 1) for rank in range(2)]
+    contexts = [member(rank, 2, "hold", Config(cpu_operations="tcp")) for rank in range(2)]
     together(*(partial(each.start, []) for each in contexts))
     context.init()
     context.shutdown()
-    context._context = contexts[0]
+    context._running = contexts[0]
     data = [link.fd for link in contexts[0].lanes[0].communicator._exchange._links.values()]
     try:
         assert in_child(lambda: [fd for fd in data if Path(f"/proc/self/fd/{fd}").exists()]) == []
     finally:
-        context._context = None
+        context._running = None
         stop(contexts)
 
 

@@ -94,3 +94,36 @@ def test_an_interrupt_ends_a_wait_and_the_handle_lives_on() -> None:
     timer.join()
     handle.complete()
     handle.wait()
+
+
+def test_what_ends_it_may_say_how() -> None:
+    seen: list[BaseException | None] = []
+
+    def fail(error: BaseException | None) -> BaseException:
+        seen.append(error)
+        return HorovodInternalError("the way back is blocked")
+
+    handle = Handle(fail)
+    handle.complete()
+    with pytest.raises(HorovodInternalError, match="the way back is blocked"):
+        handle.wait(0)
+    assert seen == [None]
+
+
+def test_what_comes_next_is_called_once() -> None:
+    calls: list[str] = []
+    before, after = Handle(), Handle()
+    before.then(lambda: calls.append(f"before: {before.done()}"))
+    assert not calls
+    before.complete(HorovodInternalError("no"))
+    assert calls == ["before: True"]
+    after.complete()
+    after.then(lambda: calls.append("after"))
+    assert calls == ["before: True", "after"]
+
+
+def test_what_comes_next_is_called_once_however_threads_race() -> None:
+    for _ in range(200):
+        handle, calls = Handle(), []
+        Together(lambda: handle.complete(), lambda: handle.then(lambda: calls.append(1))).results()  # noqa: B023
+        assert calls == [1]

@@ -29,7 +29,8 @@ from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
-from horovod.core.lane import Lane, MemberLane
+from horovod.core.lane import Lane
+from horovod.core.member import MemberLane
 from horovod.core.messages import (
     Announce,
     Decision,
@@ -251,6 +252,56 @@ def error_of(handle: Handle) -> str:
     with pytest.raises(HorovodInternalError) as caught:
         handle.wait(SECONDS)
     return str(caught.value)
+
+
+# Requests whose inputs are still to come
+
+
+def held(rank: Rank, name: str, array: Array) -> Entry:
+    entry = Entry(allreduce_request(name, array.shape), [array], [array], None, Handle(), time.monotonic())
+    rank.lane.submit(entry, held=True)
+    return entry
+
+
+def test_a_held_request_is_announced_when_it_is_released_and_holds_up_no_other(process_set: Set) -> None:
+    first, second = process_set.whole(2)
+    arrays = [np.full(4, np.nan, np.float32) for _ in range(2)]
+    entries = [held(rank, "late", array) for rank, array in zip((first, second), arrays, strict=True)]
+    wait(*[rank.allreduce("now", ones()) for rank in (first, second)])
+    assert not any(entry.handle.done() for entry in entries)
+    with pytest.raises(ValueError, match="same name"):
+        first.allreduce("late", ones())
+    for rank, array, entry in zip((second, first), reversed(arrays), reversed(entries), strict=True):
+        array[:] = 1
+        rank.lane.release(entry)
+    wait(*[entry.handle for entry in entries])
+    assert [array.tolist() for array in arrays] == [[2.0] * 4] * 2
+
+
+def test_a_held_request_fails_with_the_job_and_its_release_comes_to_nothing(process_set: Set) -> None:
+    (rank,) = process_set.whole(1)
+    entry = held(rank, "late", ones())
+    rank.lane.abort(HorovodInternalError("rank 3 failed"))
+    assert error_of(entry.handle) == "rank 3 failed"
+    rank.lane.release(entry)
+    assert rank.lane._submitted == []
+
+
+def test_a_held_request_whose_inputs_never_come_fails_on_this_rank(process_set: Set) -> None:
+    (rank,) = process_set.whole(1)
+    entry = held(rank, "late", ones())
+    rank.lane.release(entry, HorovodInternalError("the device is gone"))
+    assert error_of(entry.handle) == "the device is gone"
+    wait(rank.allreduce("late", ones()))
+
+
+def test_a_name_that_was_withdrawn_is_free(process_set: Set) -> None:
+    (rank,) = process_set.whole(1)
+    entry = held(rank, "late", ones())
+    rank.lane.withdraw(entry)
+    rank.lane.release(entry)
+    wait(rank.allreduce("late", ones()))
+    assert not entry.handle.done()
 
 
 # Collectives
@@ -573,9 +624,38 @@ def test_an_engine_that_was_aborted_reports_nobody(process_set: Set) -> None:
         raise Aborted
 
     rank.communicator.before = aborted
-    rank.allreduce("x", ones())
+    handle = rank.allreduce("x", ones())
+    rank.lane.abort(HorovodInternalError("the verdict"))
     assert rank.lane.join(10)
+    assert error_of(handle) == "the verdict"
     assert rank.watch.reports == []
+
+
+@pytest.mark.parametrize("failure", [PeerFailure(0, "it went silent"), Aborted(), ZeroDivisionError("oh")])
+def test_that_nothing_waits_for_a_verdict_that_never_comes(process_set: Set, failure: Exception) -> None:
+    rank, _ = process_set.part(0, 1, timeout=timedelta(milliseconds=50))
+
+    def fail() -> None:
+        raise failure
+
+    rank.communicator.before = fail
+    handles = [rank.allreduce("x", ones()), rank.allreduce("y", ones())]
+    assert rank.lane.join(10)
+    for handle in handles:
+        assert error_of(handle).endswith("Rank 0 has not said in time which rank failed first.")
+
+
+def test_a_completion_that_raises_keeps_no_other_waiting(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    rank, _ = process_set.part(0, 2, start=False)
+
+    def broken() -> None:
+        raise ZeroDivisionError("oh")
+
+    handles = [rank.allreduce("x", ones()), rank.allreduce("y", ones())]
+    handles[0].then(broken)
+    rank.lane.abort(HorovodInternalError("the verdict"))
+    assert error_of(handles[1]) == "the verdict"
+    assert "ending 'x' failed" in caplog.text
 
 
 def test_a_bug_in_a_lane_is_that_ranks_failure(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
@@ -586,6 +666,8 @@ def test_a_bug_in_a_lane_is_that_ranks_failure(process_set: Set, caplog: pytest.
 
     rank.communicator.before = broken
     rank.allreduce("x", ones())
+    wait_until(lambda: rank.watch.reports, "the report")
+    rank.lane.abort(HorovodInternalError("the verdict"))
     assert rank.lane.join(10)
     assert rank.watch.reports == [(0, "its lane thread failed: ZeroDivisionError('oh')", False)]
     assert "the lane of process set [0] failed" in caplog.text

@@ -99,3 +99,17 @@ def test_an_exception_was_raised_at_the_users_last_line() -> None:
 
 def test_an_exception_that_was_never_raised_has_no_line() -> None:
     assert whereabouts.raised_at(ValueError("made, not raised")) == ""
+
+
+def test_a_line_given_instead() -> None:
+    with whereabouts.on_behalf_of("train.py:7"):
+        assert whereabouts.caller() == "train.py:7"
+        elsewhere: list[str] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(whereabouts.caller()))
+        thread.start()
+        thread.join()
+        assert elsewhere != ["train.py:7"]
+        with whereabouts.on_behalf_of("train.py:8"):
+            assert whereabouts.caller() == "train.py:8"
+        assert whereabouts.caller() == "train.py:7"
+    assert "test_whereabouts.py" in whereabouts.caller()

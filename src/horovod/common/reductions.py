@@ -1,0 +1,73 @@
+"""The reductions by the names that scripts use, and what ``op=`` and the older ``average=`` mean. The same in every binding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovod.comm.reduction import ReduceOp
+from horovod.common.basics import rocm_built
+from horovod.common.util import get_average_backwards_compatibility_fun
+from horovod.core.process_set import ProcessSet, global_process_set
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+class _Names:
+    Average = ReduceOp.AVERAGE
+    Sum = ReduceOp.SUM
+
+
+handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(_Names)
+
+
+def reduction(op: Any, average: bool | None = None) -> ReduceOp:
+    """The reduction that ``op=`` and the older ``average=`` ask for.
+
+    Raises:
+        ValueError: both are given, or there is no such reduction.
+    """
+    chosen = handle_average_backwards_compatibility(op, average)
+    if type(chosen) is ReduceOp:
+        return chosen
+    try:
+        return ReduceOp(chosen)
+    except ValueError:
+        names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
+        raise ValueError(f"op={op!r} is no reduction; use one of {names}") from None
+
+
+def check_predivide(factor: float, op: ReduceOp) -> None:
+    """``gradient_predivide_factor=`` of an optimizer.
+
+    Raises:
+        ValueError: it is not positive, or divides what is no Average.
+    """
+    if factor != 1.0 and rocm_built():
+        raise ValueError("gradient_predivide_factor not supported yet with ROCm")
+    if factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if not factor > 0:
+        raise ValueError(f"gradient_predivide_factor must be > 0, not {factor!r}")
+
+
+def check_members(op: ReduceOp, process_set: ProcessSet) -> None:
+    """Whether ``op`` can be done over ``process_set`` of an optimizer.
+
+    Raises:
+        NotImplementedError: Adasum, over some of the ranks.
+        ValueError: the set is not registered.
+    """
+    check_adasum(op, process_set)
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
+
+
+def check_adasum(op: ReduceOp, process_set: ProcessSet) -> None:
+    """Raises NotImplementedError for Adasum over some of the ranks."""
+    if op == Adasum and process_set is not global_process_set:
+        raise NotImplementedError("op=hvd.Adasum reduces over all ranks; leave out process_set, or use hvd.Average")

@@ -1,0 +1,94 @@
+"""One rank's way to the place where the ranks of its job meet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from horovod.control.dial import Address, describe, dial_until, receive_exactly
+from horovod.control.framing import LENGTH_BYTES, frame
+from horovod.control.rendezvous import (
+    PURPOSE,
+    Answer,
+    Exchange,
+    Get,
+    Put,
+    Refusal,
+    RendezvousError,
+    Request,
+    decode_answer,
+    encode,
+)
+
+
+class RendezvousClient:
+    """One rank's connection to the server; a context manager. For one thread at a time.
+
+    Raises:
+        RendezvousError: the server could not be reached within ``timeout`` seconds.
+    """
+
+    def __init__(self, address: Address, secret: bytes, timeout: float, same_user: bool = False) -> None:
+        self._place = f"the place where the ranks of this job meet, {describe(address)},"
+        try:
+            self._connection = dial_until([address], secret, PURPOSE, time.monotonic() + timeout, same_user)
+        except ConnectionError as error:
+            raise RendezvousError(f"{self._place} is out of reach: {error}") from error
+
+    def put(self, key: str, value: bytes, *, only_first: bool = False, timeout: float = 60.0) -> None:
+        """Store a value; with ``only_first`` an earlier value stays.
+
+        Raises:
+            RendezvousError: the server is gone, or took longer than ``timeout`` seconds.
+        """
+        self._ask(Put(key, value, only_first), timeout, slack=0.0)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Wait for a value.
+
+        Raises:
+            TimeoutError: it was not there within ``timeout`` seconds.
+        """
+        return self._ask(Get(key, timeout), timeout)[0]
+
+    def exchange(
+        self, key: str, rank: int, size: int, value: bytes, timeout: float, members: Sequence[int] = ()
+    ) -> list[bytes]:
+        """All-gather ``value`` under ``key``: every one of ``size`` ranks must call it. Returns the values by rank.
+
+        Args:
+            members: the ranks' numbers in the launched job, where only a part of it takes part.
+
+        Raises:
+            TimeoutError: somebody did not come; the message says who.
+            RendezvousError: somebody left, two processes claim one rank, or ranks wait for one another in exchanges of
+                different members.
+        """
+        return self._ask(Exchange(key, rank, size, value, timeout, list(members)), timeout)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> RendezvousClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, request: Request, seconds: float, slack: float = 10.0) -> list[bytes]:
+        """Ask and wait; for ``slack`` seconds longer than the server, which says itself that the time is over."""
+        deadline = time.monotonic() + seconds + slack
+        try:
+            self._connection.settimeout(seconds + slack)
+            self._connection.sendall(frame(encode(request)))
+            length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
+            body = receive_exactly(self._connection, length, deadline + (60.0 if slack else 0.0))  # it may be large
+        except OSError as error:
+            raise RendezvousError(
+                f"{self._place} is gone ({error}): the launcher, or rank 0 where it serves the meeting, has ended. Look at its "
+                "output"
+            ) from error
+        answer: Answer = decode_answer(body)
+        if isinstance(answer, Refusal):
+            raise TimeoutError(answer.reason) if answer.timed_out else RendezvousError(answer.reason)
+        return answer.values

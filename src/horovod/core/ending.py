@@ -1,0 +1,104 @@
+"""How a generation ended: the one error with which everything pending and everything later fails, on every rank.
+
+Either a rank failed (:meth:`Ending.fail`, on the sentinel's thread, with rank 0's verdict) or one left in good order
+(:meth:`Ending.left`, on a lane's thread). The launcher is told who failed, so that its exit code and its words name the
+guilty rank and not a victim.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+from horovod.control.meeting import MeetingPlace
+from horovod.control.rendezvous import RendezvousError
+from horovod.control.rendezvous_client import RendezvousClient
+from horovod.core.errors import SHUT_DOWN, HorovodInternalError
+from horovod.core.introduction import Introduction
+from horovod.core.lane import Lane
+
+_log = logging.getLogger("horovod.core")
+
+FAILURE_KEY = "failure"
+"""Where the launcher's store learns which rank failed first."""
+
+
+class Ending:
+    """What is known about the end of one generation.
+
+    Args:
+        rank: this rank.
+        lanes: by process set id; failed together.
+
+    Attributes:
+        error: why nothing can be submitted any more, or None while the generation runs.
+        verdict: the same, if a rank has failed; None also after an orderly end.
+        failed: set once a verdict has been carried out.
+        place: where ranks meet; the launcher listens there if it is the launcher's.
+        introductions: of all ranks, by rank, as far as they are known.
+    """
+
+    def __init__(self, rank: int, lanes: Mapping[int, Lane]) -> None:
+        self._rank = rank
+        self._lanes = lanes
+        self.error: HorovodInternalError | None = None
+        self.verdict: HorovodInternalError | None = None
+        self.failed = threading.Event()
+        self.place: MeetingPlace | None = None
+        self.introductions: Sequence[Introduction] = ()
+
+    def fail(self, rank: int, reason: str) -> None:
+        """The verdict: ``rank`` failed first. Fails everything pending."""
+        if self._rank in (0, rank) or rank == 0:
+            self._tell_launcher(rank, reason)  # first: the abort may end this process, which should not be blamed
+        self.verdict = self.error = HorovodInternalError(
+            f"Horovod: {self._who(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
+            "error, on all ranks."
+        )
+        for lane in list(self._lanes.values()):  # another thread may be adding a process set
+            lane.abort(self.verdict)
+        self.failed.set()
+
+    def left(self, rank: int, reason: str, interrupted: bool) -> None:
+        """``rank`` has shut down; ``interrupted`` if this rank still waited for something."""
+        if interrupted and rank != self._rank:
+            self._tell_launcher(rank, reason)
+        if self.error is None:
+            self.error = HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}.")
+
+    def _launched(self, rank: int) -> int:
+        return self.introductions[rank].launched if rank < len(self.introductions) else rank
+
+    def _who(self, rank: int) -> str:
+        text = f"rank {rank}"
+        if rank < len(self.introductions):
+            card, launched = self.introductions[rank].card, self._launched(rank)
+            text += f" (host {card.host}, process {card.pid}"
+            text += ")" if launched == rank else f", rank {launched} of the launched job)"
+        return text
+
+    def _tell_launcher(self, rank: int, reason: str) -> None:
+        if self.place is None or self.place.hosted:
+            return
+        try:
+            with RendezvousClient(self.place.address, self.place.secret, 2.0) as client:
+                accusation = json.dumps({"rank": self._launched(rank), "reason": reason}).encode()
+                client.put(FAILURE_KEY, accusation, only_first=True, timeout=2.0)  # the abort waits for this
+        except (RendezvousError, OSError) as error:
+            _log.debug("the launcher could not be told which rank failed first: %s", error)
+
+
+class NobodyElse:
+    """The watch of a job of one: there is nobody to lose."""
+
+    def __init__(self, ending: Ending) -> None:
+        self.whereabouts: dict[int, str] = {}
+        self._ending = ending
+
+    def report(self, rank: int, reason: str, suspected: bool = False) -> None:
+        self._ending.fail(rank, reason)
+
+    def probe(self) -> None:
+        pass

@@ -1,0 +1,95 @@
+"""How the ranks of a generation get to know each other: where they meet, and what each tells about itself there."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from horovod.control import meeting_over_mpi
+from horovod.control.meeting import MeetingPlace, exchange, place_on_this_host
+from horovod.control.secret import decode_secret
+from horovod.control.wiring import Card
+from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY, THREADS
+from horovod.core.roster import Roster
+from horovod.core.static_sets import Wish
+from horovod.environments import Identity
+
+
+class Introduction(msgspec.Struct, array_like=True):
+    """What a rank brings to the meeting in ``init()``."""
+
+    card: Card
+    launched: int
+    """Its number in the launched job, of which this job may be a part."""
+    generation: int
+    """The number it would give the generation that begins; the highest becomes everybody's."""
+    process_sets: list[Wish]
+    cores: int
+    threads: int
+
+
+def introduce(
+    own: Introduction, roster: Roster, place: MeetingPlace | None, attempt: int, seconds: float
+) -> list[Introduction]:
+    """Everybody's introduction, by rank; every rank of the job must call it.
+
+    Args:
+        place: where to meet; None for a job of one, and for one that meets over its communicator.
+        attempt: how often these ranks have met before.
+
+    Raises:
+        TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
+    """
+    identity = roster.identity
+    if identity.size == 1:
+        return [own]
+    body = msgspec.msgpack.encode(own)
+    if place is None:
+        bodies = meeting_over_mpi.exchange(roster.communicator, body, seconds)
+    else:
+        bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, roster.listed)
+    return [msgspec.msgpack.decode(each, type=Introduction) for each in bodies]
+
+
+def meeting_place(launched: Identity, env: Mapping[str, str] | None = None) -> MeetingPlace:
+    """Where the ranks of the launched job can meet.
+
+    Raises:
+        ValueError: the launcher said neither a place nor enough to find one.
+    """
+    variables = os.environ if env is None else env
+    address, port = variables.get(RENDEZVOUS_ADDRESS), variables.get(RENDEZVOUS_PORT)
+    if address and port:
+        if SECRET_KEY not in variables:
+            raise ValueError(f"{RENDEZVOUS_ADDRESS} is set but {SECRET_KEY} is not; ranks cannot prove who they are")
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"environment variable {RENDEZVOUS_PORT}={port!r}: expected the number of a port")
+        return MeetingPlace((address, int(port)), decode_secret(variables[SECRET_KEY]), hosted=False)
+    if launched.local_size == launched.size and launched.job:
+        return place_on_this_host(launched.job)
+    raise ValueError(
+        f"Horovod initialization failed: {launched.launcher} started {launched.size} ranks on several hosts and gave them "
+        f"no place to meet. Set {RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT} and {SECRET_KEY}, start the job with horovodrun, or "
+        "pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)."
+    )
+
+
+def cores_and_threads() -> tuple[int, int]:
+    """The cores this process may use, and the threads it will compute with."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get(THREADS, "").split(",")[0]
+    return cores, int(threads) if threads.isdecimal() and int(threads) else cores
+
+
+def crowded(introductions: Sequence[Introduction]) -> bool:
+    """Whether the ranks of some host compute with as many threads as it has cores, or more."""
+    threads: Counter[str] = Counter()
+    cores: Counter[str] = Counter()
+    for each in introductions:
+        host = each.card.host
+        threads[host] += each.threads
+        cores[host] = max(cores[host], each.cores)
+    return any(threads[host] >= cores[host] for host in threads)

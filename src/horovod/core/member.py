@@ -1,0 +1,63 @@
+"""The lane of every member but the first: announces to the coordinator, and does what it orders."""
+
+from __future__ import annotations
+
+from horovod.core.lane import Lane
+from horovod.core.messages import (
+    Announce,
+    Announcer,
+    Decision,
+    Leave,
+    MessageError,
+    Order,
+    Request,
+    Stop,
+    decode_from_coordinator,
+    encode,
+)
+
+
+class MemberLane(Lane):
+    """The lane of every member but the first."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
+        self._announcer = Announcer(self._config.cache_capacity)
+        self._decisions: dict[int, Decision] = {}
+        self._orders: list[Order | Stop] = []
+
+    def _announce(self, requests: list[Request]) -> None:
+        self._send(0, encode(Announce([self._announcer.item(request) for request in requests])))
+
+    def _say_leave(self, reason: str) -> None:
+        self._send(0, encode(Leave(reason)))
+
+    def _receive(self, member: int, body: bytes) -> None:
+        self._orders.append(decode_from_coordinator(body))
+
+    def _work(self) -> None:
+        orders, self._orders = self._orders, []
+        for order in orders:
+            if isinstance(order, Stop):
+                self._stop(order.rank, order.reason)
+                return
+            for batch in order.batches:
+                self._run_batch([self._decision(item) for item in batch])
+                self._announce_submitted()
+
+    def _announce_submitted(self) -> None:
+        """Between batches, so that the coordinator hears early what comes next."""
+        with self._lock:
+            submitted, self._submitted = self._submitted, []
+        if submitted:
+            self._announce([entry.request for entry in submitted])
+
+    def _decision(self, item: int | Decision) -> Decision:
+        if isinstance(item, int):
+            try:
+                return self._decisions[item]
+            except KeyError:
+                raise MessageError(f"decision {item} was never defined") from None
+        if item.identifier >= 0:
+            self._decisions[item.identifier] = item
+        return item

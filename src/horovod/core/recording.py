@@ -1,0 +1,68 @@
+"""Switching the timeline on and off while a generation runs. Rank 0 records; on other ranks nothing happens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from horovod.core.config import DYNAMIC, TIMELINE, Config
+from horovod.core.coordinator import CoordinatorLane
+from horovod.core.lane import Lane
+from horovod.observe.timeline import Timeline
+
+_log = logging.getLogger("horovod.core")
+
+
+class Recording:
+    """The timeline of one generation, if one is being written.
+
+    Args:
+        rank: this rank.
+        lanes: by process set id; those that this rank coordinates are recorded.
+    """
+
+    def __init__(self, config: Config, rank: int, lanes: Mapping[int, Lane]) -> None:
+        self._config = config
+        self._rank = rank
+        self._lanes = lanes
+        self._timeline: Timeline | None = None
+
+    def begin(self) -> None:
+        """Start with the generation, if the environment names a file."""
+        if self._config.timeline and self._config.timeline.upper() != DYNAMIC:
+            self.start(self._config.timeline, self._config.timeline_mark_cycles)
+
+    def start(self, path: str, mark_cycles: bool) -> None:
+        """Write a timeline to ``path`` from now on; nothing changes if one is being written there already.
+
+        A file that cannot be written is logged as an error.
+
+        Raises:
+            ValueError: HOROVOD_TIMELINE was not set when Horovod was initialised.
+        """
+        if not self._config.timeline:
+            raise ValueError(f"Set {TIMELINE}={DYNAMIC} to enable dynamic timeline usage.")
+        if self._rank != 0 or (self._timeline is not None and self._timeline.path == path):
+            return
+        try:
+            timeline = Timeline(path, mark_cycles)
+        except OSError as error:
+            _log.error("the timeline %s cannot be written: %s", path, error)
+            return
+        self.stop()
+        self._timeline = timeline
+        for lane in list(self._lanes.values()):
+            self.follow(lane)
+
+    def follow(self, lane: Lane) -> None:
+        """Record a lane that was added while a timeline is written."""
+        if isinstance(lane, CoordinatorLane):
+            lane.timeline = self._timeline
+
+    def stop(self) -> None:
+        """Complete the file, if one is being written."""
+        timeline, self._timeline = self._timeline, None
+        if timeline is not None:
+            for lane in list(self._lanes.values()):
+                self.follow(lane)
+            timeline.close()

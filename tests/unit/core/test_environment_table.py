@@ -1,0 +1,94 @@
+"""docs/environment.md says of every variable what core/config.py does with it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from horovod.core import config
+from horovod.core.config import Config
+
+ROOT = Path(__file__).resolve().parents[3]
+TABLE = ROOT / "docs" / "environment.md"
+NAME = re.compile(r"_?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+
+
+def documented() -> dict[str, str]:
+    """By variable, what its row says: honoured, accepted or not read."""
+    found: dict[str, str] = {}
+    for line in TABLE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[2] in ("honoured", "accepted", "not read"):
+            for name in re.findall(r"`([^`]*)`", cells[0]):
+                assert name not in found, f"{name} stands there twice"
+                found[name] = cells[2]
+    return found
+
+
+def known() -> dict[str, str]:
+    """By variable, the name of its constant in config.py."""
+    return {
+        value: constant
+        for constant, value in vars(config).items()
+        if constant.isupper() and isinstance(value, str) and NAME.fullmatch(value)
+    }
+
+
+def readers(constant: str) -> list[Path]:
+    """Modules that use a constant, or the setting that ``Config`` makes of it."""
+    text = (ROOT / "src/horovod/core/config.py").read_text()
+    setting = re.search(rf"(\w+)=(?:not )?(?:_read\(env, |env\.get\(){constant}\b", text)
+    uses = rf"\b{constant}\b" + (rf"|config\.{setting[1]}\b" if setting else "")
+    handing_on = {"tunables.py", "worker_environment.py", "config.py"}
+    sources = (ROOT / "src").rglob("*.py")
+    return [path for path in sources if path.name not in handing_on and re.search(uses, path.read_text())]
+
+
+def test_every_variable_that_is_known_is_documented_and_no_other_is_said_to_be_read() -> None:
+    table = documented()
+    assert {name for name, status in table.items() if status != "not read"} == set(known())
+    assert len(table) > 50
+
+
+@pytest.mark.parametrize("name", [name for name, status in documented().items() if status == "honoured"])
+def test_what_is_honoured_is_used_somewhere(name: str) -> None:
+    assert readers(known()[name])
+
+
+@pytest.mark.parametrize("name", [name for name, status in documented().items() if status == "not read"])
+def test_what_is_not_read_stands_nowhere(name: str) -> None:
+    assert not [path for path in (ROOT / "src").rglob("*.py") if re.search(rf"\b{name}\b", path.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        (config.FUSION_THRESHOLD, "fusion_threshold"),
+        (config.CACHE_CAPACITY, "cache_capacity"),
+        (config.START_TIMEOUT, "start_timeout"),
+        (config.TIMEOUT_SECONDS, "timeout"),
+        (config.STALL_CHECK_TIME, "stall_warning_time"),
+        (config.STALL_SHUTDOWN_TIME, "stall_shutdown_time"),
+        (config.CYCLE_TIME, "cycle_time"),
+    ],
+)
+def test_the_defaults_of_the_table(name: str, setting: str) -> None:
+    (row,) = [line for line in TABLE.read_text().splitlines() if line.startswith(f"| `{name}` |")]
+    shown = row.split("|")[2].strip()
+    default = getattr(Config(), setting)
+    seconds = getattr(default, "total_seconds", None)
+    assert float(shown) == (seconds() if seconds else default)
+
+
+@pytest.mark.parametrize("value", ["mpi", "MPI", "gloo", "Gloo", ""])
+def test_controllers_that_scripts_ask_for(value: str) -> None:
+    assert Config.from_env({config.CONTROLLER: value}).controller == value.lower()
+    assert "controller" in {field.name for field in fields(Config)}
+
+
+def test_a_controller_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match=r"HOROVOD_CONTROLLER='nccl': expected mpi or gloo"):
+        Config.from_env({config.CONTROLLER: "nccl"})
