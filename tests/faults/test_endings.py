@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import horovod
-from horovod.control.rendezvous import RendezvousServer
+from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 
 SCRIPT = """
@@ -22,10 +22,10 @@ from horovod.core import collectives, context
 from horovod.core.errors import HorovodInternalError
 
 context.init()
-collectives.barrier().wait()
-if context.current().identity.rank == 1:
-    {ending}
 try:
+    collectives.barrier().wait()  # a rank may learn here already that another has failed behind it
+    if context.current().identity.rank == 1:
+        {ending}
     collectives.barrier().wait(20)
     print("nothing happened")
 except HorovodInternalError as error:
@@ -56,7 +56,7 @@ def environment(size: int) -> Iterator[Mapping[str, str]]:
 
 
 ENDINGS = {
-    "exception": ("raise LookupError('no such batch')", 1, "it raised LookupError: no such batch (at {script}:9)"),
+    "exception": ("raise LookupError('no such batch')", 1, "it raised LookupError: no such batch (at {script}:10)"),
     "end of script": ("sys.exit(0)", 0, "This was caused by rank 1: it left the job"),
     "exit code": ("sys.exit(5)", 5, "This was caused by rank 1: it left the job"),
     "hard exit": ("os._exit(6)", 6, "its process ended without hvd.shutdown()"),

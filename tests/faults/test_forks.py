@@ -151,7 +151,7 @@ def test_a_killed_rank_whose_child_lives_on(ranks: Ranks, tmp_path: Path, kind: 
                 while os.path.exists(alive) and time.monotonic() < deadline:  # noqa: PTH110  nothing is imported here
                     time.sleep(0.05)
                 os._exit(0)
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.raise_signal(signal.SIGKILL)
         try:
             collectives.barrier().wait(20)
         except HorovodInternalError as error:

@@ -99,9 +99,6 @@ def test_a_failed_start_can_be_repeated(ranks: Ranks) -> None:
         os.environ["HOROVOD_START_TIMEOUT"] = "1"
         try:
             if os.environ["HOROVOD_RANK"] == str(missing):
-                from horovod.core import context
-
-                context._generation += 1  # it would have tried
                 return ""
             with pytest.raises(TimeoutError) as error:
                 hvd.init()

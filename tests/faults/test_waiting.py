@@ -113,7 +113,7 @@ def stopped() -> Iterator[dict[int, list[str]]]:
         context.init()
         collectives.barrier().wait()
         if os.environ["HOROVOD_RANK"] == os.environ["VICTIM"]:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.raise_signal(signal.SIGSTOP)
         try:
             collectives.barrier().wait(30)
         except HorovodInternalError as error:

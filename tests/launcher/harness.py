@@ -30,7 +30,9 @@ class Launcher:
             name: value for name, value in os.environ.items() if "HOROVOD" not in name and "NUM_THREADS" not in name
         }
         path = os.pathsep.join(filter(None, [_SOURCE, os.environ.get("PYTHONPATH")]))
-        return {**clean, "PYTHONPATH": path, _TAG: self.tag, **extra}
+        # "python" in a job is the one that runs the tests, whether or not its environment is activated.
+        programs = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), os.environ.get("PATH")]))
+        return {**clean, "PATH": programs, "PYTHONPATH": path, _TAG: self.tag, **extra}
 
     def start(self, *arguments: str | Path, **extra: str) -> subprocess.Popen[str]:
         """``horovodrun`` with these arguments, its output in pipes."""

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from launcher.harness import Launcher, finish
+from launcher.harness import LIMIT_SECONDS, Launcher, finish
 
 STUBBORN = "trap '' TERM INT HUP; echo ready; while :; do sleep 1; done"
 """A shell command that ends by SIGKILL only."""
@@ -60,7 +60,7 @@ def test_a_rank_that_does_well_may_end_before_the_others(launcher: Launcher) -> 
 
 ACCUSE = """
 import os, sys, time
-from horovod.control.rendezvous import RendezvousClient
+from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.secret import decode_secret
 rank, ending = int(os.environ["HOROVOD_RANK"]), sys.argv[1]
 if rank == 0:
@@ -117,6 +117,17 @@ def test_a_second_ctrl_c_kills_at_once(launcher: Launcher) -> None:
     assert process.returncode == 130
     assert seconds < 2
     assert "killed the job" in err
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_reader_who_does_not_read_holds_up_no_signal(launcher: Launcher, signals: int) -> None:
+    process = launcher.start("-np", "2", "yes")
+    launcher.await_line(process, "y")
+    time.sleep(0.5)  # now the pipe is full, and the launcher waits for us
+    for _ in range(signals):
+        process.terminate()
+        time.sleep(0.4)  # longer than what counts as one signal twice
+    assert process.wait(LIMIT_SECONDS) == 143
 
 
 def test_ranks_may_say_goodbye(launcher: Launcher) -> None:
@@ -180,6 +191,12 @@ def test_stubborn_ranks_and_their_strays_share_one_grace(launcher: Launcher) -> 
     seconds, _ = seconds_to_end(process)
     assert process.returncode == 4
     assert seconds < 0.5 + 5
+    assert launcher.living() == {}
+
+
+def test_strays_that_outlive_all_ranks_of_a_failed_job_are_ended(launcher: Launcher) -> None:
+    program = f'setsid sh -c "{STUBBORN}" > /dev/null 2>&1 & sleep 0.3; exit 4'
+    assert launcher.run("-np", "2", "sh", "-c", program).returncode == 4
     assert launcher.living() == {}
 
 

@@ -151,6 +151,8 @@ def test_old_names_still_work_and_say_so() -> None:
         ({"use_mpi": True}, "not supported yet"),
         ({"min_num_proc": 1}, "not supported yet"),
         ({"num_proc": 0}, "at least 1"),
+        ({"num_proc": "2"}, "whole number, not '2'"),
+        ({"num_proc": 2.5}, "whole number"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "available slots"),
         ({"hosts": "localhost"}, "localhost"),
         ({"executable": "/no/such/python"}, "command not found"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -91,6 +92,15 @@ def test_a_reader_that_has_seen_enough_ends_the_job(launcher: Launcher) -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(LIMIT_SECONDS) == 128 + 13
+
+
+def test_closed_streams_are_nobodys(launcher: Launcher) -> None:
+    script = f"{sys.executable} -m horovod.runner.launch -np 2 echo hello"
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        command = ["sh", "-c", f"{script} {closed}"]
+        done = subprocess.run(command, env=launcher.environment(), capture_output=True, timeout=LIMIT_SECONDS)
+        assert done.returncode == 0
+        assert done.stdout.count(b"hello") == (0 if " >&-" in f" {closed}" else 2)
 
 
 def test_much_output_passes_unharmed(launcher: Launcher) -> None:

@@ -7,6 +7,7 @@ belongs to the user's program and is not looked at.
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -96,8 +97,10 @@ class Parser(argparse.ArgumentParser):
                 return 0 if equals else self._arity[full[0]]
         elif word[:2] in self._arity and not word.startswith("--"):
             return 0  # the value is joined, as in -p22
+        near = difflib.get_close_matches(name, self._arity, n=1)
+        hint = f", did you mean {near[0]}?" if near else "."
         raise UsageError(
-            f"unknown flag {word}; flags of your own program stand behind its name (see horovodrun --help)"
+            f"unknown flag {word}{hint} Flags of your own program stand behind its name (see horovodrun --help)"
         )
 
 

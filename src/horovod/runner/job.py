@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from horovod.control.rendezvous import RendezvousServer
+from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
 from horovod.runner import worker_environment
@@ -29,6 +29,8 @@ from horovod.runner.signals import SignalPipe
 from horovod.runner.strategies import choose
 from horovod.runner.supervisor import Supervisor
 
+MOST_RANKS = 1 << 16
+"""Beyond this a number of ranks is a slip of the finger, and would fill the memory before anything is said."""
 FAILURE_KEY = "failure"
 """Where the runtime says which rank failed first."""
 
@@ -56,7 +58,8 @@ class Job:
         common = worker_environment.forwarded(environment)
         self._asked = worker_environment.from_options(options)
         self._threads = worker_environment.threads(common, usable_cores(), len(self.slots))
-        self._common = {**common, **self._asked, **self._threads}
+        self._memory = worker_environment.memory(common)
+        self._common = {**common, **self._asked, **self._threads, **self._memory}
         self._server: RendezvousServer | None = None
 
     def run(
@@ -148,14 +151,19 @@ class Job:
             words.append(f"  {share}: a fair share of {usable_cores()} cores; set either to choose for yourself")
         else:
             words.append("  threads of OpenMP and MKL: as you have set them")
+        if self._memory:
+            limits = ", ".join(f"{name}={value}" for name, value in self._memory.items())
+            words.append(f"  {limits}: memory of one step is kept for the next; set either to choose for yourself")
         return "\n".join(words)
 
 
 def _places(options: Options) -> list[SlotInfo]:
     if options.num_proc is None:
         raise UsageError("how many ranks? Say it with -np, as in -np 2")
-    if options.num_proc < 1:
-        raise UsageError(f"the number of ranks must be at least 1, not {options.num_proc}")
+    if not hasattr(options.num_proc, "__index__"):
+        raise UsageError(f"the number of ranks must be a whole number, not {options.num_proc!r}")
+    if not 1 <= options.num_proc <= MOST_RANKS:
+        raise UsageError(f"the number of ranks must be at least 1 and at most {MOST_RANKS}, not {options.num_proc}")
     if options.hosts is not None:
         hosts = parse_hosts(options.hosts)
     elif options.hostfile is not None:
@@ -178,9 +186,8 @@ def _check_program(program: str, environment: Mapping[str, str]) -> None:
     """Better one clear word now than the same failure from every rank."""
     if shutil.which(program, path=environment.get("PATH")) is not None:
         return
-    if os.sep not in program:
-        raise UsageError(f"command not found: {program}")
-    if not os.access(program, os.F_OK):
-        raise UsageError(f"command not found: {program}")
-    hint = f"; did you mean `{Path(sys.executable).name} {program}`?" if program.endswith(".py") else ""
+    script = program.endswith(".py") and Path(program).is_file()
+    hint = f"; did you mean `{Path(sys.executable).name} {program}`?" if script else ""
+    if os.sep not in program or not os.access(program, os.F_OK):
+        raise UsageError(f"command not found: {program}{hint}")
     raise UsageError(f"command is not executable: {program}{hint}")

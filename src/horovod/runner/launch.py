@@ -35,21 +35,32 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 def _run(options: Options) -> int:
     # The rooms that cost time to enter are entered when the command line is known to be sound.
     from horovod.runner.job import Job
-    from horovod.runner.output import DescriptorSink, console
+    from horovod.runner.output import console
     from horovod.runner.signals import Insisted, SignalPipe
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the ranks end
-    stdout, stderr = console()
+    _open_standard_streams()
+    pipe = SignalPipe()
+    stdout, stderr = console(pipe)
     try:
-        with SignalPipe() as signals:
+        with pipe as signals:
             outcome = Job(options, os.environ).run(stdout, stderr, signals)
+            words = outcome.describe()
+            if words:
+                stderr.write(words + "\n")
+            return outcome.status
     except Insisted as insisted:
-        DescriptorSink(2).write("horovodrun: killed the job\n")
+        stderr.write("horovodrun: killed the job\n")
         return 128 + insisted.number
-    words = outcome.describe()
-    if words:
-        DescriptorSink(2).write(words + "\n")
-    return outcome.status
+
+
+def _open_standard_streams() -> None:
+    """Give a standard stream that was closed (``>&-``) to nobody, before its number goes to something of our own."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 
-_LINE = re.compile(r"([^\r\n]*)(\r\n|\n|\r)")
+# Of a line. A pattern that took in the line as well would look at a long one again and again.
+_END = re.compile(r"\r\n|\n|\r")
 
 
 class LineSplitter:
@@ -16,7 +17,7 @@ class LineSplitter:
     endless line does not keep the others from being seen.
     """
 
-    def __init__(self, bound: int = 1 << 16) -> None:
+    def __init__(self, bound: int = 1 << 24) -> None:
         self._bound = bound
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._parts: list[str] = []
@@ -36,8 +37,8 @@ class LineSplitter:
     def _split(self, text: str) -> list[str]:
         lines: list[str] = []
         position = 0
-        for match in _LINE.finditer(text):
-            content, end = match.groups()
+        for match in _END.finditer(text):
+            content, end = text[position : match.start()], match.group()
             position = match.end()
             if self._parts:
                 self._parts.append(content)

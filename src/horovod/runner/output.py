@@ -17,8 +17,12 @@ from typing import TextIO
 
 from horovod.runner.errors import UsageError
 from horovod.runner.lines import LineSplitter
+from horovod.runner.signals import SignalPipe
 
 TAIL_LINES = 20
+TAIL_LINE_CHARACTERS = 4096
+_LAST_WORDS_SECONDS = 0.5
+"""How long to wait for a reader when the launcher has been asked to end."""
 ERASE_LINE = "\x1b[K"
 
 
@@ -59,25 +63,53 @@ class Sink(ABC):
 
 
 class DescriptorSink(Sink):
-    """A file descriptor of this process. It may be in non-blocking mode: others share it and may have set that."""
+    """A file descriptor of this process. It may be in non-blocking mode: others share it and may have set that.
 
-    def __init__(self, descriptor: int, cursor: Cursor | None = None) -> None:
+    A reader who does not read, such as a pager that waits for a key, makes the launcher wait; but not once a signal has
+    asked it to end. What does not find a reader within a moment is lost then.
+
+    Args:
+        signals: where signals to the launcher arrive.
+    """
+
+    def __init__(self, descriptor: int, cursor: Cursor | None = None, signals: SignalPipe | None = None) -> None:
         super().__init__(cursor)
         self._descriptor = descriptor
+        self._signals = signals
+        self._given_up = False
 
     def write(self, text: str) -> None:
-        data = memoryview(text.encode("utf-8", "replace"))
-        while data:
+        data = text.encode("utf-8", "replace")
+        start = 0
+        while start < len(data) and self._has_reader():
+            # So much at once finds room in a pipe that is not full, and does not mix with what others write to it.
+            stop = min(len(data), start + select.PIPE_BUF)
+            if stop < len(data):
+                stop = data.rfind(b"\n", start, stop) + 1 or stop
             try:
-                data = data[os.write(self._descriptor, data) :]
+                start += os.write(self._descriptor, memoryview(data)[start:stop])
             except BlockingIOError:
-                poll = select.poll()
-                poll.register(self._descriptor, select.POLLOUT)
-                poll.poll()
+                continue
             except BrokenPipeError:
                 raise ReaderGone from None
             except OSError:
                 return  # a full disk or a terminal that is gone costs the output, not the job
+
+    def _has_reader(self) -> bool:
+        """Wait until something can be written; False if nobody reads and the launcher is to end."""
+        while True:
+            ending = self._signals is not None and self._signals.pressed
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLOUT)
+            if self._signals is not None and not ending:
+                poll.register(self._signals, select.POLLIN)
+            patience = (0 if self._given_up else _LAST_WORDS_SECONDS * 1000) if ending else None
+            ready = [descriptor for descriptor, _ in poll.poll(patience)]
+            if self._descriptor in ready:
+                return True
+            if ending:
+                self._given_up = True
+                return False
 
 
 class StreamSink(Sink):
@@ -139,7 +171,7 @@ class RankStream:
         self._timestamps = timestamps
         self._splitter = LineSplitter()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """The last lines, without what a progress bar overwrote."""
+        """The last lines, or their beginnings, without what a progress bar overwrote."""
 
     def feed(self, data: bytes) -> None:
         self._show(self._splitter.feed(data))
@@ -155,7 +187,7 @@ class RankStream:
     def _show(self, lines: list[str]) -> None:
         if not lines:
             return
-        self.tail.extend(line[:-1] for line in lines if line.endswith("\n"))
+        self.tail.extend(line[:-1][:TAIL_LINE_CHARACTERS] for line in lines if line.endswith("\n"))
         stamp = time.asctime() if self._timestamps else ""
         for sink in self._sinks:
             sink.show(self._label, lines, stamp)
@@ -210,8 +242,8 @@ class Output:
         return folder / f"rank.{rank:0{width}d}"
 
 
-def console() -> tuple[Sink, Sink]:
+def console(signals: SignalPipe) -> tuple[Sink, Sink]:
     """Sinks for this process's own standard output and error."""
     cursor = Cursor()
-    stdout, stderr = (DescriptorSink(fd, cursor if os.isatty(fd) else None) for fd in (1, 2))
+    stdout, stderr = (DescriptorSink(fd, cursor if os.isatty(fd) else None, signals) for fd in (1, 2))
     return stdout, stderr

@@ -53,6 +53,11 @@ class SignalPipe:
     def fileno(self) -> int:
         return self._reader
 
+    @property
+    def pressed(self) -> bool:
+        """Whether a signal has asked the launcher to end."""
+        return bool(self._first_at)
+
     def take(self) -> list[int]:
         """The ending signals that arrived since the last call."""
         try:

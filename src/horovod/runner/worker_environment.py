@@ -19,6 +19,11 @@ _NOT_FORWARDED = re.compile(
     "|".join((r"BASH_FUNC_.*", r"OLDPWD", r".*CUDA_VISIBLE_DEVICES", re.escape(config.SECRET_KEY)))
 )
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_TENSORFLOW_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+# glibc's allocator hands freed memory back to the kernel and fetches it again: for a convolutional network page by page in
+# every training step, a tenth of its time. These are the limits that its own adaptation ends at, but for giving back.
+_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
@@ -42,11 +47,24 @@ def from_options(options: Options) -> dict[str, str]:
 def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
     """Each rank's fair share of the machine's cores, for the libraries that would otherwise take all of them.
 
-    Empty if the user has set either variable: the one that is missing then follows the library's own rules.
+    Empty if the user has set one of the general variables: the one that is missing then follows the library's own rules.
+    Those of TensorFlow are left as the user has set them, each by itself.
     """
     if any(environment.get(name) for name in _THREAD_VARIABLES):
         return {}
-    return dict.fromkeys(_THREAD_VARIABLES, str(max(1, cores // ranks)))
+    tensorflow = [name for name in _TENSORFLOW_THREAD_VARIABLES if not environment.get(name)]
+    return dict.fromkeys([*_THREAD_VARIABLES, *tensorflow], str(max(1, cores // ranks)))
+
+
+def memory(environment: Mapping[str, str]) -> dict[str, str]:
+    """What lets the C library keep a step's memory for the next one.
+
+    Empty if the user has tuned the allocator, or preloads a library, which may be another allocator.
+    """
+    tuned = [name for name in environment if name.startswith("MALLOC_") or name == "LD_PRELOAD"]
+    if tuned or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
+        return {}
+    return dict(_MEMORY)
 
 
 def meeting_place(address: tuple[str, int], secret: str) -> dict[str, str]:

@@ -173,6 +173,7 @@ def test_a_missing_file() -> None:
         ("-np 0 true", "must be at least 1, not 0"),
         ("-np -3 true", "must be at least 1, not -3"),
         ("-np two true", "'two'"),
+        ("-np 99999999999999999999 true", "at most 65536"),
         ("-np", "expected one argument"),
         ("-np 3 -H localhost:2 true", "Requested more processes (3) than there are available slots (2)"),
         ("-np 2 -H localhost true", "invalid host 'localhost'"),
@@ -182,7 +183,9 @@ def test_a_missing_file() -> None:
         ("-np 2 /no/such/command", "command not found: /no/such/command"),
         ("-np 2 /etc/passwd", "command is not executable: /etc/passwd"),
         ("--nonsense 1 -np 2 true", "unknown flag --nonsense"),
-        ("-q -np 2 true", "unknown flag -q"),
+        ("-q -np 2 true", "unknown flag -q. Flags of your own program"),
+        ("-np2 true", "unknown flag -np2, did you mean -np?"),
+        ("-np 2 --fusion-treshold-mb 3 true", "did you mean --fusion-threshold-mb?"),
         ("-np 2 --hierarchical true", "ambiguous"),
         ("-np 2 --gloo --mpi true", "not allowed with argument"),
         ("-np 2 --autotune --no-autotune true", "not allowed with argument"),
@@ -216,11 +219,16 @@ def test_one_clear_line_and_the_usage(words: str, message: str, capsys: pytest.C
     assert told.out == ""
 
 
-def test_a_script_that_is_not_executable_gets_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("")
-    assert run_commandline(["-np", "1", str(script)]) == 2
-    assert re.search(r"did you mean `python\S* .*train.py`\?", capsys.readouterr().err)
+@pytest.mark.parametrize("place", ["", "./", "/absolute/"])
+def test_a_script_that_is_no_command_gets_a_hint(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "train.py"
+    Path(script).write_text("")
+    word = str(tmp_path / script) if place == "/absolute/" else place + script
+    assert run_commandline(["-np", "1", word]) == 2
+    assert re.search(rf"did you mean `python\S* {word}`\?", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("flag", ["-v", "--version"])

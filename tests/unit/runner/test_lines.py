@@ -59,6 +59,13 @@ def test_an_endless_line_shows_at_the_bound() -> None:
     assert splitter.finish() == ["ef\n"]
 
 
+def test_a_line_of_megabytes_stays_whole() -> None:
+    splitter = LineSplitter()
+    portions = [b"x" * (1 << 16)] * 64  # as a pipe delivers them; slow splitting would show here
+    assert [line for portion in portions for line in splitter.feed(portion)] == []
+    assert splitter.feed(b"\nnext\n") == ["x" * (1 << 22) + "\n", "next\n"]
+
+
 @pytest.mark.parametrize(
     ("portions", "lines"),
     [

@@ -61,6 +61,30 @@ def test_the_users_own_number_of_threads_stays() -> None:
     assert worker_environment.threads({"OMP_NUM_THREADS": "3"}, 8, 2) == {}
 
 
+def test_tensorflow_gets_the_same_share_unless_the_user_said_otherwise() -> None:
+    share = worker_environment.threads({"TF_NUM_INTEROP_THREADS": "5"}, 8, 2)
+    assert share == {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4", "TF_NUM_INTRAOP_THREADS": "4"}
+    assert worker_environment.threads({}, 8, 2)["TF_NUM_INTEROP_THREADS"] == "4"
+
+
+def test_that_ranks_keep_memory_for_the_next_step() -> None:
+    limits = worker_environment.memory({"PATH": "/bin", "GLIBC_TUNABLES": "glibc.rtld.nns=2"})
+    assert set(limits) == {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+
+
+@pytest.mark.parametrize(
+    "tuned",
+    [
+        {"MALLOC_ARENA_MAX": "2"},
+        {"MALLOC_TRIM_THRESHOLD_": "1000"},
+        {"GLIBC_TUNABLES": "glibc.malloc.check=3"},
+        {"LD_PRELOAD": "/usr/lib/libtcmalloc.so"},
+    ],
+)
+def test_that_a_tuned_allocator_is_left_alone(tuned: dict[str, str]) -> None:
+    assert worker_environment.memory(tuned) == {}
+
+
 def test_what_ranks_do_not_inherit() -> None:
     hidden = ["BASH_FUNC_x%%", "OLDPWD", "CUDA_VISIBLE_DEVICES", "NVIDIA_CUDA_VISIBLE_DEVICES", "_HOROVOD_SECRET_KEY"]
     assert worker_environment.forwarded(dict.fromkeys([*hidden, "PATH", "HOROVOD_X"], "1")) == {

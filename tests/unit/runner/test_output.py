@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from horovod.runner.output import (
+    TAIL_LINE_CHARACTERS,
     Cursor,
     DescriptorSink,
     FileSink,
@@ -42,6 +43,12 @@ def test_the_tail_keeps_the_last_lines_without_overwritten_ones() -> None:
     stream = RankStream("", [Paper()], timestamps=False)
     stream.feed(b"".join(b"%d\n10%%\r" % number for number in range(50)))
     assert list(stream.tail) == [str(number) for number in range(30, 50)]
+
+
+def test_the_tail_keeps_the_beginnings_of_long_lines() -> None:
+    stream = RankStream("", [Paper()], timestamps=False)
+    stream.feed(b"x" * 100_000 + b"\n")
+    assert list(stream.tail) == ["x" * TAIL_LINE_CHARACTERS]
 
 
 def test_the_end_of_a_progress_bar_needs_no_second_label() -> None:
