@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from leaks import Inventory, left_behind
 from ranks import Pools, RankPool
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and nohup a hang-up. Whatever they start would inherit
+# that; a handler is not inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(scope="session")

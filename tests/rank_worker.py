@@ -66,7 +66,8 @@ def main() -> None:
     if os.getppid() != int(parent):
         return
     os.set_inheritable(int(descriptor), False)
-    faulthandler.enable()
+    # Of a crash only the thread that crashed: the others run on while their frames are read, which crashes once more.
+    faulthandler.enable(all_threads=False)
     faulthandler.register(STACKS, all_threads=True)
     with socket.socket(fileno=int(descriptor)) as connection:
         for module in modules:

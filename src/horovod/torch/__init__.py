@@ -6,6 +6,9 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 """
 
+import torch
+
+from horovod.common.util import check_extension
 from horovod.core.dynamic_sets import add_process_set, remove_process_set
 from horovod.core.errors import HorovodInternalError
 from horovod.core.process_set import ProcessSet, global_process_set
@@ -108,6 +111,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_extension",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -145,3 +149,8 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+
+def _check_has_gpu() -> bool:
+    """Whether PyTorch sees a GPU. Existing scripts ask under this name."""
+    return torch.cuda.is_available()

@@ -1,4 +1,7 @@
-"""allreduce and its forms: in place or not, asynchronous or not, one tensor or a group, dense or sparse."""
+"""allreduce and its forms: in place or not, asynchronous or not, one tensor or a group, dense or sparse.
+
+The interface repeats its list of arguments in every form. Inside, they are a list of tensors, a name and a ``Reducing``.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,28 @@ import torch
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allgather import allgather_async
-from horovod.torch.arguments import Average, Sum, reduction, tracked
+from horovod.torch.arguments import Average, Reducing, Sum, compressed, reduction, tracked
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
-from horovod.torch.tensors import check, view
+from horovod.torch.memory import memory_of
+from horovod.torch.tensors import check
+
+_SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
 
-def _submit(
-    prefix: str,
-    tensors: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    result: Any,
-    average: bool | None,
-    name: str | None,
-    op: Any,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> int:
-    chosen = reduction(op, average)
-    inputs = [view(tensor) for tensor in tensors]
-    targets = inputs if outputs is tensors else [view(output) for output in outputs]
+def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing, in_place: bool) -> int:
+    """Start to reduce; a group's result is a tuple."""
+    if not in_place:
+        for tensor in tensors:
+            check(tensor)
+    outputs = tensors if in_place else [torch.empty_like(tensor) for tensor in tensors]
+    memory = memory_of(tensors)
+    sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(
-        prefix,
-        name,
-        inputs,
-        targets,
-        chosen,
-        prescale_factor,
-        postscale_factor,
-        process_set.process_set_id,
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id
     )
-    return register(handle, lambda _: result)
+    result = outputs[0] if prefix == _SINGLE else tuple(outputs)
+    return register(handle, memory, lambda _: result)
 
 
 def allreduce_async(
@@ -59,14 +52,11 @@ def allreduce_async(
     is synchronised, which returns a new tensor of its shape.
 
     Raises:
-        ValueError: sparse, not contiguous, an unsupported dtype, a name in flight, not a member.
+        ValueError: sparse, not contiguous, an unsupported dtype or device, a name in flight, not a member.
         HorovodInternalError: not initialised, or the job has failed.
     """
-    check(tensor)
-    output = torch.empty_like(tensor)
-    return _submit(
-        "allreduce", [tensor], [output], output, average, name, op, prescale_factor, postscale_factor, process_set
-    )
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _start(_SINGLE, [tensor], name, how, in_place=False)
 
 
 def allreduce_async_(
@@ -79,10 +69,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Like :func:`allreduce_async`, in place: the result is written into ``tensor``."""
-    tensors = [tensor]
-    return _submit(
-        "allreduce", tensors, tensors, tensor, average, name, op, prescale_factor, postscale_factor, process_set
-    )
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _start(_SINGLE, [tensor], name, how, in_place=True)
 
 
 def allreduce_(
@@ -95,34 +83,80 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce ``tensor`` in place and return it. No gradient flows through it."""
-    result: torch.Tensor = synchronize(
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=True))
+    return result
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Like :func:`allreduce_async` for several tensors that become ready together; its result is a tuple of new tensors.
+
+    They may differ in shape and dtype, and must be on one device.
+    """
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _start(_GROUP, list(tensors), name, how, in_place=False)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Like :func:`grouped_allreduce_async`, in place: its result is a tuple of the tensors themselves."""
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _start(_GROUP, list(tensors), name, how, in_place=True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """Reduce several tensors in place, as one group, and return them."""
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    result: tuple[torch.Tensor, ...] = synchronize(_start(_GROUP, list(tensors), name, how, in_place=True))
     return result
 
 
 class HorovodAllreduce(torch.autograd.Function):
-    """The gradient of an allreduce is the allreduce of the gradient, with the same arguments."""
+    """The gradients of an allreduce are the allreduce of the gradients, in the same way; alone or as a group."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        average, name, op, prescale, postscale, process_set = arguments
-        ctx.arguments = (average, op, prescale, postscale, process_set)
-        result: torch.Tensor = synchronize(allreduce_async(tensor, average, name, op, prescale, postscale, process_set))
-        return result
+    def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
+        ctx.prefix, ctx.how = prefix, how
+        return synchronize(_start(prefix, tensors, name, how, in_place=False))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        average, op, prescale, postscale, process_set = ctx.arguments
-        grad = allreduce(
-            grads[0].contiguous(),
-            average=average,
-            op=op,
-            prescale_factor=prescale,
-            postscale_factor=postscale,
-            process_set=process_set,
-        )
-        return grad, None, None, None, None, None, None
+        return None, None, None, *_reduced(ctx.prefix, [grad.contiguous() for grad in grads], None, ctx.how)
+
+
+HorovodGroupedAllreduce = HorovodAllreduce
+
+
+def _reduced(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
+    """New tensors, which know where they come from if autograd is interested."""
+    if any(tracked(tensor) for tensor in tensors):
+        result = HorovodAllreduce.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
+    else:
+        result = synchronize(_start(prefix, tensors, name, how, in_place=False))
+    return [result] if prefix == _SINGLE else result
 
 
 def allreduce(
@@ -139,106 +173,8 @@ def allreduce(
 
     Differentiable. The default op is ``hvd.Average``. Arguments and errors as :func:`allreduce_async`.
     """
-    compressed, context = compression.compress(tensor)
-    arguments = (compressed, average, name, op, prescale_factor, postscale_factor, process_set)
-    if not tracked(compressed):
-        return compression.decompress(synchronize(allreduce_async(*arguments)), context)
-    reduced = HorovodAllreduce.apply(*arguments)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-    return compression.decompress(reduced, context)
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Like :func:`allreduce_async` for several tensors that become ready together; its result is a tuple of new tensors."""
-    tensors = list(tensors)
-    for tensor in tensors:
-        check(tensor)
-    outputs = [torch.empty_like(tensor) for tensor in tensors]
-    return _submit(
-        "grouped_allreduce",
-        tensors,
-        outputs,
-        tuple(outputs),
-        average,
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Like :func:`grouped_allreduce_async`, in place: its result is a tuple of the tensors themselves."""
-    tensors = list(tensors)
-    return _submit(
-        "grouped_allreduce",
-        tensors,
-        tensors,
-        tuple(tensors),
-        average,
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
-
-
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[torch.Tensor, ...]:
-    """Reduce several tensors in place, as one group, and return them."""
-    result: tuple[torch.Tensor, ...] = synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
-    return result
-
-
-class HorovodGroupedAllreduce(torch.autograd.Function):
-    """The gradients of a grouped allreduce are the grouped allreduce of the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        average, name, op, prescale, postscale, process_set, *tensors = arguments
-        ctx.arguments = (average, op, prescale, postscale, process_set)
-        handle = grouped_allreduce_async(tensors, average, name, op, prescale, postscale, process_set)
-        result: tuple[torch.Tensor, ...] = synchronize(handle)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        average, op, prescale, postscale, process_set = ctx.arguments
-        reduced = grouped_allreduce(
-            [grad.contiguous() for grad in grads],
-            average=average,
-            op=op,
-            prescale_factor=prescale,
-            postscale_factor=postscale,
-            process_set=process_set,
-        )
-        return None, None, None, None, None, None, *reduced
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, [tensor], lambda travelling: _reduced(_SINGLE, travelling, name, how))[0]
 
 
 def grouped_allreduce(
@@ -252,11 +188,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduce several tensors as one group, into new tensors. Differentiable."""
-    compressed, contexts = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
-    reduced = HorovodGroupedAllreduce.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-        average, name, op, prescale_factor, postscale_factor, process_set, *compressed
-    )
-    return [compression.decompress(tensor, context) for tensor, context in zip(reduced, contexts, strict=True)]
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensors, lambda travelling: _reduced(_GROUP, travelling, name, how))
 
 
 def sparse_allreduce_async(

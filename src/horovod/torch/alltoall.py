@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from horovod.comm.datatypes import Array
 from horovod.core import collectives
 from horovod.core.handle import Handle
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.torch.arguments import split_rows
+from horovod.torch.arguments import split_rows, tracked
 from horovod.torch.handles import register, synchronize
-from horovod.torch.tensors import flat_array, view
+from horovod.torch.memory import memory_of
 
 Splits = torch.Tensor | Sequence[int] | None
 
@@ -28,23 +27,20 @@ def alltoall_async(
     has the dtype and device of a splits tensor, else int32 on the CPU.
 
     Raises:
-        ValueError: splits that do not add up, are not one-dimensional, or not int32; otherwise as allreduce_async.
+        ValueError: splits that do not add up, are not one-dimensional, or not int32; otherwise as :func:`allreduce_async`.
     """
-    source = view(tensor)
     rows = split_rows(splits)
-    outputs: list[torch.Tensor] = []
+    memory = memory_of([tensor])
+    outputs: dict[int, torch.Tensor] = {}
+    (source,) = memory.read([tensor])
+    grow = memory.grow([tensor], outputs)
+    handle = collectives.alltoall("alltoall", name, source, rows, grow, process_set.process_set_id)
 
-    def allocate(_: int, count: int) -> Array:
-        outputs.append(torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype))
-        return flat_array(outputs[0])
+    def result(done: Handle) -> tuple[torch.Tensor, torch.Tensor]:
+        device = splits.device if isinstance(splits, torch.Tensor) else None
+        return outputs[0], torch.tensor(done.result, dtype=torch.int32, device=device)
 
-    def result(handle: Handle) -> tuple[torch.Tensor, torch.Tensor]:
-        like = splits if isinstance(splits, torch.Tensor) else None
-        device = like.device if like is not None else torch.device("cpu")
-        return outputs[0], torch.tensor(handle.result, dtype=torch.int32, device=device)
-
-    handle = collectives.alltoall("alltoall", name, source, rows, allocate, process_set.process_set_id)
-    return register(handle, result)
+    return register(handle, memory, result)
 
 
 class HorovodAlltoall(torch.autograd.Function):
@@ -61,7 +57,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad, _ = synchronize(alltoall_async(grads[0].contiguous(), ctx.received, process_set=ctx.process_set))
+        grad, _ = alltoall(grads[0].contiguous(), ctx.received, process_set=ctx.process_set)
         if grad.shape[0] < ctx.rows:  # rows beyond the sum of the splits went nowhere
             grad = torch.cat([grad, grad.new_zeros((ctx.rows - grad.shape[0], *grad.shape[1:]))])
         return grad, None, None, None
@@ -71,5 +67,8 @@ def alltoall(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """The rows that arrived, and with ``splits`` given also how many came from each rank. Differentiable."""
-    output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch
+    if tracked(tensor):
+        output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch's
+    else:
+        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
     return output if splits is None else (output, received)

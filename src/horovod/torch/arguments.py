@@ -1,45 +1,62 @@
-"""What the operations' arguments mean: reduction, names, splits. The same for all of them."""
+"""What the operations' arguments mean: reduction, splits. The same for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.common.util import get_average_backwards_compatibility_fun
+from horovod.common.reductions import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    handle_average_backwards_compatibility,
+    reduction,
+)
+from horovod.core.process_set import ProcessSet
+from horovod.torch.compression import Compressor
 
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Adasum = ReduceOp.ADASUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Reducing",
+    "Sum",
+    "handle_average_backwards_compatibility",
+    "reduction",
+    "split_rows",
+    "compressed",
+    "tracked",
+]
 
 
-class _Names:
-    Average = ReduceOp.AVERAGE
-    Sum = ReduceOp.SUM
+class Reducing(NamedTuple):
+    """How to reduce: what all forms of allreduce and reducescatter are told.
 
-
-handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(_Names)
-
-
-def reduction(op: Any, average: bool | None = None) -> ReduceOp:
-    """The reduction that ``op=`` and the older ``average=`` ask for.
-
-    Raises:
-        ValueError: both are given, or there is no such reduction.
+    Attributes:
+        op: of all ranks' elements.
+        prescale, postscale: factors before and after it.
+        process_set: over whose ranks.
     """
-    chosen = handle_average_backwards_compatibility(op, average)
-    if type(chosen) is ReduceOp:
-        return chosen
-    try:
-        return ReduceOp(chosen)
-    except ValueError:
-        names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
-        raise ValueError(f"op={op!r} is no reduction; use one of {names}") from None
+
+    op: ReduceOp
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+    @classmethod
+    def of(
+        cls, op: Any, average: bool | None, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
+    ) -> Reducing:
+        """From the arguments as users give them. Raises as :func:`reduction`."""
+        return cls(reduction(op, average), prescale_factor, postscale_factor, process_set)
 
 
 def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
@@ -62,3 +79,14 @@ def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
 def tracked(tensor: torch.Tensor) -> bool:
     """Whether autograd must know what becomes of ``tensor``; telling it costs as much as a small collective's arguments."""
     return torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad
+
+
+def compressed(
+    compression: type[Compressor],
+    tensors: Sequence[torch.Tensor],
+    reduce: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+) -> list[torch.Tensor]:
+    """What ``reduce`` makes of the tensors, which travel compressed."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    reduced = reduce([travels for travels, _ in pairs])
+    return [compression.decompress(each, context) for each, (_, context) in zip(reduced, pairs, strict=True)]

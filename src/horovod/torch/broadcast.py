@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from horovod.core import collectives
+from horovod.core.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allreduce import allreduce
 from horovod.torch.arguments import tracked
 from horovod.torch.handles import register, synchronize
-from horovod.torch.tensors import check, view
+from horovod.torch.memory import memory_of
+from horovod.torch.tensors import check
 
 
 def broadcast_async_(
@@ -19,10 +21,16 @@ def broadcast_async_(
 ) -> int:
     """Start overwriting ``tensor`` on every member with that of global rank ``root_rank``; a handle.
 
-    Shape, dtype and root must agree. Errors as allreduce_async; ValueError for a root that is not a member.
+    Shape, dtype and root must agree. Errors as :func:`allreduce_async`; ValueError for a root that is not a member.
     """
-    handle = collectives.broadcast("broadcast", name, [view(tensor)], root_rank, process_set.process_set_id)
-    return register(handle, lambda _: tensor)
+    memory = memory_of([tensor])
+    tensors = memory.read([tensor]) if _is_root(root_rank) else memory.write([tensor])
+    handle = collectives.broadcast("broadcast", name, tensors, root_rank, process_set.process_set_id)
+    return register(handle, memory, lambda _: tensor)
+
+
+def _is_root(root_rank: int) -> bool:
+    return running().identity.rank == root_rank
 
 
 def broadcast_(
@@ -38,7 +46,8 @@ def broadcast_async(
 ) -> int:
     """Like :func:`broadcast_async_`, into a new tensor."""
     check(tensor)
-    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+    new = tensor.detach().clone() if _is_root(root_rank) else torch.empty_like(tensor)
+    return broadcast_async_(new, root_rank, name, process_set)
 
 
 class HorovodBroadcast(torch.autograd.Function):

@@ -1,8 +1,9 @@
 """Compression of gradients that remembers, or that takes several collectives: the interface.
 
 A :class:`~horovod.torch.compression.Compressor` changes one tensor for the way and back and forgets it. A
-:class:`BucketCompressor` reduces a bucket of gradients itself. It is a recipe: whatever it remembers of a bucket from step
-to step (what was lost on the way, a basis to start from) lives in a dictionary that the optimizer keeps with the bucket.
+:class:`BucketCompressor` reduces a bucket of gradients itself. It is a recipe: whatever it remembers from step to step (what
+was lost on the way, a basis to start from) lives in a dictionary that the optimizer keeps for each parameter, and saves in its
+``state_dict()``.
 
 Its one method is a generator. It starts a collective, yields, and is resumed with the result when that is there; meanwhile
 backward and the other buckets go on. The whole of "reduce without compression", for example, is::
@@ -57,10 +58,21 @@ Steps = Generator[Pending, list[torch.Tensor], None]
 
 
 class BucketCompressor(ABC):
-    """The interface. Every rank's optimizer is given one with the same settings."""
+    """Derive from this to write a compressor with a memory, or one that takes several collectives.
+
+    Every rank's optimizer is given one with the same settings.
+
+    Attributes:
+        common: the keys in parameters' memories whose values are alike on all ranks. A checkpoint of any rank serves all
+            ranks for these; the others are a rank's own.
+    """
+
+    common: frozenset[str] = frozenset()
 
     @abstractmethod
-    def reduce(self, gradients: Mapping[str, torch.Tensor], memory: dict[str, Any], collectives: Collectives) -> Steps:
+    def reduce(
+        self, gradients: Mapping[str, torch.Tensor], memory: Mapping[str, dict[str, Any]], collectives: Collectives
+    ) -> Steps:
         """Overwrite this rank's gradients with (something close to) their average or sum over the ranks.
 
         Called without gradient tracking. It must leave the same bits on every rank, and do the same collectives on every
@@ -69,7 +81,8 @@ class BucketCompressor(ABC):
 
         Args:
             gradients: by parameter name: dense and contiguous, the same names, shapes and dtypes on every rank.
-            memory: this bucket's; empty at first, and then as the last step left it.
+            memory: by parameter name, a dictionary of the parameter's own: empty at first, and then as the last step left
+                it. Put tensors there, or what else may go into a checkpoint.
 
         Yields:
             What a method of ``collectives`` returned; is resumed with the results.

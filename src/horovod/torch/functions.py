@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import cloudpickle
 import torch
 
-from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.torch.allgather import allgather_async
-from horovod.torch.broadcast import broadcast_, broadcast_async_
+from horovod.common.objects import allgather_object, broadcast_object
+from horovod.torch.broadcast import broadcast_async_
+from horovod.torch.compression_memory import for_all_ranks
 from horovod.torch.handles import synchronize
 from horovod.torch.mpi_ops import rank
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
@@ -60,7 +60,8 @@ class _Slot:
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
     """Make every rank's optimizer equal to that of rank ``root_rank``: hyper-parameters and state. Every rank calls it.
 
-    Ranks may have state or none: what the root has is what all have afterwards.
+    Ranks may have state or none: what the root has is what all have afterwards. State travels through host memory, so ranks
+    may keep it on devices of any kind and number; it ends up where each rank's parameters are.
 
     Args:
         model: accepted for compatibility.
@@ -74,7 +75,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     def strip(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            tensors.append(value.detach().contiguous())
+            tensors.append(value.detach().cpu().contiguous())
             return _Slot(value)
         if isinstance(value, dict):
             return {key: strip(each) for key, each in value.items()}
@@ -82,7 +83,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
             return type(value)(strip(each) for each in value)
         return value
 
-    skeleton = strip(optimizer.state_dict()) if rank() == root_rank else None
+    skeleton = strip(for_all_ranks(optimizer.state_dict())) if rank() == root_rank else None
     skeleton = broadcast_object(skeleton, root_rank, name="optimizer_state")
     if rank() != root_rank:
 
@@ -104,54 +105,3 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         synchronize(handle)
     if rank() != root_rank:
         optimizer.load_state_dict(skeleton)
-
-
-def _to_bytes(obj: Any) -> torch.Tensor:
-    buffer = io.BytesIO()
-    cloudpickle.dump(obj, buffer)
-    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
-
-
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Rank ``root_rank``'s object on every member of ``process_set``, which must all call it.
-
-    Args:
-        obj: anything cloudpickle takes; only the root's matters.
-        root_rank: a global rank of the set.
-        name: identifies the call; the default is the same for all objects, so calls must come in the same order everywhere.
-
-    Returns:
-        On the root ``obj`` itself, elsewhere a copy.
-    """
-    name = name or "object"
-    length = torch.zeros(1, dtype=torch.int64)
-    data = None
-    if rank() == root_rank:
-        data = _to_bytes(obj)
-        length[0] = data.numel()
-    broadcast_(length, root_rank, f"{name}.sz", process_set)
-    if data is None:
-        data = torch.empty(int(length.item()), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.t", process_set)
-    return obj if rank() == root_rank else cloudpickle.loads(data.numpy().tobytes())
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every member's object, in rank order. Every member must call it.
-
-    Args:
-        obj: anything cloudpickle takes.
-        name: identifies the call, as in :func:`broadcast_object`.
-    """
-    name = name or "object"
-    data = _to_bytes(obj)
-    lengths_handle = allgather_async(torch.tensor([data.numel()], dtype=torch.int64), f"{name}.sz", process_set)
-    data_handle = allgather_async(data, f"{name}.t", process_set)
-    lengths, everything = synchronize(lengths_handle).tolist(), synchronize(data_handle).numpy()
-    objects, start = [], 0
-    for length in lengths:
-        objects.append(cloudpickle.loads(everything[start : start + length].tobytes()))
-        start += length
-    return objects

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core.handle import Handle
+from horovod.torch.memory import Memory
 
 _numbers = itertools.count(1)
 _last = 0
-_open: dict[int, tuple[Handle, Callable[[Handle], Any]]] = {}
+_open: dict[int, tuple[Handle, Memory, Callable[[Handle], Any]]] = {}
 
 
-def register(handle: Handle, output: Callable[[Handle], Any]) -> int:
-    """Give a collective a number; ``output(handle)`` makes what :func:`synchronize` returns."""
+def register(handle: Handle, memory: Memory, output: Callable[[Handle], Any]) -> int:
+    """Give a collective on tensors in ``memory`` a number; ``output(handle)`` makes what :func:`synchronize` returns."""
     global _last
     _last = number = next(_numbers)
-    _open[number] = (handle, output)
+    _open[number] = (handle, memory, output)
     return number
 
 
@@ -27,19 +28,23 @@ def clear() -> None:
 
 
 def poll(handle: int) -> bool:
-    """Whether :func:`synchronize` would return at once.
+    """Whether :func:`synchronize` would return at once, with the result where it belongs, on a device too.
 
     Raises:
         ValueError: no such handle was given out, or its result was fetched already.
     """
     try:
-        return _open[handle][0].done()
+        promise, memory, _ = _open[handle]
     except KeyError:
         raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
+    return promise.done() and memory.arrived()
 
 
 def synchronize(handle: int) -> Any:
     """Wait for a collective and return its output; None for a handle whose output was fetched before.
+
+    With tensors on a device it does not wait for the device: what the current stream does from now on comes after the
+    arrival of the output. Another stream must be made to wait for this one.
 
     Raises:
         HorovodInternalError: it failed; the text names the ranks, the tensor and the lines.
@@ -50,10 +55,11 @@ def synchronize(handle: int) -> Any:
         if not isinstance(handle, int) or not 0 < handle <= _last:
             raise ValueError(f"Handle {handle!r} was not created.")
         return None
-    promise, output = entry
+    promise, memory, output = entry
     try:
         promise.wait()
     finally:
         if promise.done():
             _open.pop(handle, None)
+    memory.arrive()
     return output(promise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from horovod.common import basics
@@ -30,7 +31,7 @@ from horovod.common.basics import (
 from horovod.core import collectives
 from horovod.core.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.torch import handles
+from horovod.torch import handles, staging
 from horovod.torch.allgather import (
     HorovodAllgather,
     HorovodGroupedAllgather,
@@ -141,14 +142,14 @@ __all__ = [
 ]
 
 
+@functools.wraps(basics.init)
 def init(*args: Any, **kwargs: Any) -> None:
-    """Start Horovod; every rank calls it first. Arguments as :func:`horovod.common.basics.init`."""
     handles.clear()
     basics.init(*args, **kwargs)
 
 
+@functools.wraps(basics.shutdown)
 def shutdown() -> None:
-    """Stop Horovod on this rank, which ends it on all ranks."""
     basics.shutdown()
     handles.clear()
 
@@ -173,11 +174,12 @@ def join(device: int = -1) -> int:
     anew, so ranks may have made different numbers of them.
 
     Args:
-        device: where zeros would be made for device tensors; host memory needs none.
+        device: accepted for compatibility: no zeros are made on devices.
 
     Returns:
         The global rank that joined last.
     """
+    staging.drain()  # what was submitted before comes before
     handle = collectives.join()
     handle.wait()
     running().everybody_joined()

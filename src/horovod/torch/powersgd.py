@@ -42,10 +42,12 @@ class PowerSGD(BucketCompressor):
             raise ValueError(f"the rank of PowerSGD must be a positive integer, not {rank!r}")
         self.rank = rank
 
-    def reduce(self, gradients: Mapping[str, torch.Tensor], memory: dict[str, Any], collectives: Collectives) -> Steps:
-        # Alike on all ranks but for one step after a join; the left factors need not come from the best place to be right.
-        factors: dict[str, torch.Tensor] = memory.setdefault("factors", {})
-        errors: dict[str, torch.Tensor] = memory.setdefault("errors", {})
+    # Alike on all ranks but for one step after a join; the left factors need not come from the best place to be right.
+    common = frozenset(["factor"])
+
+    def reduce(
+        self, gradients: Mapping[str, torch.Tensor], memory: Mapping[str, dict[str, Any]], collectives: Collectives
+    ) -> Steps:
         # By name: what to send of each matrix, (n, m), and its left factor, (n, r)
         matrices: dict[str, torch.Tensor] = {}
         lefts: dict[str, torch.Tensor] = {}
@@ -56,12 +58,13 @@ class PowerSGD(BucketCompressor):
                 plain.append(gradient)
                 continue
             matrix = gradient.reshape(len(gradient), -1).to(_wide(gradient.dtype), copy=True)
-            if name in errors:
-                matrix += errors[name]
-            if name not in factors:
-                factors[name] = _start(name, matrix.shape[1], columns).to(matrix)
+            remembered = memory[name]
+            if "error" in remembered:
+                matrix += remembered["error"]
+            if "factor" not in remembered:
+                remembered["factor"] = _start(name, matrix.shape[1], columns).to(matrix)
             matrices[name] = matrix
-            lefts[name] = matrix @ factors[name]
+            lefts[name] = matrix @ remembered["factor"]
         yield collectives.allreduce([*lefts.values(), *plain], "left")
         rights: dict[str, torch.Tensor] = {}
         for name, left in lefts.items():
@@ -70,12 +73,12 @@ class PowerSGD(BucketCompressor):
                 continue
             lefts[name] = torch.linalg.qr(left).Q.contiguous()
             rights[name] = matrices[name].T @ lefts[name]
-            errors[name] = matrices[name].addmm_(lefts[name], rights[name].T, alpha=-1)
+            memory[name]["error"] = matrices[name].addmm_(lefts[name], rights[name].T, alpha=-1)
         if rights:
             yield collectives.allreduce(list(rights.values()), "right")
         for name, right in rights.items():
             gradients[name].copy_((lefts[name] @ right.T).reshape(gradients[name].shape))
-            factors[name] = right
+            memory[name]["factor"] = right
 
     def _columns(self, shape: torch.Size) -> int:
         """Columns of the factors of a gradient of this shape; 0 if it is to travel as it is."""

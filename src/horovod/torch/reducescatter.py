@@ -13,43 +13,38 @@ from horovod.core.execution import shard_rows
 from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allgather import grouped_allgather
-from horovod.torch.arguments import Average, Sum, reduction
+from horovod.torch.arguments import Average, Reducing, Sum, compressed, tracked
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
-from horovod.torch.tensors import check, view
+from horovod.torch.memory import memory_of
+from horovod.torch.tensors import check
+
+_SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
 
 
-def _submit(
-    prefix: str,
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: Any,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
-    single: bool,
-) -> int:
-    chosen = reduction(op)
+def _members(process_set: ProcessSet) -> tuple[int, int]:
+    """This rank's place in the set, and the size of the set."""
     lane = running().lane(process_set.process_set_id, Operation.REDUCESCATTER)
+    return lane.index, len(lane.ranks)
+
+
+def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> int:
+    """Start to reduce and scatter; a group's result is a tuple."""
+    index, size = _members(how.process_set)
     outputs = []
     for tensor in tensors:
         check(tensor)
         if not tensor.dim():
             raise ValueError("Reducescatter does not support scalar inputs.")
-        rows = shard_rows(tensor.shape[0], len(lane.ranks))[lane.index]
-        outputs.append(torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype))
+        rows = shard_rows(tensor.shape[0], size)[index]
+        outputs.append(torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device))
+    memory = memory_of(tensors)
+    sources, targets = memory.read(tensors), memory.write(outputs)
     handle = collectives.reducescatter(
-        prefix,
-        name,
-        [view(tensor) for tensor in tensors],
-        [view(output) for output in outputs],
-        chosen,
-        prescale_factor,
-        postscale_factor,
-        process_set.process_set_id,
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id
     )
-    result = outputs[0] if single else tuple(outputs)
-    return register(handle, lambda _: result)
+    result = outputs[0] if prefix == _SINGLE else tuple(outputs)
+    return register(handle, memory, lambda _: result)
 
 
 def reducescatter_async(
@@ -63,9 +58,9 @@ def reducescatter_async(
     """Start reducing ``tensor`` and keeping this rank's rows of the result; a handle.
 
     Of n rows over s ranks everybody keeps n // s, the first n % s ranks one more. ``op`` is hvd.Average or hvd.Sum.
-    Shape, dtype, op and factors must agree. Errors as allreduce_async; ValueError for a tensor without dimensions.
+    Shape, dtype, op and factors must agree. Errors as :func:`allreduce_async`; ValueError for a tensor without dimensions.
     """
-    return _submit("reducescatter", [tensor], name, op, process_set, prescale_factor, postscale_factor, single=True)
+    return _start(_SINGLE, [tensor], name, Reducing.of(op, None, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_reducescatter_async(
@@ -77,33 +72,35 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Like :func:`reducescatter_async` for several tensors that become ready together; its result is a tuple."""
-    return _submit(
-        "grouped_reducescatter", list(tensors), name, op, process_set, prescale_factor, postscale_factor, single=False
-    )
+    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
+    return _start(_GROUP, list(tensors), name, how)
 
 
-class HorovodGroupedReducescatter(torch.autograd.Function):
+class HorovodReducescatter(torch.autograd.Function):
     """Gradients: everybody's rows are gathered; for a Sum times the number of ranks, and times both factors."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        name, op, process_set, prescale, postscale, *tensors = arguments
-        factor = prescale * postscale
-        if reduction(op) == Sum:
-            factor *= len(running().lane(process_set.process_set_id, Operation.REDUCESCATTER).ranks)
-        ctx.factor = factor
-        ctx.process_set = process_set
-        if len(tensors) == 1:
-            return (synchronize(reducescatter_async(tensors[0], name, op, process_set, prescale, postscale)),)
-        return synchronize(grouped_reducescatter_async(tensors, name, op, process_set, prescale, postscale))
+    def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
+        ctx.process_set = how.process_set
+        ctx.factor = how.prescale * how.postscale * (_members(how.process_set)[1] if how.op == Sum else 1)
+        return synchronize(_start(prefix, tensors, name, how))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        gathered = grouped_allgather([(grad * ctx.factor).contiguous() for grad in grads], process_set=ctx.process_set)
-        return None, None, None, None, None, *gathered
+        rows = [(grad * ctx.factor).contiguous() for grad in grads]
+        return None, None, None, *grouped_allgather(rows, process_set=ctx.process_set)
 
 
-HorovodReducescatter = HorovodGroupedReducescatter
+HorovodGroupedReducescatter = HorovodReducescatter
+
+
+def _scattered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
+    """New tensors, which know where they come from if autograd is interested."""
+    if any(tracked(tensor) for tensor in tensors):
+        result = HorovodReducescatter.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
+    else:
+        result = synchronize(_start(prefix, tensors, name, how))
+    return [result] if prefix == _SINGLE else result
 
 
 def grouped_reducescatter(
@@ -116,11 +113,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """:func:`reducescatter` of several tensors as one group. Differentiable."""
-    compressed, contexts = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
-    reduced = HorovodGroupedReducescatter.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-        name, op, process_set, prescale_factor, postscale_factor, *compressed
-    )
-    return [compression.decompress(tensor, context) for tensor, context in zip(reduced, contexts, strict=True)]
+    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensors, lambda travelling: _scattered(_GROUP, travelling, name, how))
 
 
 def reducescatter(
@@ -133,4 +127,5 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """This rank's rows of the reduction of ``tensor``, as a new tensor. Differentiable."""
-    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, [tensor], lambda travelling: _scattered(_SINGLE, travelling, name, how))[0]

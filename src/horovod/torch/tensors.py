@@ -1,4 +1,4 @@
-"""Between PyTorch tensors and the core's :class:`~horovod.core.tensor.Tensor`: views, checks, and one table of types."""
+"""PyTorch tensors as the core sees them: one table of types, one check, and their memory as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ for _name in ("uint16", "uint32", "uint64"):  # PyTorch 2.3 and newer
     if hasattr(torch, _name):
         DATA_TYPES[getattr(torch, _name)] = DataType[_name.upper()]
 
+REACHABLE = {"cuda"}
+"""Kinds of devices whose tensors can travel, beside the CPU. ROCm's devices are called ``cuda`` too."""
+
 _STRIDED = torch.strided
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -43,20 +46,29 @@ def check(tensor: torch.Tensor) -> DataType:
     """The tensor's data type, if it can be communicated as it is.
 
     Raises:
-        ValueError: sparse, not contiguous, of an unsupported type, or not in host memory.
+        ValueError: no tensor, of an unsupported type, sparse, not contiguous, or on a device that cannot be reached.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, not {type(tensor).__name__}")
     data_type = DATA_TYPES.get(tensor.dtype)
-    if data_type is not None and tensor.is_cpu and tensor.layout is _STRIDED and tensor.is_contiguous():
+    if (
+        data_type is not None
+        and tensor.layout is _STRIDED
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and (tensor.is_cpu or tensor.device.type in REACHABLE)
+    ):
         return data_type
     if data_type is None or tensor.layout is not torch.strided:
         hint = " Use sparse_allreduce_async or sparse_as_dense=True." if tensor.layout is not torch.strided else ""
         raise ValueError(f"Tensor type {_type_name(tensor)} is not supported.{hint}")
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
+    if tensor.is_neg():
+        raise ValueError("Tensor is a view with its sign still to be changed. Call .resolve_neg() on it first.")
     raise ValueError(
-        f"Tensor is on {tensor.device}; this version communicates tensors in host memory only. Move it with .cpu() first."
+        f"Tensor is on {tensor.device}; this version communicates tensors in host memory and on CUDA or ROCm devices. "
+        "Move it with .cpu() first."
     )
 
 
@@ -69,8 +81,10 @@ def _type_name(tensor: torch.Tensor) -> str:
 
 
 def view(tensor: torch.Tensor) -> Tensor:
-    """What the core needs to know of a tensor. Raises as :func:`check`."""
+    """A tensor in host memory for the core. Raises as :func:`check`, and for a tensor on a device."""
     data_type = check(tensor)
+    if not tensor.is_cpu:
+        raise ValueError(f"Tensors in list must be on same device. One is on cpu, another on {tensor.device}.")
     return Tensor(flat_array(tensor), data_type, tuple(tensor.shape))
 
 

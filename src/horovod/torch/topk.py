@@ -36,7 +36,9 @@ class TopK(BucketCompressor):
             raise ValueError(f"the ratio of top-k compression must be above 0 and at most 1, not {ratio!r}")
         self.ratio = ratio
 
-    def reduce(self, gradients: Mapping[str, torch.Tensor], memory: dict[str, Any], collectives: Collectives) -> Steps:
+    def reduce(
+        self, gradients: Mapping[str, torch.Tensor], memory: Mapping[str, dict[str, Any]], collectives: Collectives
+    ) -> Steps:
         values: list[torch.Tensor] = []
         places: list[torch.Tensor] = []  # in the concatenation of the gradients
         total = sum(gradient.numel() for gradient in gradients.values())
@@ -46,14 +48,14 @@ class TopK(BucketCompressor):
         start = 0
         for name, gradient in gradients.items():
             waiting = gradient.reshape(-1).to(wide, copy=True)
-            if name in memory:
-                waiting += memory[name]
+            if "unsent" in memory[name]:
+                waiting += memory[name]["unsent"]
             count = math.ceil(self.ratio * waiting.numel())
             chosen = waiting.abs().topk(count, sorted=False).indices
             values.append(waiting[chosen])
             places.append(chosen + start)
             waiting[chosen] = 0
-            memory[name] = waiting.nan_to_num_(0, 0, 0)  # an overflow has been sent; it must not stay
+            memory[name]["unsent"] = waiting.nan_to_num_(0, 0, 0)  # an overflow has been sent; it must not stay
             start += waiting.numel()
         narrow = torch.int32 if total <= 2**31 else torch.int64
         counts = sum(len(each) for each in values)

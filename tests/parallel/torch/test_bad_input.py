@@ -168,49 +168,6 @@ def test_a_disagreement_among_many(job: Any) -> None:
     job(2, check)
 
 
-def test_tensors_that_cannot_travel(job: Any) -> None:
-    calls: dict[str, Callable[[torch.Tensor], Any]] = {
-        "allreduce": hvd.allreduce,
-        "allreduce_": hvd.allreduce_,
-        "allreduce_async": hvd.allreduce_async,
-        "grouped_allreduce": lambda t: hvd.grouped_allreduce([torch.ones(1), t]),
-        "grouped_allreduce_": lambda t: hvd.grouped_allreduce_([t, torch.ones(1)]),
-        "allgather": hvd.allgather,
-        "grouped_allgather": lambda t: hvd.grouped_allgather([t]),
-        "broadcast": lambda t: hvd.broadcast(t, 0),
-        "broadcast_": lambda t: hvd.broadcast_(t, 0),
-        "alltoall": hvd.alltoall,
-        "reducescatter": hvd.reducescatter,
-        "grouped_reducescatter": lambda t: hvd.grouped_reducescatter([t]),
-    }
-
-    def check() -> None:
-        tensors = {
-            "not supported": [
-                torch.ones(4, dtype=torch.complex64),
-                torch.ones(4, 4).to_sparse(),
-                torch.ones(4, 4).to_sparse_csr(),
-            ],
-            "required to be contiguous": [torch.ones(4, 6).t(), torch.ones(8)[::2], torch.ones(2, 4)[:, 1:]],
-            "on meta": [torch.ones(4, device="meta")],
-        }
-        for text, several in tensors.items():
-            for tensor in several:
-                for name, call in calls.items():
-                    with pytest.raises(ValueError, match=text):
-                        call(tensor)
-                        raise AssertionError(f"{name} took {tensor.dtype}, {tensor.layout}")
-        with pytest.raises(ValueError, match=r"not supported.*sparse_allreduce_async"):
-            hvd.allreduce(torch.ones(4, 4).to_sparse())
-        for name, call in calls.items():
-            with pytest.raises((ValueError, TypeError), match=r"[Tt]ensor"):
-                call([1.0])
-                raise AssertionError(f"{name} took a list")
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
-
-    job(2, check)
-
-
 def test_rows_of_a_scalar_in_a_job_of_one(job: Any) -> None:
     def check() -> None:
         for call in (hvd.allgather, hvd.alltoall, lambda t: hvd.grouped_allgather([torch.ones(1), t])):

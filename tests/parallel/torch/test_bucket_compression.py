@@ -67,11 +67,12 @@ def test_nothing_lost_is_the_plain_average(job: Any) -> None:
 
     def check() -> None:
         class Plain(hvd.BucketCompressor):
-            def reduce(self, gradients: Mapping[str, torch.Tensor], memory: dict[str, Any], collectives: Any) -> Any:
-                memory["steps"] = memory.get("steps", 0) + 1
-                total = torch.zeros(1) + memory["steps"]
+            def reduce(self, gradients: Mapping[str, torch.Tensor], memory: Any, collectives: Any) -> Any:
+                for name in gradients:
+                    memory[name]["steps"] = memory[name].get("steps", 0) + 1
+                total = torch.zeros(1) + memory[name]["steps"]
                 (total,) = yield collectives.allreduce([total], "steps")
-                assert total.item() == memory["steps"] * (1 if collectives.average else collectives.size)
+                assert total.item() == memory[name]["steps"] * (1 if collectives.average else collectives.size)
                 yield collectives.allreduce(list(gradients.values()), "plain")
 
         for arguments in ({}, {"op": hvd.Sum}, {"groups": 2}, {"backward_passes_per_step": 2}):
@@ -165,7 +166,8 @@ def test_a_disagreement_reaches_step(job: Any) -> None:
         with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
             gradient_step(model, optimizer, 0)
         compression.rank = 1
-        optimizer._horovod.buckets[0].memory.clear()
+        for slot in optimizer._horovod.slots.values():
+            slot.memory.clear()
         gradient_step(model, optimizer, 1)
 
     job(2, check)

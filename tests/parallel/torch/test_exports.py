@@ -22,7 +22,8 @@ reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_as
 join barrier poll synchronize init shutdown is_initialized
 size local_size cross_size rank local_rank cross_rank
 mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built
-ProcessSet global_process_set Average Sum Adasum Min Max Product HorovodInternalError DistributedOptimizer
+ProcessSet global_process_set add_process_set remove_process_set start_timeline stop_timeline
+Average Sum Adasum Min Max Product HorovodInternalError DistributedOptimizer SyncBatchNorm check_extension
 """
 
 REDUCED = "average name op prescale_factor postscale_factor process_set"
@@ -88,6 +89,8 @@ OBLIGATORY = {"tensor", "tensors", "handle", "params", "optimizer", "obj", "root
 def test_every_name_is_there() -> None:
     assert set(NAMES.split()) <= set(hvd.__all__)
     assert all(hasattr(hvd, name) for name in hvd.__all__)
+    assert hvd._check_has_gpu() is torch.cuda.is_available()
+    hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", hvd.__file__, "mpi_lib_v2")
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class Job:
     def __init__(self, compressor: BucketCompressor, size: int, average: bool = True) -> None:
         self.compressor = compressor
         self.collectives = [Together(size, average) for _ in range(size)]
-        self.memories: list[dict[str, Any]] = [{} for _ in range(size)]
+        self.memories: list[dict[str, dict[str, Any]]] = [defaultdict(dict) for _ in range(size)]
         self.travelled: list[int] = []
         self.average = average
 
@@ -152,7 +153,7 @@ def test_warm_start_finds_the_best_factors() -> None:
     job = Job(Compression.powersgd(rank=1), 1)
     errors = []
     for _ in range(8):
-        job.memories[0].pop("errors", None)
+        job.memories[0]["square"].pop("error", None)
         errors.append(torch.linalg.matrix_norm(job.step([{"square": matrix}])["square"] - matrix).item())
     best = torch.linalg.matrix_norm(matrix - 4.0 * torch.outer(u[:, 0], v[0])).item()
     assert errors[0] > 1.05 * best
@@ -167,10 +168,10 @@ def test_after_a_join_the_factors_become_alike_again() -> None:
     alone = Job(job.compressor, 1)
     alone.memories = job.memories[:1]
     alone.step(gradients(1, 3))
-    factors = [memory["factors"]["square"].clone() for memory in job.memories]
+    factors = [memory["square"]["factor"].clone() for memory in job.memories]
     assert not torch.equal(*factors)
     job.step(gradients(2, 4))  # sees that all ranks have the same gradients
-    assert torch.equal(*[memory["factors"]["square"] for memory in job.memories])
+    assert torch.equal(*[memory["square"]["factor"] for memory in job.memories])
 
 
 @pytest.mark.parametrize("average", [True, False], ids=["average", "sum"])

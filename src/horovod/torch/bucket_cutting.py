@@ -1,0 +1,49 @@
+"""How an optimizer's parameters are put into buckets, and what the optimizer is called; every rank must do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from horovod.common.buckets import bucket_limit, cut, cut_by_groups, optimizer_name
+from horovod.core.context import running
+from horovod.torch.buckets import Slot
+
+
+def bucket_bytes(parameters: Iterable[torch.Tensor]) -> int:
+    """How large buckets are best for these parameters: :func:`horovod.common.buckets.bucket_limit`."""
+    return bucket_limit(all(parameter.device.type == "cpu" for parameter in parameters))
+
+
+def identity(slots: Iterable[Slot]) -> str:
+    """A name for an optimizer: :func:`horovod.common.buckets.optimizer_name`. One of an earlier generation has another."""
+    signature = [(slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots]
+    return f"{optimizer_name(signature)}.{running().generation}"
+
+
+def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:
+    """Cut ``slots`` (in parameter order) into buckets of one dtype and device and at most ``limit`` bytes, last ones first.
+
+    A parameter larger than the limit is a bucket of its own.
+    """
+    kinds = [(slot.parameter.dtype, slot.parameter.device) for slot in slots]
+    sizes = [slot.parameter.numel() * slot.parameter.element_size() for slot in slots]
+    return [[slots[index] for index in bucket] for bucket in cut(list(zip(kinds, sizes, strict=True)), limit)]
+
+
+def by_groups(slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]]) -> list[list[Slot]]:
+    """The buckets a user asked for: a number of them, or lists of parameters; what no list names stands alone.
+
+    A group whose parameters are on several devices is a bucket on each of them.
+    """
+    lists = groups if isinstance(groups, int) else [list(group) for group in groups]
+    chosen = cut_by_groups([slot.parameter for slot in slots], lists)
+    return [bucket for members in chosen for bucket in _by_device([slots[index] for index in members])]
+
+
+def _by_device(slots: Sequence[Slot]) -> list[list[Slot]]:
+    buckets: dict[torch.device, list[Slot]] = {}
+    for slot in slots:
+        buckets.setdefault(slot.parameter.device, []).append(slot)
+    return list(buckets.values())

@@ -1,0 +1,110 @@
+"""A pool of page-locked host memory, which a device copies from and to without anybody waiting for it.
+
+Locking pages costs as much as many copies, so buffers are kept. Their sizes are powers of two, so that a few of them serve
+tensors of many sizes; one that nobody gives back is forgotten with its last reference.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+SMALLEST = 1 << 12
+IDLE_BYTES = 1 << 30
+
+
+class Event(Protocol):
+    """A point in a stream's work, as ``torch.cuda.Event`` has it."""
+
+    def query(self) -> bool:
+        """Whether everything before it is done."""
+
+
+class Buffer:
+    """Page-locked memory: ``memory`` is a one-dimensional uint8 tensor. ``until``: when a device will have done with it."""
+
+    __slots__ = ("__weakref__", "memory", "until")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.until: Event | None = None
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.memory.numel()
+
+
+def page_locked(size: int) -> torch.Tensor:
+    """New page-locked memory of ``size`` bytes."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class PinnedPool:
+    """Buffers that come and go. For any thread.
+
+    Args:
+        allocate: makes the memory of a new buffer.
+        limit: bytes that idle buffers may add to those in use. It is looked at when a new buffer is made, so a job that does
+            the same in every step keeps all buffers of a step, however many; when needs change, the buffers that were idle
+            for longest go.
+    """
+
+    def __init__(self, allocate: Callable[[int], torch.Tensor] = page_locked, limit: int = IDLE_BYTES) -> None:
+        self._allocate = allocate
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._idle: list[Buffer] = []  # the one that came back first, first
+        self._in_use: weakref.WeakSet[Buffer] = weakref.WeakSet()
+
+    def take(self, size: int) -> Buffer:
+        """A buffer of at least ``size`` bytes that no device uses any more."""
+        wanted = max(SMALLEST, 1 << (size - 1).bit_length())
+        with self._lock:
+            buffer = self._find(wanted)
+            if buffer is None:
+                self._make_room(wanted)
+        if buffer is None:
+            with torch.inference_mode(False):  # it will serve others, who are in no such mode
+                buffer = Buffer(self._allocate(wanted))
+        buffer.until = None
+        with self._lock:
+            self._in_use.add(buffer)
+        return buffer
+
+    def give(self, buffer: Buffer, until: Event | None = None) -> None:
+        """Nobody will look at ``buffer`` any more, once the device has come to ``until``."""
+        buffer.until = until
+        with self._lock:
+            self._in_use.discard(buffer)
+            self._idle.append(buffer)
+
+    def idle_bytes(self) -> int:
+        """How much is kept for later."""
+        with self._lock:
+            return sum(buffer.size for buffer in self._idle)
+
+    def bytes_in_use(self) -> int:
+        """How much was taken and neither given back nor forgotten."""
+        with self._lock:
+            return sum(buffer.size for buffer in self._in_use)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            self._idle.clear()
+
+    def _find(self, size: int) -> Buffer | None:
+        for position, buffer in enumerate(self._idle):
+            if buffer.size == size and (buffer.until is None or buffer.until.query()):
+                return self._idle.pop(position)
+        return None
+
+    def _make_room(self, size: int) -> None:
+        excess = size + sum(buffer.size for buffer in self._idle) - self._limit
+        while self._idle and excess > 0:
+            excess -= self._idle.pop(0).size

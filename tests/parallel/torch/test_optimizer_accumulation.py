@@ -1,0 +1,152 @@
+"""Several backward passes a step: announced, inside ``no_sync()``, fewer than announced, or thrown away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import horovod.torch as hvd
+from regression import MAKERS, assert_close, assert_same_on_all_ranks, batches, loss_of, network
+
+
+def one(**wrapping: Any) -> tuple[nn.Parameter, Any]:
+    """A parameter of two zeros, and an optimizer that subtracts its gradient."""
+    parameter = nn.Parameter(torch.zeros(2))
+    return parameter, hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), **wrapping)
+
+
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_passes_inside_no_sync_do_not_count(job: Any, op: str) -> None:
+    def check() -> None:
+        parameter, optimizer = one(op=getattr(hvd, op))
+        for _ in range(2):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                for _ in range(3):
+                    (parameter * 2).sum().backward()
+                with optimizer.no_sync():
+                    (parameter * 2).sum().backward()
+                assert not optimizer._horovod.under_way
+                (parameter * 2).sum().backward()
+            (parameter * 2).sum().backward()
+            assert optimizer._horovod.under_way
+            optimizer.step()
+        assert parameter.tolist() == [-24.0, -24.0]
+
+    job(2, check)
+
+
+def test_no_sync_together_with_announced_passes(job: Any) -> None:
+    def check() -> None:
+        parameter, optimizer = one(backward_passes_per_step=2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                parameter.sum().backward()
+            parameter.sum().backward()
+            assert not optimizer._horovod.under_way
+            parameter.sum().backward()
+            assert optimizer._horovod.under_way
+            optimizer.step()
+        assert parameter.tolist() == [-6.0, -6.0]
+
+    job(2, check)
+
+
+def test_stepping_inside_no_sync_is_refused(job: Any) -> None:
+    def check() -> None:
+        for op in (hvd.Average, hvd.Adasum):
+            parameter, optimizer = one(op=op)
+            parameter.sum().backward()
+            with (
+                optimizer.no_sync(),
+                pytest.raises(AssertionError, match=r"inside optimizer.no_sync\(\) gradients are"),
+            ):
+                optimizer.step()
+            optimizer.step()
+            assert parameter.tolist() == [-1.0, -1.0]
+            parameter, optimizer = one(op=op)
+            parameter.sum().backward()
+            with optimizer.no_sync(), pytest.raises(AssertionError, match="more than backward_passes_per_step"):
+                parameter.sum().backward()  # that gradient is on its way
+            optimizer.step()
+
+    job(2, check)
+
+
+def test_an_error_inside_no_sync_leaves_it(job: Any) -> None:
+    def check() -> None:
+        parameter, optimizer = one()
+        with pytest.raises(KeyError), optimizer.no_sync():
+            raise KeyError
+        (parameter * (1 + hvd.rank())).sum().backward()
+        assert optimizer._horovod.under_way
+        optimizer.step()
+        assert parameter.tolist() == [-1.5, -1.5]
+
+    job(2, check)
+
+
+def test_passes_that_were_thrown_away_do_not_count(job: Any) -> None:
+    def check() -> None:
+        for op in (hvd.Average, hvd.Adasum):
+            parameter, optimizer = one(backward_passes_per_step=2, op=op)
+            for _ in range(2):
+                (parameter * 7).sum().backward()
+                optimizer.zero_grad()
+                parameter.sum().backward()
+                assert not optimizer._horovod.under_way
+                parameter.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert parameter.tolist() == [-4.0, -4.0]
+
+    job(2, check)
+
+
+def test_the_number_of_passes_can_change(job: Any) -> None:
+    """As for the last, shorter, accumulation of an epoch; also while gradients are on their way."""
+
+    def check() -> None:
+        model, wanted = network(), network()
+        optimizer = hvd.DistributedOptimizer(
+            MAKERS["momentum"](model.parameters()), model.named_parameters(), backward_passes_per_step=3
+        )
+        other = MAKERS["momentum"](wanted.parameters())
+        mine, everybodys = list(batches(8, 2, hvd.rank())), list(batches(8, 2))
+        for passes, part in ((3, slice(0, 3)), (2, slice(3, 5)), (1, slice(5, 6)), (2, slice(6, 8))):
+            assert optimizer.backward_passes_per_step == passes
+            optimizer.zero_grad()
+            other.zero_grad()
+            for batch in mine[part]:
+                assert not optimizer._horovod.under_way
+                loss_of(model, batch).backward()
+            assert optimizer._horovod.under_way
+            optimizer.set_backward_passes_per_step({3: 2, 2: 1, 1: 2}[passes])
+            optimizer.step()
+            for batch in everybodys[part]:
+                loss_of(wanted, batch).backward()
+            other.step()
+        assert_close(model, wanted)
+        assert_same_on_all_ranks(model)
+
+    job(2, check)
+
+
+def test_ranks_with_different_numbers_of_passes(job: Any) -> None:
+    """A rank that has run out of data takes part in the step with what it has."""
+
+    def check() -> None:
+        for wrapping in ({"backward_passes_per_step": 3}, {"backward_passes_per_step": 3, "op": hvd.Sum}):
+            parameter, optimizer = one(**wrapping)
+            for _ in range(2):
+                optimizer.zero_grad()
+                for _ in range(3 if hvd.rank() == 0 else 1):
+                    parameter.sum().backward()
+                optimizer.step()
+            assert parameter.tolist() == [-8.0 if "op" in wrapping else -4.0] * 2
+
+    job(2, check)
