@@ -1,0 +1,296 @@
+"""The callbacks, without the base class that each version of Keras gives them.
+
+``horovod.keras.callbacks`` and ``horovod.tensorflow.keras.callbacks`` derive from these and from their ``Callback``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from horovod._keras import learning_rate
+from horovod._keras.values import all_say, broadcast_variables, described
+from horovod.comm.reduction import ReduceOp
+from horovod.common.basics import rank, size
+from horovod.core.collectives import allreduce_request, submit
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "the optimizer's learning rate"
+
+
+UNSET: Final[Any] = _Unset()
+"""Stands for an argument that was not given."""
+
+
+class BroadcastGlobalVariables:
+    """Begin training with the same variables on all ranks: those of rank ``root_rank``.
+
+    Broadcasts the weights of the model and all variables of its optimizer: before the first batch where they exist by
+    then, as they do when Keras 3 fits a model, and else at the end of the first batch. States of random generators and metrics
+    stay each rank's own.
+
+    Args:
+        root_rank: whose values count.
+        device: accepted for compatibility.
+        local_variables: variables that each rank keeps for itself.
+
+    Attributes:
+        broadcast_done: whether it has happened.
+
+    Raises:
+        ValueError: ``local_variables`` has something else in it.
+    """
+
+    model: Any
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._asked = False
+        self._local: list[Any] = []
+        for variable in local_variables or []:
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave ``var`` out of the broadcast."""
+        if not (hasattr(var, "assign") and hasattr(var, "shape")):
+            raise ValueError(f"local_variables must consist of variables, not {type(var).__name__}")
+        self._local.append(var)
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.broadcast_done or self._asked:
+            return
+        self._asked = True
+        model = self.model
+        # A rank that loaded a checkpoint may have variables which others have yet to make.
+        if all_say(_made(model)):
+            self._broadcast(model)
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self.broadcast_done:
+            self._broadcast(self.model)
+
+    def _broadcast(self, model: Any) -> None:
+        optimizer = getattr(model, "optimizer", None)
+        variables = list(model.weights)
+        if optimizer is not None:
+            own = optimizer.variables
+            variables += own() if callable(own) else own
+        chosen = [each for each in variables if not any(_same(each, local) for local in self._local)]
+        broadcast_variables(chosen, self.root_rank)
+        self.broadcast_done = True
+
+
+def _made(model: Any) -> bool:
+    """Whether the model and its optimizer have all their variables; the optimizer makes them if it can."""
+    if not getattr(model, "built", False):
+        return False
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return True
+    if not _built(optimizer) and hasattr(optimizer, "build"):
+        optimizer.build(model.trainable_variables)
+    return _built(optimizer)
+
+
+def _built(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "built", getattr(optimizer, "_built", False)))
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Whether two objects are the same variable; a Keras variable may hold one of TensorFlow's."""
+    return one is two or any(getattr(a, "_value", None) is b for a, b in ((one, two), (two, one)))
+
+
+class MetricAverage:
+    """At the end of an epoch, replace every number in its logs by its average over all ranks.
+
+    Put it before callbacks that decide by these numbers (early stopping, checkpoints, learning rates), so that they decide
+    alike on all ranks. Every rank must have the same numbers: with validation on rank 0 alone, it fails and says so.
+
+    Args:
+        device: accepted for compatibility.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not logs:
+            return
+        names = sorted(name for name, value in logs.items() if _is_number(value))
+        if not names:
+            return
+        averages = np.array([float(np.asarray(logs[name])) for name in names], np.float64)
+        tensors = [described(averages)]
+        label = "MetricAverageCallback"
+        specs = [(f"averages of {len(names)} metrics", tensors[0].data_type, averages.shape)]
+        line = f"the end of epoch {epoch + 1}, where the metrics are {', '.join(names)}"
+        submit(0, allreduce_request(label, specs, ReduceOp.AVERAGE, line=line, transient=True), tensors, tensors).wait()
+        logs.update(zip(names, averages.tolist(), strict=True))
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(np.asarray(value))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+class LearningRateSchedule:
+    """``initial_lr * multiplier(epoch)`` in epochs ``start_epoch`` to ``end_epoch``, less the last.
+
+    Args:
+        initial_lr: default: the learning rate that the optimizer has when training begins.
+        multiplier: a function of the epoch, or a number m that stands for ``m ** (epoch - start_epoch)``.
+        start_epoch, end_epoch: the first epoch, counted from 0, and the one after the last; None: no end.
+        staircase: one learning rate for each epoch; otherwise one for each batch, with epochs in fractions.
+        momentum_correction: see :func:`horovod._keras.learning_rate.carry_momentum`.
+        steps_per_epoch: needed without ``staircase`` where Keras cannot tell.
+
+    Raises:
+        ValueError: ``initial_lr`` is None, or the number of steps cannot be told.
+    """
+
+    model: Any
+    params: Any
+
+    def __init__(
+        self,
+        initial_lr: Any = UNSET,
+        multiplier: Any = UNSET,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if multiplier is UNSET:
+            raise TypeError("multiplier is missing: a number, or a function of the epoch")
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required; leave it out to take the optimizer's")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier: Callable[[float], float] = (
+            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.initial_lr is UNSET:
+            self.initial_lr = learning_rate.get(self.model.optimizer)
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self._steps()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.current_epoch = epoch
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        epoch = self.current_epoch
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            if not self.steps_per_epoch:
+                self.steps_per_epoch = self._steps()
+            self._adjust(epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._adjust(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs is not None:
+            logs["lr"] = learning_rate.get(self.model.optimizer)
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = learning_rate.get(optimizer), float(self.initial_lr * self.multiplier(epoch))
+        learning_rate.put(optimizer, new)
+        if self.momentum_correction and old > 0 and not np.isclose(old, new, rtol=1e-7, atol=0.0):
+            learning_rate.carry_momentum(optimizer, new / old)
+
+    def _steps(self) -> int:
+        params = self.params or {}
+        if params.get("steps"):
+            return int(params["steps"])
+        if params.get("samples") and params.get("batch_size"):
+            return int(params["samples"] // params["batch_size"])
+        raise ValueError(
+            "Could not autodetect the number of steps per epoch. "
+            f"Pass steps_per_epoch to {type(self).__name__}; Keras says {sorted(params)}."
+        )
+
+
+class LearningRateWarmup(LearningRateSchedule):
+    """Raise the learning rate from ``initial_lr / size`` to ``initial_lr`` during the first epochs, batch by batch.
+
+    Source: Goyal et al. 2017, Accurate, Large Minibatch SGD, section 2.2.
+
+    Args:
+        initial_lr: the learning rate after the warm-up, in general that of one process times ``hvd.size()``; default: the
+            optimizer's.
+        warmup_epochs: how many epochs it takes.
+        momentum_correction, steps_per_epoch: as for :class:`LearningRateSchedule`.
+        verbose: above 0, rank 0 says when it is over.
+    """
+
+    def __init__(
+        self,
+        initial_lr: Any = UNSET,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            assert self.steps_per_epoch
+            done = epoch + 1.0 / self.steps_per_epoch
+            return 1.0 / size() * (done * (size() - 1) / warmup_epochs + 1)
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            start_epoch=0,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and rank() == 0:
+            rate = learning_rate.get(self.model.optimizer)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.", flush=True)
+
+
+class BestModel:
+    """A checkpoint of the best model so far; whoever trains with it sets its ``filepath`` before ``fit``.
+
+    Args:
+        monitor, verbose, mode, save_freq: as for Keras's ``ModelCheckpoint``.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        ending = ".weights.h5" if arguments.get("save_weights_only") else ".keras"
+        base: Any = super()
+        base.__init__(filepath=f"best{ending}", save_best_only=True, **arguments)  # Keras looks at the ending
+        self.filepath: str | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.filepath is None:
+            raise ValueError(f"{type(self).__name__}: set its attribute `filepath` before training")
+        base: Any = super()
+        base.on_train_begin(logs)

@@ -1,0 +1,159 @@
+"""What one wrapped Keras 3 optimizer remembers, and how it turns local gradients into those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from horovod._keras.settings import Settings
+from horovod.comm.reduction import ReduceOp
+from horovod.common.basics import size
+from horovod.common.util import split_list
+from horovod.core.context import running
+
+Key = Callable[[Any], Any]
+"""What identifies a variable, whichever of its wrappers is at hand."""
+
+
+class Reducer(Protocol):
+    """One optimizer's gradients on one backend."""
+
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        cut: Sequence[Sequence[int]] | None,
+        op: ReduceOp,
+        factor: float,
+    ) -> list[Any]:
+        """The reduced gradients. Called while a graph is traced, or each time where there is none.
+
+        Args:
+            variables: whose gradients they are, for names in errors.
+            cut: which gradients travel together, as indices; None: the backend knows best.
+            factor: multiplies the result.
+        """
+
+
+def variable_name(variable: Any) -> str:
+    """As the user sees it."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
+
+
+class Distribution:
+    """The distributed part of one optimizer.
+
+    Attributes:
+        pending: the variables whose accumulated gradients are about to be applied.
+        noticed: Keras has passed accumulated gradients on to be reduced.
+    """
+
+    def __init__(self, settings: Settings, reducer: Reducer, key: Key) -> None:
+        self.settings = settings
+        self.pending: Sequence[Any] | None = None
+        self.noticed = False
+        self._reducer = reducer
+        self._key = key
+        self._local_variables: set[Any] = set()
+        self._local_layers: list[Any] = []
+        self._suspended = 0
+
+    @property
+    def suspended(self) -> bool:
+        """Whether gradients that come now are reduced already."""
+        return self._suspended > 0
+
+    @contextmanager
+    def reduced_already(self) -> Iterator[None]:
+        """A block in which the optimizer gets gradients that need no reduction."""
+        self._suspended += 1
+        try:
+            yield
+        finally:
+            self._suspended -= 1
+
+    def keep_local(self, variable: Any) -> None:
+        """Leave gradients of ``variable`` to each rank."""
+        self._local_variables.add(self._key(variable))
+
+    def keep_layers_local(self, layers: Sequence[Any]) -> None:
+        """Leave gradients of whatever trainable weights these layers have, or will have once they are built."""
+        self._local_layers.extend(layers)
+
+    def active(self) -> bool:
+        """Whether there is anybody to reduce with: this rank is a member, and not the only one."""
+        settings = self.settings
+        if not settings.process_set.included():
+            return False
+        return (settings.process_set.size() or size()) > 1 or running().config.elastic
+
+    def accumulation(self, steps: int | None) -> float:
+        """What turns Keras's means over ``steps`` calls into what was asked for: sums, unless they are to be averaged."""
+        return float(self.settings.passes) if steps and not self.settings.average_aggregated else 1.0
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], factor: float = 1.0) -> list[Any]:
+        """The gradients to apply instead of ``gradients``; None stays None.
+
+        Every member of the process set calls it for the same variables, in the same order.
+
+        Args:
+            factor: multiplies the result.
+        """
+        result = list(gradients)
+        local = self._local_keys()
+        settings = self.settings
+        chosen: list[int] = []
+        overwriting: list[int] = []
+        for number, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is None:
+                continue
+            if getattr(variable, "overwrite_with_gradient", False):
+                overwriting.append(number)
+            elif self._key(variable) in local:
+                members = settings.process_set.size() if settings.process_set.included() else 1
+                scale = factor / (members or 1) if settings.scale_local else factor
+                result[number] = gradient if scale == 1.0 else scaled(gradient, scale)
+            else:
+                chosen.append(number)
+        if self.active():
+            self._exchange(result, variables, chosen, settings.op, factor)
+            # Such a "gradient" is no derivative but the variable's new value: the scales and largest values of 8-bit floats.
+            self._exchange(result, variables, overwriting, ReduceOp.MAX, 1.0)
+        elif factor != 1.0:
+            for number in chosen:
+                result[number] = scaled(gradients[number], factor)
+        return result
+
+    def _exchange(
+        self, result: list[Any], variables: Sequence[Any], chosen: Sequence[int], op: ReduceOp, factor: float
+    ) -> None:
+        if not chosen:
+            return
+        mine = [variables[number] for number in chosen]
+        reduced = self._reducer([result[number] for number in chosen], mine, self._cut(mine), op, factor)
+        for number, gradient in zip(chosen, reduced, strict=True):
+            result[number] = gradient
+
+    def _local_keys(self) -> set[Any]:
+        layers = {self._key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
+        return self._local_variables | layers
+
+    def _cut(self, variables: Sequence[Any]) -> list[list[int]] | None:
+        """Which of ``variables`` travel together: a number of parts, or as the user listed them, the others each alone."""
+        groups = self.settings.groups
+        everything = list(range(len(variables)))
+        if groups is None:
+            return None
+        if isinstance(groups, int):
+            return [part for part in split_list(everything, groups) if part]
+        places = {self._key(variable): number for number, variable in enumerate(variables)}
+        listed = [[places.pop(self._key(each)) for each in group if self._key(each) in places] for group in groups]
+        return [members for members in listed if members] + [[number] for number in places.values()]
+
+
+def scaled(gradient: Any, factor: float) -> Any:
+    """``gradient * factor``, in its own type."""
+    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
+        return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor

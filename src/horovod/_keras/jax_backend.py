@@ -1,0 +1,122 @@
+"""Keras on JAX: gradients leave a jitted train step through a callback and come back into it.
+
+On a CPU the callback gets the memory of the gradients themselves and reduces them in place (measured beside
+``jax.experimental.io_callback``: six times as fast for 64 MB, and free of the waits that callbacks which make JAX arrays
+can run into). On other devices JAX copies to host memory and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.experimental import io_callback
+
+from horovod._keras.distribution import variable_name
+from horovod._keras.exchange import Exchange, Identity
+from horovod._keras.settings import Settings
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp
+
+buffer_callback: Callable[..., Any] | None
+try:
+    from jax.experimental import buffer_callback as _module
+
+    buffer_callback = _module.buffer_callback
+except ImportError:  # JAX before 0.6
+    buffer_callback = None
+
+
+class NoneCompressor:
+    """Leaves gradients as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+class _CastCompressor:
+    """Casts floating-point arrays to a narrower type; others stay."""
+
+    narrow: Any
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        array = jnp.asarray(tensor)
+        return (array.astype(cls.narrow) if jnp.issubdtype(array.dtype, jnp.floating) else array), array.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor.astype(ctx)
+
+
+class FP16Compressor(_CastCompressor):
+    """float16: three more bits of precision than bfloat16, but gradients above 65504 overflow."""
+
+    narrow = jnp.float16
+
+
+class BF16Compressor(_CastCompressor):
+    """bfloat16: the range of float32 with 8 bits of precision."""
+
+    narrow = jnp.bfloat16
+
+
+class Compression:
+    """The choices for ``compression=``."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor
+
+
+class JaxReducer:
+    """One optimizer's gradients, traced into whatever computation is under way."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._compression = settings.compression
+        self._exchange = Exchange(settings, Identity())
+
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        cut: Sequence[Sequence[int]] | None,
+        op: ReduceOp,
+        factor: float,
+    ) -> list[Any]:
+        compressed, contexts = zip(*[self._compression.compress(jnp.asarray(each)) for each in gradients], strict=True)
+        names = [variable_name(variable) for variable in variables]
+
+        def reduce(arrays: Sequence[Array]) -> None:
+            self._exchange.reduce(arrays, names, cut, op, factor)
+
+        reduced = _in_host_memory(reduce, compressed)
+        return [self._compression.decompress(each, context) for each, context in zip(reduced, contexts, strict=True)]
+
+
+def _in_host_memory(change: Callable[[Sequence[Array]], None], arrays: Sequence[Any]) -> list[Any]:
+    """The arrays after ``change`` has worked on their contents; a part of a jitted computation where one is traced."""
+    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays]  # type: ignore[no-untyped-call]  # as JAX has it
+    if buffer_callback is not None and jax.default_backend() == "cpu":
+
+        def in_place(_: Any, outputs: Sequence[Any], *inputs: Any) -> None:
+            change([np.asarray(output) for output in outputs])
+
+        aliases = {number: number for number in range(len(arrays))}
+        through = buffer_callback(in_place, shapes, has_side_effect=True, input_output_aliases=aliases)
+        return list(through(*arrays))
+
+    def copied(*inputs: Any) -> list[Array]:
+        copies = [np.array(each) for each in inputs]
+        change(copies)
+        return copies
+
+    return list(io_callback(copied, shapes, *arrays))

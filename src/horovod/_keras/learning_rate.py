@@ -1,0 +1,49 @@
+"""Reading and setting an optimizer's learning rate, and keeping momentum right when it changes. Keras 3 and Keras 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod._keras.loss_scale import unwrapped
+
+
+def get(optimizer: Any) -> float:
+    """The learning rate now."""
+    rate = unwrapped(optimizer).learning_rate
+    if callable(rate) and not hasattr(rate, "numpy"):
+        rate = rate(unwrapped(optimizer).iterations)
+    return float(np.asarray(rate.numpy() if hasattr(rate, "numpy") else rate))
+
+
+def put(optimizer: Any, rate: float) -> None:
+    """Set the learning rate.
+
+    Raises:
+        TypeError: the optimizer has a schedule of its own.
+    """
+    unwrapped(optimizer).learning_rate = rate
+
+
+def carry_momentum(optimizer: Any, factor: float) -> None:
+    """Make what momentum has accumulated fit a learning rate that is ``factor`` times the old one.
+
+    Keras keeps ``v = momentum * v - rate * gradient``, so ``v`` is a multiple of the old rate. Goyal et al. 2017 (Accurate,
+    Large Minibatch SGD, section 2.1, remark 2) multiply the momentum of one step by ``factor``. Momentum is a constant of
+    a compiled step, but ``v`` is a variable, and multiplying it is the same. Optimizers without such a ``v`` stay as they are.
+    """
+    inner = unwrapped(optimizer)
+    for velocity in _velocities(inner):
+        velocity.assign(np.asarray(velocity.numpy() * np.asarray(factor, velocity.numpy().dtype)))
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    if not hasattr(optimizer, "momentum"):
+        return []
+    for name in ("momentums", "_momentums"):  # SGD, RMSprop
+        if hasattr(optimizer, name):
+            return [each for each in getattr(optimizer, name) if each is not None]
+    if hasattr(optimizer, "get_slot_names") and "momentum" in optimizer.get_slot_names():  # Keras 2's legacy optimizers
+        return [each for each in optimizer.variables() if "/momentum" in each.name]
+    return []

@@ -1,0 +1,50 @@
+"""Dynamic loss scaling, with or without Horovod's knowledge.
+
+``model.compile`` puts a ``LossScaleOptimizer`` around the optimizer of a ``mixed_float16`` model. It skips a step if a
+gradient is not finite, and would decide so on each rank by that rank's own gradients: those who skip would leave the others
+waiting. So around a distributed optimizer it gets the reduced gradients to look at: what is infinite on one rank is not
+finite on any, all skip together, and all scales stay equal.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside a loss scaling one, of Keras 3 or 2; any other itself."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return optimizer if inner is None else inner
+
+
+@functools.cache
+def look_at_reduced_gradients() -> None:
+    """Change Keras 3's ``LossScaleOptimizer``, for instances around a distributed optimizer only. Once per process."""
+    import keras
+
+    kind = keras.optimizers.LossScaleOptimizer
+    apply, stateless_apply = kind.apply, kind.stateless_apply
+
+    def must_reduce(optimizer: Any) -> bool:
+        inner = getattr(optimizer.inner_optimizer, "_horovod", None)
+        return inner is not None and not inner.suspended and not hasattr(optimizer, "_horovod")
+
+    @functools.wraps(apply)
+    def reduced_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if not must_reduce(self):
+            return apply(self, grads, trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        reduced = self.inner_optimizer._reduced(list(grads), variables)
+        with self.inner_optimizer._horovod.reduced_already():
+            return apply(self, reduced, trainable_variables)
+
+    @functools.wraps(stateless_apply)
+    def reduced_stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        if not must_reduce(self):
+            return stateless_apply(self, optimizer_variables, grads, trainable_variables)
+        reduced = self.inner_optimizer._reduced(list(grads), self._trainable_variables)
+        with self.inner_optimizer._horovod.reduced_already():
+            return stateless_apply(self, optimizer_variables, reduced, trainable_variables)
+
+    kind.apply, kind.stateless_apply = reduced_apply, reduced_stateless_apply

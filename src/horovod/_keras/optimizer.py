@@ -1,0 +1,222 @@
+"""``DistributedOptimizer`` for Keras 3: the optimizer's own class with a reduction of the gradients in front.
+
+Gradients are reduced where ``apply`` begins, before anything that Keras does with them: finite checks, unscaling, clipping,
+weight decay, moving averages, so all of these see the gradients of the whole job and mean what they mean in one process.
+Where Keras accumulates gradients over several calls, only what has accumulated is reduced, in the call that applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from horovod._keras import backend, compilation, loss_scale, naming
+from horovod._keras.distribution import Distribution
+from horovod._keras.settings import MODULE, Settings
+
+
+class CallableList(list[Any]):
+    """Variables, for scripts that write ``optimizer.variables`` and for those that write ``optimizer.variables()``."""
+
+    def __call__(self) -> CallableList:
+        return self
+
+
+class _InFront:
+    """The methods in front of the optimizer's own. Never instantiated under this name."""
+
+    _horovod: Distribution
+
+    @property
+    def variables(self) -> CallableList:
+        base: Any = super()
+        return CallableList(base.variables)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of ``var`` to each rank; it is divided by the number of ranks if ``scale_local_gradients``."""
+        self._horovod.keep_local(var)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduce gradients over the ranks, and make a step with the result. Every rank calls it."""
+        base: Any = super()
+        horovod = self._horovod
+        gradients = list(grads)
+        if horovod.suspended or not gradients:
+            base.apply(gradients, trainable_variables)
+        elif not self._accumulates():
+            reduced = self._reduced(gradients, trainable_variables)
+            with horovod.reduced_already():
+                base.apply(reduced, trainable_variables)
+        else:
+            horovod.noticed = False
+            base.apply(gradients, trainable_variables)
+            if (
+                not horovod.noticed and backend.name() != "torch"
+            ):  # which comes by only when there is something to apply
+                raise RuntimeError(
+                    f"{type(self).__name__} accumulates gradients in a way of its own, so Horovod cannot reduce them; "
+                    "use backward_passes_per_step=1 and no gradient_accumulation_steps"
+                )
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """As :meth:`apply`, for the JAX backend: returns the new values of both kinds of variables."""
+        base: Any = super()
+        if self._horovod.suspended or self._accumulates():
+            return base.stateless_apply(optimizer_variables, grads, trainable_variables)
+        reduced = self._reduced(list(grads), None)
+        with self._horovod.reduced_already():
+            return base.stateless_apply(optimizer_variables, reduced, trainable_variables)
+
+    def _accumulates(self) -> bool:
+        return bool(getattr(self, "gradient_accumulation_steps", None))
+
+    def _reduced(self, gradients: Sequence[Any], variables: Any) -> list[Any]:
+        """``gradients`` of all ranks. Used here, and where Keras looks at gradients before this optimizer gets them."""
+        own: Any = self
+        known = list(own._trainable_variables if variables is None else variables)
+        steps = loss_scale.unwrapped(own).gradient_accumulation_steps
+        return self._horovod.reduce(gradients, known, self._horovod.accumulation(steps))
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        self._horovod.pending = list(trainable_variables)
+        try:
+            base: Any = super()
+            base._backend_apply_gradients(grads, trainable_variables)
+        finally:
+            self._horovod.pending = None
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        """Keras calls it with the gradients that it is about to apply, accumulated ones only in the call that applies them."""
+        base: Any = super()
+        horovod = self._horovod
+        if horovod.pending is None or horovod.suspended or not self._accumulates():
+            return base._clip_gradients(grads)
+        horovod.noticed = True
+        return base._clip_gradients(_when_due(self, list(grads), horovod.pending))
+
+
+def _when_due(optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+    """Accumulated gradients reduced over the ranks, in the call that applies them.
+
+    On JAX, Keras clips in every call and throws the result away in those that only accumulate; nothing is sent in these.
+    """
+    horovod: Distribution = optimizer._horovod
+    steps = optimizer.gradient_accumulation_steps
+    factor = horovod.accumulation(steps)
+    if backend.name() != "jax":
+        return horovod.reduce(gradients, variables, factor)
+    import jax
+
+    due = (optimizer._iterations.value + 1) % steps == 0
+    reduced: list[Any] = jax.lax.cond(due, lambda: horovod.reduce(gradients, variables, factor), lambda: gradients)
+    return reduced
+
+
+_derived: dict[type[Any], type[Any]] = {}
+
+
+def derived(kind: type[Any]) -> type[Any]:
+    """The class of distributed optimizers that behave like ``kind``: its name, derived from it."""
+    if kind not in _derived:
+        _derived[kind] = type(kind.__name__, (_InFront, kind), {"__module__": MODULE, "__doc__": kind.__doc__})
+        naming.save_as(_derived[kind], kind)
+    return _derived[kind]
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer, or the one inside a loss scaling one, reduces gradients."""
+    return optimizer is not None and any(
+        isinstance(getattr(each, "_horovod", None), Distribution)
+        for each in (optimizer, loss_scale.unwrapped(optimizer))
+    )
+
+
+def distribute(optimizer: Any, settings: Settings) -> Any:
+    """A distributed optimizer with the configuration and the state of ``optimizer``, which stays as it is.
+
+    Raises:
+        ValueError: it is no Keras 3 optimizer, or distributed already.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(f"expected an instance of keras.optimizers.Optimizer, not {type(optimizer).__name__}")
+    if is_distributed(optimizer):
+        raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")
+    _refuse_distribution()
+    made = _rebuilt(optimizer, derived(type(optimizer)), settings.passes)
+    _adopt(made, settings)
+    _copy_exclusions(loss_scale.unwrapped(optimizer), loss_scale.unwrapped(made))
+    _copy_state(optimizer, made)
+    return made
+
+
+def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
+    """Make ``optimizer`` itself, with all its state, a distributed one. For optimizers that a loaded model holds already."""
+    optimizer.__class__ = derived(type(optimizer))
+    _adopt(optimizer, settings)
+    return optimizer
+
+
+def _adopt(optimizer: Any, settings: Settings) -> None:
+    object.__setattr__(optimizer, "_horovod", Distribution(settings, backend.reducer(settings), optimizer._var_key))
+    object.__setattr__(optimizer, "_name", settings.name or f"Distributed{type(optimizer).__name__}")
+    loss_scale.look_at_reduced_gradients()
+    if backend.name() == "tensorflow":
+        compilation.leave_out_xla(keras.Model)
+
+
+def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:
+    """An instance of ``kind`` with the configuration of ``optimizer``, whose gradients accumulate over ``passes`` calls.
+
+    Schedules and the optimizer inside a loss scaling one are handed over as they are, for users' own ones need not be of a
+    kind that Keras can write down.
+    """
+    stand_in = object.__new__(type(optimizer))
+    stand_in.__dict__.update(vars(optimizer))
+    inner = loss_scale.unwrapped(optimizer)
+    if inner is not optimizer:
+        object.__setattr__(stand_in, "inner_optimizer", keras.optimizers.SGD())
+        config = stand_in.get_config()
+        del config["inner_optimizer"]
+        return kind(_rebuilt(inner, type(inner), passes), **config)
+    rate = getattr(optimizer, "_learning_rate", None)
+    if callable(rate):
+        object.__setattr__(stand_in, "_learning_rate", 0.5)
+    config = stand_in.get_config()
+    if callable(rate):
+        config["learning_rate"] = rate
+    steps = optimizer.gradient_accumulation_steps
+    if passes > 1:
+        if steps and steps != passes:
+            raise ValueError(
+                f"the optimizer has gradient_accumulation_steps={steps}, but backward_passes_per_step={passes}; set one of them"
+            )
+        config["gradient_accumulation_steps"] = passes
+    return kind.from_config(config)
+
+
+def _copy_exclusions(original: Any, made: Any) -> None:
+    """What ``exclude_from_weight_decay`` was told is part of no configuration."""
+    for name, value in vars(original).items():
+        if name.startswith("_exclude_from_weight_decay") and not name.endswith("_cache"):
+            setattr(made, name, value)
+
+
+def _copy_state(original: Any, made: Any) -> None:
+    if original.built:
+        made.build(list(original._trainable_variables))
+    state = {variable.path: variable for variable in original.variables}
+    for variable in made.variables:
+        source = state.get(variable.path)
+        if source is not None and source.shape == variable.shape:
+            variable.assign(source.numpy())
+
+
+def _refuse_distribution() -> None:
+    distribution = getattr(keras.distribution, "distribution", lambda: None)()
+    if distribution is not None:
+        raise NotImplementedError(
+            f"keras.distribution.{type(distribution).__name__} spreads a model over several devices of one process; "
+            "with Horovod every process has one device. Leave out keras.distribution.set_distribution"
+        )

@@ -1,0 +1,114 @@
+"""What ``DistributedOptimizer(...)`` was asked to do, checked once, the same for every version of Keras and every backend."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.comm.reduction import ReduceOp
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.observe.whereabouts import caller
+
+MODULE = "horovod._keras"
+"""The ``__module__`` of every class that wraps an optimizer's."""
+
+_GROUPS = "groups should be a non-negative integer or a list of list of variables"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of a distributed optimizer.
+
+    Attributes:
+        compression: how gradients travel; a class with ``compress`` and ``decompress``.
+        predivide: an Average divides by it before the sum, and by size / predivide afterwards.
+        passes: gradients accumulate locally over this many calls, as sums, or as means if ``average_aggregated``.
+        groups: a number of requests to cut the gradients into, lists of variables that travel together, or None: one request.
+        scale_local: divide gradients of local variables by the number of ranks.
+        line: of the user's script, for errors.
+    """
+
+    compression: Any
+    name: str | None = None
+    device_dense: str = ""
+    device_sparse: str = ""
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    op: ReduceOp = ReduceOp.AVERAGE
+    passes: int = 1
+    average_aggregated: bool = False
+    groups: int | list[Any] | None = None
+    process_set: ProcessSet = global_process_set
+    scale_local: bool = True
+    line: str = ""
+
+    def scales(self, op: ReduceOp, factor: float = 1.0) -> tuple[float, float]:
+        """What multiplies gradients before and after their reduction, for a result that is multiplied by ``factor``."""
+        predivide = self.predivide if op == ReduceOp.AVERAGE else 1.0
+        return 1.0 / predivide, predivide * factor
+
+
+def checked(
+    *,
+    compression: Any,
+    op: Any = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    **rest: Any,
+) -> Settings:
+    """The settings, from arguments as users write them.
+
+    Raises:
+        ValueError: an argument is wrong; the text says which.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"op currently only supports Average and Sum, not {op!r}")
+    if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor must be > 0, not {gradient_predivide_factor}")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if num_groups != 0:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if (
+        groups is not None
+        and not isinstance(groups, list)
+        and (isinstance(groups, bool) or not isinstance(groups, int))
+    ):
+        raise ValueError(_GROUPS)
+    if isinstance(groups, int) and groups <= 0:
+        raise ValueError(_GROUPS)
+    if isinstance(groups, list):
+        seen: set[int] = set()
+        for group in groups:
+            if not isinstance(group, list | tuple):
+                raise ValueError(_GROUPS)
+            for variable in group:
+                if id(variable) in seen:
+                    raise ValueError("A variable can only appear once in groups")
+                seen.add(id(variable))
+    return Settings(
+        compression=compression,
+        op=ReduceOp(op),
+        predivide=gradient_predivide_factor,
+        passes=backward_passes_per_step,
+        average_aggregated=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local=scale_local_gradients,
+        line=caller(),
+        **rest,
+    )
+
+
+def users_objects(custom_optimizers: Any, custom_objects: Any) -> dict[str, Any]:
+    """What Keras must know of the user's to load a file, by name."""
+    return {**{kind.__name__: kind for kind in custom_optimizers or ()}, **(custom_objects or {})}

@@ -1,0 +1,82 @@
+"""Collectives of single values for Keras on TensorFlow, of either version: those of ``horovod.tensorflow``.
+
+They return tensors in eager execution. In a graph of TensorFlow 1 they run in its session and return arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+import horovod.tensorflow as hvd
+from horovod._keras import values
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def documented_as(other: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """The docstring of ``other``, for a function that does the same here."""
+
+    def document(function: _Function) -> _Function:
+        function.__doc__ = other.__doc__
+        return function
+
+    return document
+
+
+def _value(tensor: Any) -> Any:
+    """The tensor; in a graph that a session runs, what it is there."""
+    if tf.executing_eagerly() or tf.inside_function():
+        return tensor
+    with tf.compat.v1.keras.backend.get_session().graph.as_default():
+        return tf.compat.v1.keras.backend.get_session().run(tensor)
+
+
+@documented_as(values.allreduce)
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Any = None,
+    compression: Any = None,
+) -> Any:
+    return _value(
+        hvd.allreduce(
+            tf.convert_to_tensor(value),
+            average=average,
+            name=name,
+            compression=compression or hvd.Compression.none,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+    )
+
+
+@documented_as(values.allgather)
+def allgather(value: Any, name: str | None = None) -> Any:
+    return _value(hvd.allgather(tf.convert_to_tensor(value), name=name))
+
+
+@documented_as(values.broadcast)
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    return _value(hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
+
+
+@documented_as(values.reducescatter)
+def reducescatter(value: Any, name: str | None = None, op: Any = hvd.Average) -> Any:
+    return _value(hvd.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Broadcast all variables of a graph of TensorFlow 1, in Keras's session.
+
+    Raises:
+        RuntimeError: in eager execution, which has no list of all variables; use the callback.
+    """
+    operation = hvd.broadcast_global_variables(root_rank)
+    tf.compat.v1.keras.backend.get_session().run(operation)

@@ -1,0 +1,129 @@
+"""Collectives of single values, and the broadcast of variables, for Keras 3 on the backends that have host memory in common.
+
+A value is anything that ``keras.ops.convert_to_tensor`` takes; results are tensors of the backend. These calls are for what
+happens between training steps. On the TensorFlow backend, ``horovod.tensorflow`` is used instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.datatypes import Array, data_type_of
+from horovod.comm.reduction import ReduceOp
+from horovod.common.basics import rank, size
+from horovod.common.reductions import Average, reduction
+from horovod.core import collectives
+from horovod.core.execution import shard_rows
+from horovod.core.handle import Handle
+from horovod.core.tensor import Tensor
+
+
+def described(array: Array) -> Tensor:
+    """What the core needs to know of a C-contiguous array."""
+    return Tensor(array.reshape(-1), data_type_of(array), array.shape)
+
+
+def _array(value: Any) -> Array:
+    import keras
+
+    return np.array(keras.ops.convert_to_numpy(value), order="C")
+
+
+def _tensor(array: Array) -> Any:
+    import keras
+
+    return keras.ops.convert_to_tensor(array)
+
+
+def _finished(handle: Handle, array: Array) -> Any:
+    handle.wait()
+    return _tensor(array)
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Any = None,
+    compression: Any = None,
+) -> Any:
+    """``postscale_factor * reduce(op, prescale_factor * value)`` over all ranks, as a tensor. The default op is Average.
+
+    Args:
+        value: a number, an array, or anything else that Keras makes a tensor of; of one shape and type on all ranks.
+        name: identifies the call; without one, calls are counted.
+        average: deprecated; True is Average, False is Sum.
+        compression: how it travels, one of ``hvd.Compression``; None: as it is.
+    """
+    import keras
+
+    chosen = reduction(op, average)
+    tensor, context = keras.ops.convert_to_tensor(value), None
+    if compression is not None:
+        tensor, context = compression.compress(tensor)
+    array = _array(tensor)
+    tensors = [described(array)]
+    handle = collectives.allreduce("allreduce", name, tensors, tensors, chosen, prescale_factor, postscale_factor)
+    reduced = _finished(handle, array)
+    return reduced if compression is None else compression.decompress(reduced, context)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Every rank's ``value`` along the first dimension, in rank order. The other dimensions and the type must agree."""
+    import keras
+
+    array = _array(keras.ops.convert_to_tensor(value))
+    gathered: list[Array] = []
+
+    def allocate(_: int, rows: int) -> Array:
+        gathered.append(np.empty((rows, *array.shape[1:]), array.dtype))
+        return gathered[0].reshape(-1)
+
+    collectives.allgather("allgather", name, [described(array)], allocate).wait()
+    return _tensor(gathered[0])
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Rank ``root_rank``'s ``value`` on every rank. Shapes and types must agree."""
+    import keras
+
+    array = _array(keras.ops.convert_to_tensor(value))
+    return _finished(collectives.broadcast("broadcast", name, [described(array)], root_rank), array)
+
+
+def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
+    """This rank's rows of the reduction of every rank's ``value``: dealt evenly, the first ranks one more if need be."""
+    import keras
+
+    array = _array(keras.ops.convert_to_tensor(value))
+    if not array.shape:
+        raise ValueError("Reducescatter does not support scalar inputs")
+    mine = np.empty((shard_rows(array.shape[0], size())[rank()], *array.shape[1:]), array.dtype)
+    handle = collectives.reducescatter("reducescatter", name, [described(array)], [described(mine)], reduction(op))
+    return _finished(handle, mine)
+
+
+def all_say(yes: bool) -> bool:
+    """Whether every rank says yes. Every rank calls it."""
+    answer = np.array([yes], np.uint8)
+    tensors = [described(answer)]
+    collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MIN).wait()
+    return bool(answer[0])
+
+
+def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
+    """Give every rank's variables the values of rank ``root_rank``'s, whatever backend or version of Keras they are of.
+
+    Every rank passes the same variables, in the same order.
+    """
+    if not variables:
+        return
+    arrays = [np.array(variable.numpy(), order="C") for variable in variables]
+    collectives.broadcast("broadcast", None, [described(array) for array in arrays], root_rank).wait()
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(array)

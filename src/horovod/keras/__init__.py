@@ -1,0 +1,234 @@
+"""Horovod for Keras 3, on whichever backend it runs (TensorFlow, PyTorch, JAX)::
+
+import horovod.keras as hvd
+hvd.init()
+model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=...)
+model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from horovod._keras import backend as _backend
+from horovod._keras.loading import load as _load
+from horovod._keras.optimizer import distribute as _distribute
+from horovod._keras.settings import checked as _checked
+from horovod.common.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from horovod.common.reductions import Adasum, Average, Sum
+from horovod.core.dynamic_sets import add_process_set, remove_process_set
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.keras import callbacks
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+if _backend.name() == "tensorflow":
+    from horovod._keras.tensorflow_values import allgather, allreduce, broadcast, reducescatter
+else:
+    from horovod._keras.values import allgather, allreduce, broadcast, reducescatter
+
+Compression = _backend.compression()
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    num_groups: int = 0,
+    groups: Any = None,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make an optimizer like ``optimizer`` whose steps use gradients that are reduced over the ranks. Every rank calls it.
+
+    Returns an instance of a class derived from ``optimizer``'s, of its name, with its configuration and state, for
+    ``model.compile``. Whatever Keras does with gradients (loss scaling, clipping, weight decay) comes after the reduction.
+
+    Args:
+        optimizer: a ``keras.optimizers.Optimizer``.
+        name: of the distributed optimizer.
+        device_dense, device_sparse: accepted for compatibility.
+        compression: how gradients travel: one of ``hvd.Compression``, or a class with its two methods.
+        sparse_as_dense: make gradients of embeddings dense before they are reduced (TensorFlow).
+        gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        num_groups: deprecated; the same as an integer for ``groups``.
+        groups: a number of requests to cut the gradients into, or lists of variables that travel together.
+        backward_passes_per_step: gradients accumulate locally over this many batches before they are reduced and applied,
+            by Keras's own ``gradient_accumulation_steps``.
+        average_aggregated_gradients: accumulate means, not sums.
+        process_set: reduce over these ranks only; other ranks step with their own gradients.
+        scale_local_gradients: divide gradients of variables given to ``register_local_var`` by the number of ranks.
+
+    Raises:
+        ValueError: an argument is wrong; the text says which.
+    """
+    return _distribute(
+        optimizer,
+        _checked(
+            name=name,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            op=op,
+            num_groups=num_groups,
+            groups=groups,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        ),
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A :func:`DistributedOptimizer` that leaves the weights of some layers to each rank.
+
+    Args:
+        local_layers: a layer or layers; they need not be built yet.
+        others: as for :func:`DistributedOptimizer`.
+
+    Raises:
+        ValueError: as there; or ``local_layers`` has something else in it.
+    """
+    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else local_layers or []
+    if not isinstance(layers, Iterable) or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError("All local layers must be of keras.layers.Layer type.")
+    made = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        groups=groups,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    made._horovod.keep_layers_local(list(layers))
+    return made
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """For graphs of TensorFlow 1, which Keras 3 has none of.
+
+    Raises:
+        RuntimeError: always; the text says what to use.
+    """
+    raise RuntimeError(
+        "broadcast_global_variables() does not support eager execution: Keras 3 keeps no list of all variables. "
+        f"Pass hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank}) to fit."
+    )
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type[Any]] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Load a model saved with Keras; its optimizer is a :func:`DistributedOptimizer` afterwards and goes on where it was.
+
+    The file may have been saved with a distributed optimizer or a plain one.
+
+    Args:
+        filepath: a ``.keras`` or ``.h5`` file.
+        custom_optimizers: classes of the user's own.
+        custom_objects: other things of the user's own, by name.
+        compression: as for :func:`DistributedOptimizer`.
+        legacy_opts: accepted for compatibility; it concerns Keras 2.
+    """
+    return _load(filepath, custom_optimizers, custom_objects, _checked(compression=compression))

@@ -1,0 +1,21 @@
+"""TensorFlow's decorators with the types that it leaves out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import tensorflow as tf
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def unconverted(function: _F) -> _F:
+    """Keep AutoGraph from rewriting a function, and what it calls, when it is called inside ``tf.function``."""
+    return cast(_F, functools.wraps(function)(tf.autograph.experimental.do_not_convert(function)))
+
+
+def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
+    """Of a function that returns its outputs and a function of their gradients, make one that TensorFlow differentiates so."""
+    return cast(Callable[..., Any], tf.custom_gradient(function))

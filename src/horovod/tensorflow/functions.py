@@ -1,0 +1,140 @@
+"""Bringing all ranks to one state: variables, and any picklable object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common import objects
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.tensorflow.broadcast import broadcast_, broadcast_leg, of_tensorflow
+from horovod.tensorflow.crossing import run
+from horovod.tensorflow.decorators import unconverted
+from horovod.tensorflow.errors import of_both_kinds
+from horovod.tensorflow.names import collective_name
+from horovod.tensorflow.tensors import check_type
+
+KIND = "HorovodBroadcast"
+
+
+@unconverted
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Overwrite variables on every rank with those of rank ``root_rank``. Every member of ``process_set`` must call it.
+
+    Call it after the variables exist, so for an optimizer's after the first step (or ``optimizer.build``).
+
+    Args:
+        variables: of TensorFlow or Keras, in the same order on every rank.
+        root_rank: whose values count.
+        inplace: as ``hvd.broadcast_`` does it: one call for the variables of each device.
+
+    Returns:
+        In a graph the operation that does it; None in eager execution.
+
+    Raises:
+        as ``hvd.broadcast``.
+    """
+    variables = list(variables)
+    if not variables:
+        return None if tf.executing_eagerly() else tf.no_op()
+    if inplace:
+        by_device: dict[str, list[Any]] = {}
+        for variable in variables:
+            by_device.setdefault(str(of_tensorflow(variable).device), []).append(variable)
+        done = [
+            value
+            for number, members in enumerate(by_device.values())
+            for value in broadcast_(members, root_rank, f"broadcast_variables_{number}", process_set)
+        ]
+        return None if tf.executing_eagerly() else tf.group(*done)
+    values = [tf.convert_to_tensor(of_tensorflow(variable)) for variable in variables]
+    for value in values:
+        check_type(value, KIND)
+    names = collective_name(KIND, "broadcast_variables", values)
+    received = run(names.node, [broadcast_leg(KIND, names.negotiated, values, root_rank, process_set)])[0]
+    assigned = [variable.assign(value) for variable, value in zip(variables, received, strict=True)]
+    if tf.executing_eagerly():
+        return None
+    return tf.group(*[each for each in assigned if each is not None])
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """An operation that overwrites all global variables of a TensorFlow 1 graph with those of rank ``root_rank``.
+
+    Raises:
+        RuntimeError: in eager execution, where there are no global variables.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution. "
+            "Please use `hvd.broadcast_variables(<model/optimizer variables>)` instead."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped base
+    """Broadcasts all global variables from rank ``root_rank`` when a session of TensorFlow 1 is created.
+
+    So all ranks start alike, from random values or from a checkpoint that only the root has. Every rank uses it.
+
+    Args:
+        root_rank: whose values count.
+        device: accepted for compatibility; variables travel through host memory.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Add the operation; TensorFlow calls it before the graph is final."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Run it."""
+        session.run(self.bcast_op)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """:func:`horovod.common.objects.broadcast_object`, at once, in eager execution and while a graph is being built.
+
+    Args:
+        session: accepted for compatibility; none is needed.
+    """
+    with of_both_kinds():
+        return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """A function of an object that broadcasts it from rank ``root_rank``: :func:`broadcast_object`."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """:func:`horovod.common.objects.allgather_object`, at once, in eager execution and while a graph is being built.
+
+    Args:
+        session: accepted for compatibility; none is needed.
+    """
+    with of_both_kinds():
+        return objects.allgather_object(obj, name, process_set)

@@ -1,0 +1,140 @@
+"""Horovod for ``tf.keras``: Keras 3 on its TensorFlow backend, or Keras 2 with ``TF_USE_LEGACY_KERAS=1``::
+
+import horovod.tensorflow.keras as hvd
+hvd.init()
+model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=...)
+model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from horovod._keras.settings import checked as _checked
+from horovod._keras.tensorflow_values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
+from horovod.common.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from horovod.common.reductions import Average, Sum
+from horovod.core.dynamic_sets import add_process_set, remove_process_set
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.keras import callbacks
+from horovod.tensorflow.keras.version import distribute as _distribute
+from horovod.tensorflow.keras.version import load as _load
+
+__all__ = [
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make an optimizer like ``optimizer`` whose steps use gradients that are reduced over the ranks. Every rank calls it.
+
+    Arguments and errors as :func:`horovod.keras.DistributedOptimizer`. With Keras 2 gradients are reduced in ``minimize``, so
+    in ``fit``, but not in ``apply_gradients``: there a training loop of one's own takes
+    :func:`horovod.tensorflow.DistributedGradientTape`; and state that the original has is left behind.
+    """
+    return _distribute(
+        optimizer,
+        _checked(
+            name=name,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        ),
+    )
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type[Any]] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Load a saved model; its optimizer is a :func:`DistributedOptimizer` afterwards and goes on where it was.
+
+    Arguments as :func:`horovod.keras.load_model`; Keras 2 also reads folders in TensorFlow's SavedModel format.
+    """
+    return _load(filepath, custom_optimizers, custom_objects, _checked(compression=compression))

@@ -1,0 +1,45 @@
+"""Callbacks for models that train on many ranks, for ``tf.keras`` of either version.
+
+Every rank passes the same ones to ``fit``, those of this module first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from horovod._keras import callbacks
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(callbacks.BroadcastGlobalVariables, tf.keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+    __doc__ = callbacks.BroadcastGlobalVariables.__doc__
+
+
+class MetricAverageCallback(callbacks.MetricAverage, tf.keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+    __doc__ = callbacks.MetricAverage.__doc__
+
+
+class LearningRateScheduleCallback(callbacks.LearningRateSchedule, tf.keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+    __doc__ = callbacks.LearningRateSchedule.__doc__
+
+
+class LearningRateWarmupCallback(callbacks.LearningRateWarmup, tf.keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+    __doc__ = callbacks.LearningRateWarmup.__doc__
+
+
+class BestModelCheckpoint(callbacks.BestModel, tf.keras.callbacks.ModelCheckpoint):  # type: ignore[misc]  # Keras is untyped
+    __doc__ = callbacks.BestModel.__doc__
+
+    def __init__(
+        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch"
+    ) -> None:
+        super().__init__(monitor=monitor, verbose=verbose, mode=mode, save_freq=save_freq)

@@ -1,0 +1,40 @@
+"""Which Keras ``tf.keras`` is: version 3, or version 2 where ``TF_USE_LEGACY_KERAS`` asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from horovod._keras.settings import Settings
+
+LEGACY = str(getattr(tf.keras, "__version__", "2")).startswith("2")
+"""Whether it is Keras 2, whose module in ``tf_keras`` tells no version."""
+
+if not LEGACY and tf.keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        f"horovod.tensorflow.keras needs Keras to run on TensorFlow, but KERAS_BACKEND is {tf.keras.backend.backend()!r}; "
+        "import horovod.keras instead, which works on every backend"
+    )
+
+
+def distribute(optimizer: Any, settings: Settings) -> Any:
+    """Wrap an optimizer of whichever Keras it is."""
+    if LEGACY:
+        from horovod._keras import legacy_optimizer
+
+        return legacy_optimizer.distribute(optimizer, settings)
+    from horovod._keras import optimizer as of_keras_3
+
+    return of_keras_3.distribute(optimizer, settings)
+
+
+def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: Settings) -> Any:
+    """Load a model of whichever Keras it is."""
+    if LEGACY:
+        from horovod._keras import legacy_optimizer
+
+        return legacy_optimizer.load(tf.keras, filepath, custom_optimizers, custom_objects, settings)
+    from horovod._keras import loading
+
+    return loading.load(filepath, custom_optimizers, custom_objects, settings)

@@ -1,0 +1,218 @@
+"""One place in a graph at which collectives are run, time and again.
+
+In a graph that functions (``tf.function``) run, collectives are three kinds of operations:
+
+    submit    a Python function that hands its inputs to the core and returns a ticket; it never blocks
+    wait      a dequeue of the tickets from a queue of this place in the graph; TensorFlow waits, no thread does
+    collect   a Python function that returns the outputs, which have arrived, or raises
+
+When the core has finished, the ticket is put into the queue (:mod:`horovod.tensorflow.deliveries`). So any number of
+collectives may be under way in a graph, in another order on every rank, and even one thread between operations is enough.
+All three take the queue as an input. TensorFlow keeps operations with side effects on one resource in order, and runs those
+on different resources side by side: so collectives do not wait for one another, as functions without a resource would.
+
+A graph that a session runs (TensorFlow 1) cannot be reached by a queue from outside. There the wait is a loop that looks for
+a moment at a time and lets TensorFlow do other things in between.
+
+Several submissions may share one wait and one collect: that is how buckets of gradients overlap with backward.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from horovod.core.handle import Handle
+from horovod.observe import whereabouts
+from horovod.tensorflow import deliveries
+
+Outputs = Callable[[], list[Any]]
+"""Makes eager tensors of what a collective has produced; called once, after it is done."""
+
+Start = Callable[[Sequence[Any]], tuple[Handle, Outputs]]
+"""Submits eager tensors to the core; raises what the core raises."""
+
+
+class Leg(NamedTuple):
+    """One submission.
+
+    Attributes:
+        inputs: tensors, all of the graph that is being built, or all eager.
+        start: submits them when the graph is run, or at once.
+        outputs: types of what it produces; a dimension that only the other ranks know is None.
+    """
+
+    inputs: Sequence[Any]
+    start: Start
+    outputs: Sequence[tf.TensorSpec]
+
+
+_tickets = itertools.count(1)
+_MOMENT = 0.001
+"""Seconds that a session's thread looks for the end of a collective before it does something else."""
+_RUNS_KEPT = 8
+"""Runs of a site after which one that was never collected counts as cancelled."""
+
+
+class _Flight(NamedTuple):
+    """A submission, from then until it is collected."""
+
+    handle: Handle
+    outputs: Outputs
+    number: int
+
+
+class Site:
+    """The operations of some collectives that share a wait.
+
+    The graph keeps it for as long as TensorFlow keeps graphs, and it keeps nothing of the graph.
+
+    Args:
+        in_functions: the graph is run by functions, not by a session.
+    """
+
+    def __init__(self, in_functions: bool) -> None:
+        self._line = ""
+        self._lock = threading.Lock()
+        self._under_way: dict[int, _Flight] = {}
+        self._legs = 0
+        self._submissions = 0
+        self._queue: Any = None
+        if in_functions:
+            with tf.init_scope():
+                self._queue = tf.queue.FIFOQueue(-1, [tf.int64], [()])
+
+    def build(self, name: str, legs: Sequence[Leg]) -> list[list[Any]]:
+        """Add the operations to the graph that is being built; the outputs, leg by leg.
+
+        Args:
+            name: of the operation that collects, complete and not used yet.
+        """
+        self._legs = len(legs)
+        resource = [] if self._queue is None else [self._queue.queue_ref]
+        tickets = []
+        for number, leg in enumerate(legs):
+            label = f"{name}_submit" if len(legs) == 1 else f"{name}_submit_{number}"
+            ticket = tf.py_function(self._submitter(leg.start), [*resource, *leg.inputs], tf.int64, _exactly(label))
+            ticket.set_shape(())
+            tickets.append(ticket)
+        self._line = _users_line(tickets[0].op)
+        with tf.control_dependencies(tickets):
+            arrived = self._wait(tickets, name)
+        specs = [spec for leg in legs for spec in leg.outputs]
+        types = [spec.dtype for spec in specs]
+        outputs = tf.py_function(self._collect, [*resource, arrived, *tickets], types, _exactly(name))
+        for output, spec in zip(outputs, specs, strict=True):
+            output.set_shape(spec.shape)
+        found = iter(outputs)
+        return [[next(found) for _ in leg.outputs] for leg in legs]
+
+    def _wait(self, tickets: Sequence[Any], name: str) -> Any:
+        if self._queue is None:
+            pauses = _pauses(tickets[0].graph)
+
+            def look_again(_: Any) -> Any:
+                with tf.control_dependencies([pauses.get_next()]):
+                    arrived = tf.py_function(self._arrived, tickets, tf.bool)
+                arrived.set_shape(())
+                return arrived
+
+            return tf.while_loop(tf.logical_not, look_again, [tf.constant(False)], parallel_iterations=1)
+        handle, label = self._queue.queue_ref, _exactly(f"{name}_wait")
+        if len(tickets) == 1:
+            return tf.raw_ops.QueueDequeueV2(handle=handle, component_types=[tf.int64], name=label)[0]
+        return tf.raw_ops.QueueDequeueManyV2(handle=handle, n=len(tickets), component_types=[tf.int64], name=label)[0]
+
+    # What follows runs when the graph does, on TensorFlow's threads.
+
+    def _submitter(self, start: Start) -> Callable[..., int]:
+        def submit(*arguments: Any) -> int:
+            inputs = arguments if self._queue is None else arguments[1:]
+            with whereabouts.on_behalf_of(self._line):
+                handle, outputs = start(inputs)
+            ticket = next(_tickets)
+            with self._lock:
+                self._submissions += 1
+                self._under_way[ticket] = _Flight(handle, outputs, self._submissions)
+                self._forget_cancelled()
+            if self._queue is not None:
+                deliveries.start()
+                handle.then(lambda: deliveries.deliver(self._queue.queue_ref, ticket))
+            return ticket
+
+        return submit
+
+    def _forget_cancelled(self) -> None:
+        """Something else in the graph may fail after a submission; then nobody collects it."""
+        for ticket, flight in list(self._under_way.items()):
+            if flight.number > self._submissions - _RUNS_KEPT * self._legs or not flight.handle.done():
+                return
+            del self._under_way[ticket]
+
+    def _arrived(self, *tickets: Any) -> bool:
+        handles = [self._under_way[int(ticket)].handle for ticket in tickets]
+        for handle in handles:
+            try:
+                handle.wait(_MOMENT)
+            except TimeoutError:
+                return False
+            except Exception:
+                pass  # it has arrived too; who collects raises
+        return True
+
+    def _collect(self, *arguments: Any) -> list[Any]:
+        if self._queue is not None:
+            arguments = arguments[1:]
+        numbers = [int(ticket) for ticket in arguments[1:]]
+        with self._lock:
+            flights = [self._under_way.pop(number) for number in numbers]
+        if self._queue is not None and set(arguments[0].numpy().reshape(-1).tolist()) != set(numbers):
+            self._catch_up(flights)
+        for flight in flights:
+            flight.handle.wait()  # does not wait: it is done, or raises why it failed
+        return [output for flight in flights for output in flight.outputs()]
+
+    def _catch_up(self, flights: Sequence[_Flight]) -> None:
+        """The tickets that came were left behind by a run that was cancelled: wait here, this once, and clear the queue."""
+        for flight in flights:
+            try:
+                flight.handle.wait()
+            except Exception:
+                pass  # raised by who collects
+        with self._lock:
+            left = 0 if self._under_way else int(tf.raw_ops.QueueSizeV2(handle=self._queue.queue_ref))
+            if left:
+                tf.raw_ops.QueueDequeueManyV2(handle=self._queue.queue_ref, n=left, component_types=[tf.int64])
+
+
+def _pauses(graph: Any) -> Any:
+    """Of a graph that a session runs, something to take from, which lets a thread go meanwhile.
+
+    A thread runs what it has made ready itself before anything else, so a loop would keep it. Data sets answer from threads of
+    their own, and what that makes ready waits for its turn.
+    """
+    while getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    found = getattr(graph, "_horovod_pauses", None)
+    if found is None:
+        with graph.as_default(), tf.control_dependencies(None):
+            endless = tf.data.Dataset.range(1).repeat()
+            found = graph._horovod_pauses = tf.compat.v1.data.make_one_shot_iterator(endless)
+    return found
+
+
+def _exactly(name: str) -> str:
+    """A name that TensorFlow takes as it is, whatever scope it is in."""
+    return f"{name}/"
+
+
+def _users_line(operation: Any) -> str:
+    """``file:line`` of the user's code that made an operation; TensorFlow sees through what it makes of functions."""
+    for frame in reversed(operation.traceback or []):
+        if whereabouts.is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno}"
+    return whereabouts.caller()

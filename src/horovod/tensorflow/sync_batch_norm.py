@@ -1,0 +1,114 @@
+"""``SyncBatchNormalization``: batch normalisation with the mean and variance of all ranks' batches.
+
+Forward gathers one row a rank: its means, its sums of squared deviations, and how many elements they are of; combined they
+are the statistics of the concatenated batch. Backward adds up, over the ranks, the gradients of both statistics. Deviations
+from the rank's own mean lose nothing where the mean is much larger than the deviation, as sums of squares would.
+
+Sources: Ioffe and Szegedy, "Batch Normalization", 2015 (arXiv:1502.03167); Chan, Golub and LeVeque, "Updating formulae and a
+pairwise algorithm for computing sample variances", 1979, for combining the statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common.basics import size
+from horovod.common.reductions import Sum
+from horovod.core.process_set import global_process_set
+from horovod.tensorflow.allgather import allgather_leg
+from horovod.tensorflow.allreduce import allreduce_leg
+from horovod.tensorflow.crossing import run
+from horovod.tensorflow.decorators import unconverted, with_gradient
+from horovod.tensorflow.names import collective_name
+
+_GATHER = "HorovodAllgather"
+_REDUCE = "HorovodAllreduce"
+
+
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]  # untyped base
+    """Use in place of ``tf.keras.layers.BatchNormalization``; every rank has the same layers.
+
+    In training, forward and backward are collectives: all ranks call them, in the same order, with batches of any sizes (also
+    none). Outputs, gradients of inputs and moving statistics are those of one process with all the batches concatenated;
+    gradients of gamma and beta are this rank's share, which the tape or optimizer reduces like all others. In inference, and
+    in a job of one, it is ordinary batch normalisation.
+
+    Args:
+        fused: False; there is no fused computation across ranks.
+        kwargs: as of ``tf.keras.layers.BatchNormalization``.
+
+    Raises:
+        ValueError: ``fused`` is True or None.
+    """
+
+    def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
+        if fused in (True, None):
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        super().__init__(**kwargs)
+
+    @unconverted
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        """The mean and the biased variance of everybody's inputs, of shape (channels,)."""
+        if size() == 1:
+            moments: tuple[Any, Any] = super()._moments(inputs, mask)
+            return moments
+        weights = None if mask is None else tf.expand_dims(tf.cast(mask, inputs.dtype), -1)
+        return _moments_of_all(inputs, weights, self._reduction_axes)
+
+
+def _moments_of_all(inputs: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
+    """Mean and biased variance over ``axes`` of the inputs of all ranks. Every rank calls it.
+
+    Args:
+        weights: 0 for elements that do not count, else 1; broadcast against ``inputs``. None: all count.
+        axes: all but the channels'.
+    """
+
+    def total(values: Any) -> Any:
+        return tf.cast(tf.reduce_sum(values if weights is None else values * weights, axes, keepdims=True), tf.float64)
+
+    @with_gradient
+    def moments(inputs: Any) -> Any:
+        count = total(tf.ones_like(inputs))
+        mean = tf.math.divide_no_nan(total(inputs), count)
+        centred = inputs - tf.cast(mean, inputs.dtype)
+        correction = tf.math.divide_no_nan(total(centred), count)  # by how much rounding has moved the mean
+        deviations = total(tf.square(centred)) - count * tf.square(correction)
+        row = tf.stack([mean + correction, deviations, count])
+        means, squares, counts = tf.unstack(_gather(row), axis=1)
+        everything = tf.reduce_sum(counts, 0)
+        mean_of_all = tf.math.divide_no_nan(tf.reduce_sum(means * counts, 0), everything)
+        spread = squares + counts * tf.square(means - mean_of_all)
+        variance_of_all = tf.math.divide_no_nan(tf.reduce_sum(spread, 0), everything)
+
+        def gradient(for_mean: Any, for_variance: Any) -> Any:
+            given = tf.stack(
+                [tf.reshape(for_mean, tf.shape(everything)), tf.reshape(for_variance, tf.shape(everything))]
+            )
+            sums = tf.math.divide_no_nan(_add_up(tf.cast(given, tf.float64)), everything)
+            from_mean = inputs - tf.cast(mean_of_all, inputs.dtype)
+            result = tf.cast(sums[0], inputs.dtype) + 2 * from_mean * tf.cast(sums[1], inputs.dtype)
+            return result if weights is None else result * weights
+
+        found = [tf.cast(tf.squeeze(each, axes), inputs.dtype) for each in (mean_of_all, variance_of_all)]
+        return found, gradient
+
+    mean, variance = moments(inputs)
+    return mean, variance
+
+
+def _gather(row: Any) -> Any:
+    """Everybody's row, by rank."""
+    row = tf.expand_dims(row, 0)
+    names = collective_name(_GATHER, "sync_batch_norm", [row])
+    gathered = run(names.node, [allgather_leg(_GATHER, names.negotiated, [row], global_process_set)])[0][0]
+    return tf.ensure_shape(gathered, [size(), *row.shape[1:]])
+
+
+def _add_up(sums: Any) -> Any:
+    names = collective_name(_REDUCE, "sync_batch_norm", [sums])
+    leg = allreduce_leg(_REDUCE, names.negotiated, [sums], Sum, 1.0, 1.0, global_process_set)
+    return run(names.node, [leg])[0][0]

@@ -1,0 +1,106 @@
+"""Whole scripts under ``horovodrun``: how processes begin and end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import horovod
+from parallel.tensorflow.conftest import QUIET
+
+SOURCE = Path(horovod.__file__).resolve().parents[1]
+
+
+def run(tmp_path: Path, script: str, *launcher: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run a script's text, under horovodrun if there are arguments for it."""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    env = {name: value for name, value in os.environ.items() if "HOROVOD" not in name and "NUM_THREADS" not in name}
+    command = [sys.executable, "-m", "horovod.runner.launch", *launcher] if launcher else []
+    return subprocess.run(
+        [*command, sys.executable, str(path)],
+        env={**env, **QUIET, "PYTHONPATH": str(SOURCE), **extra},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+PENDING = """
+import os, threading, time
+import tensorflow as tf
+import horovod.tensorflow as hvd
+
+hvd.init()
+assert float(tf.function(lambda: hvd.allreduce(tf.constant(1.0), op=hvd.Sum))()) == 2.0
+print("threads", os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["TF_NUM_INTEROP_THREADS"])
+waiting = tf.function(lambda: hvd.allreduce(tf.constant(1.0), name=f"only.{hvd.rank()}"))
+threading.Thread(target=waiting, daemon=True).start()
+time.sleep(0.5)
+print("the end of the script")
+"""
+
+
+def test_a_process_that_ends_with_a_graph_under_way(tmp_path: Path) -> None:
+    done = run(tmp_path, PENDING, "-np", "2")
+    assert done.stdout.count("the end of the script") == 2, done.stderr
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert done.stdout.count(f"threads {share} {share}") == 2, done.stdout
+
+
+AUTOGRAPH = """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+
+hvd.init()
+
+@tf.function
+def train(steps):
+    total = tf.constant(0.0)
+    for step in tf.range(steps):
+        if step % 2 == 0:
+            total += hvd.allreduce(tf.cast(step, tf.float32), op=hvd.Sum)
+        else:
+            total -= hvd.allgather(tf.ones([hvd.rank() + 1]) * 2)[0]
+    return total
+
+print("total", float(train(tf.constant(6))))
+"""
+
+
+def test_python_that_autograph_turns_into_a_graph(tmp_path: Path) -> None:
+    done = run(tmp_path, AUTOGRAPH, "-np", "2", TF_NUM_INTEROP_THREADS="1")
+    assert done.returncode == 0 and done.stdout.count("total 6.0") == 2, done.stderr
+    assert "AutoGraph" not in done.stderr
+
+
+def test_both_frameworks_in_one_process(tmp_path: Path) -> None:
+    script = """
+import torch
+import tensorflow as tf
+import horovod.torch as first
+import horovod.tensorflow as second
+
+second.init()
+assert first.size() == second.size() == 1
+assert first.allreduce(torch.ones(3)).tolist() == second.allreduce(tf.ones([3])).numpy().tolist() == [1, 1, 1]
+print("both")
+"""
+    done = run(tmp_path, script)
+    assert done.returncode == 0 and "both" in done.stdout, done.stderr
+
+
+def test_without_tensorflow_the_import_says_so(tmp_path: Path) -> None:
+    script = """
+import sys
+sys.modules["tensorflow"] = None
+import horovod.tensorflow
+"""
+    done = run(tmp_path, script)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: horovod.tensorflow needs TensorFlow 2.16 or newer")
+    assert "pip install 'horovod[tensorflow]'" in last
