@@ -1,22 +1,39 @@
-"""Are the documents true? Their links lead somewhere, the files and targets they name exist, their code runs."""
+"""Are the documents true? Their links lead somewhere, the files and targets they name exist, their code runs.
+
+What a document's blocks are, by the words after their opening fence:
+
+- ``python``: all of a document run one after another as one program, on two ranks;
+- ``python NAME``: the same, as a program of its own;
+- ``python fails [VARIABLE=value ...]``: a program that fails on two ranks with what the next ``text`` block quotes;
+- ``python horovodrun``: the same, but started by ``horovodrun``, whose own words are quoted, too;
+- ``console``: a command that ends with status 2, having printed what stands below it.
+
+In what is quoted, ``...`` stands for anything.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import horovod
+from ranks import RankPool
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 SOURCE = Path(horovod.__file__).resolve().parents[1]
 
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|docs|tests|examples|benchmarks)/[\w./-]*)`")
 TARGET = re.compile(r"(?:^ {4}|`)make ([a-z]+)", re.MULTILINE)
@@ -45,18 +62,155 @@ def test_links_and_names_lead_somewhere(document: Path) -> None:
         assert target in targets, f"{document.name} says 'make {target}'"
 
 
-def test_the_readme_program_trains_on_two_ranks(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (program,) = [code for language, code in FENCED.findall((ROOT / "README.md").read_text()) if language == "python"]
-    (tmp_path / "train.py").write_text(program)
+def horovodrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the launcher to its end, as a user does."""
     environment = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}
-    done = subprocess.run(
-        [sys.executable, "-m", "horovod.runner.launch", "-np", "2", sys.executable, "train.py"],
-        cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, "-m", "horovod.runner.launch", *arguments],
+        cwd=folder,
         env=environment | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def test_the_readme_program_trains_on_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (program,) = [code for language, code in FENCED.findall((ROOT / "README.md").read_text()) if language == "python"]
+    (tmp_path / "train.py").write_text(program)
+    done = horovodrun(tmp_path, "-np", "2", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[0]<stdout>:done"]
+
+
+def programs(document: Path) -> dict[str, list[str]]:
+    """The Python blocks that run without failing, by the program they belong to."""
+    found: dict[str, list[str]] = {}
+    for words, code in FENCED.findall(document.read_text()):
+        language, _, name = words.partition(" ")
+        if language == "python" and name.split(" ")[0] not in ("fails", "horovodrun"):
+            found.setdefault(name, []).append(code)
+    return found
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if d.name != "README.md" and programs(d)], ids=lambda path: path.name
+)
+def test_programs_run_on_two_ranks(document: Path, ranks: Callable[..., RankPool]) -> None:
+    pytest.importorskip("torch")
+    trained = ranks(2, framework="torch").run(_run_programs, document.name, programs(document), free_port())
+    for weights in trained:
+        assert weights.get("ddp") == pytest.approx(weights.get("hvd"), abs=1e-5), "both programs train the same"
+    assert trained[0].get("hvd") == trained[1].get("hvd")
+
+
+def _run_programs(document: str, programs: dict[str, list[str]], port: int) -> dict[str, list[float]]:
+    """Runs on a rank: each program to its end; the weights that those with names trained."""
+    import os
+
+    import torch.distributed
+
+    import horovod.torch as hvd
+    from horovod.core import config
+
+    before = dict(os.environ)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": os.environ[config.RANK], "WORLD_SIZE": os.environ[config.SIZE]}
+    weights = {}
+    try:
+        for name, blocks in programs.items():
+            variables: dict[str, Any] = {"__name__": "__main__"}
+            try:
+                for number, block in enumerate(blocks, 1):
+                    exec(compile(block, f"{document}, block {number} of {name or 'the program'}", "exec"), variables)
+            finally:
+                hvd.shutdown()
+                if torch.distributed.is_initialized():
+                    torch.distributed.destroy_process_group()
+            if name:
+                weights[name] = [x for p in variables["model"].parameters() for x in p.detach().flatten().tolist()]
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return weights
+
+
+def failures(start: str) -> list[Any]:
+    """The programs that are to fail, those whose first word is ``start``: the other words, the code, what is quoted."""
+    found = []
+    for document in DOCUMENTS:
+        blocks = FENCED.findall(document.read_text())
+        for (words, code), (after, quoted) in pairwise(blocks):
+            language, *rest = words.split(" ")
+            if language == "python" and rest and rest[0] == start:
+                assert after == "text", f"{document.name}: nothing quoted after:\n{code}"
+                found.append(pytest.param(rest[1:], code, quoted, id=f"{document.stem}: {quoted[:40]}"))
+    return found
+
+
+def quotes(quoted: str, printed: str) -> bool:
+    """Whether all of a quotation stands in what was printed."""
+    return (
+        re.search(r".*?".join(re.escape(part) for part in quoted.strip().split("...")), printed, re.DOTALL) is not None
+    )
+
+
+@pytest.mark.parametrize(("settings", "code", "quoted"), failures("fails"))
+def test_what_fails_says_so(settings: list[str], code: str, quoted: str, ranks: Callable[..., RankPool]) -> None:
+    pytest.importorskip("torch")
+    told = ranks(2, framework="torch").run(_run_failing, code, dict(word.split("=") for word in settings))
+    assert any(quotes(quoted, each) for each in told), "\n".join(told)
+
+
+def _run_failing(code: str, settings: dict[str, str]) -> str:
+    """Runs on a rank: a program that fails there, or on the others; what it said."""
+    import logging
+    import os
+
+    import horovod.torch as hvd
+
+    before = dict(os.environ)
+    os.environ |= settings
+    logging.getLogger("horovod").setLevel(logging.CRITICAL)
+    try:
+        exec(compile(code, "/home/me/train.py", "exec"), {"__name__": "__main__"})
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        hvd.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+    return ""
+
+
+@pytest.mark.parametrize(("_", "code", "quoted"), failures("horovodrun"))
+def test_what_the_launcher_says_of_a_failure(_: list[str], code: str, quoted: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(code)
+    done = horovodrun(tmp_path, "-np", "2", sys.executable, "train.py")
+    assert done.returncode and quotes(quoted, done.stderr), done.stderr
+
+
+COMMANDS = [
+    (document.name, code)
+    for document in DOCUMENTS
+    for words, code in FENCED.findall(document.read_text())
+    if words == "console"
+]
+
+
+@pytest.mark.parametrize(("document", "block"), COMMANDS)
+def test_commands_that_are_wrong_are_told_so(document: str, block: str, tmp_path: Path) -> None:
+    command, quoted = block.split("\n", 1)
+    prompt, program, *arguments = shlex.split(command)
+    assert (prompt, program) == ("$", "horovodrun")
+    done = horovodrun(tmp_path, *arguments)
+    assert done.returncode == 2 and quotes(quoted, done.stderr), done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port

@@ -1,51 +1,106 @@
-"""The examples of single capabilities, started as their users start them; each must learn, and only rank 0 speak."""
+"""The examples of single capabilities on real ranks: they learn, their ranks agree, and only rank 0 speaks."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-import horovod
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+Example = Callable[..., list[Any]]
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SOURCE = Path(horovod.__file__).resolve().parents[1]
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("pytorch_*.py") if path.stem != "pytorch_digits")
+
+
+def numbers(label: str, text: str) -> list[float]:
+    """Every number that follows ``label``."""
+    return [float(found) for found in re.findall(rf"{label} (-?[\d.]+)", text)]
+
+
+def spoken(ended: list[Any]) -> str:
+    """What rank 0 said, and that nobody else said anything."""
+    assert [each.printed for each in ended[1:]] == [""] * (len(ended) - 1)
+    return ended[0].printed
 
 
 @pytest.mark.parametrize(
     "command",
     [
         "pytorch_adasum.py",
+        "pytorch_adasum.py --average",
         "pytorch_powersgd.py",
         "pytorch_powersgd.py --compression topk",
         "pytorch_uneven_data.py",
     ],
 )
-def test_two_ranks_learn(command: str, tmp_path: Path) -> None:
-    script, *arguments = command.split()
-    environment = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}
-    environment |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "horovod.runner.launch", "-np", "2", sys.executable, str(EXAMPLES / script), *arguments],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.split(": ")[0] for line in lines] == [f"[0]<stdout>:epoch {epoch}" for epoch in range(1, 6)]
-    accuracies = [float(found) for found in re.findall(r"test accuracy ([\d.]+)%", done.stdout)]
-    assert len(accuracies) == 5 and accuracies[-1] > 82, done.stdout
-    losses = [float(found) for found in re.findall(r"training loss ([\d.]+)", done.stdout)]
-    assert not losses or losses[-1] < 0.5 * losses[0], done.stdout
-    if script == "pytorch_uneven_data.py":
-        assert done.stdout.count("steps by rank [15, 30], rank 1 was last") == 5
+def test_two_ranks_learn_one_model(example: Example, command: str) -> None:
+    ended = example(command)
+    said = spoken(ended)
+    assert [line.split(": ")[0] for line in said.splitlines()] == [f"epoch {epoch}" for epoch in range(1, 6)]
+    accuracies = numbers("test accuracy", said)
+    assert len(accuracies) == 5 and accuracies[-1] > 82, said
+    losses = numbers("training loss", said)
+    assert not losses or losses[-1] < 0.5 * losses[0], said
+    assert ended[0].parameters == ended[1].parameters != []
+    if command.startswith("pytorch_uneven_data.py"):
+        assert said.count("steps by rank [15, 30], rank 1 was last") == 5
+
+
+def test_two_halves_learn_two_models_and_vote(example: Example) -> None:
+    ended = example("pytorch_process_sets.py", size=4)
+    said = spoken(ended)
+    first, second = (ended[rank].parameters for rank in (0, 2))
+    assert ended[1].parameters == first and ended[3].parameters == second, "a half has one model"
+    assert first != second, "two halves have two"
+    *_, last = said.splitlines()
+    one, other, together = [float(found) for found in re.findall(r"([\d.]+)%", last)]
+    assert min(one, other) > 80 and together > 80, said
+
+
+def test_one_rank_has_one_model(example: Example) -> None:
+    said = spoken(example("pytorch_process_sets.py --epochs 1", size=1))
+    assert re.fullmatch(r"epoch 1: test accuracy alone ([\d.]+%), together \1\n", said)
+
+
+def test_a_generator_comes_closer_to_digits(example: Example) -> None:
+    ended = example("pytorch_gan.py --epochs 20")
+    distances = numbers("distance from real digits", spoken(ended))
+    assert len(distances) == 3 and distances[-1] < 0.8 * distances[0], distances
+    assert ended[0].parameters == ended[1].parameters, "generator and discriminator are the same on both ranks"
+    assert len(ended[0].parameters) == 2
+
+
+SETTINGS = "--batch-size 2 --image-size 32 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 2"
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [
+        ("--model resnet50", 25_557_032),
+        ("--model small --fp16-allreduce", 1_036_648),
+        ("--model small --use-adasum", 1_036_648),
+    ],
+)
+def test_the_benchmark_trains_and_measures(example: Example, options: str, parameters: int) -> None:
+    ended = example(f"pytorch_synthetic_benchmark.py --no-cuda {options} {SETTINGS}")
+    said = spoken(ended)
+    assert f"{parameters:,} parameters" in said
+    assert len(ended[0].parameters[0]) == 4 * parameters
+    assert ended[0].parameters == ended[1].parameters, "the ranks saw different images and made the same step"
+    rates = numbers(r"iteration \d:", said)
+    each, all_ranks = numbers("Img/sec per rank:", said), numbers(r"Total img/sec on 2 rank\(s\):", said)
+    assert len(rates) == 2 and min(rates) > 0
+    assert each[0] == pytest.approx(sum(rates) / 2, abs=0.11) and all_ranks[0] == pytest.approx(2 * each[0], abs=0.2)
+
+
+def test_every_example_has_help_that_says_how_it_is_run(example: Example) -> None:
+    for script in SCRIPTS:
+        (ended,) = example(f"{script} --help", size=1)
+        assert ended.printed.startswith(f"usage: {script} [-h]"), ended.printed
+        assert f"horovodrun -np 2 python examples/{script}" in (EXAMPLES / script).read_text()

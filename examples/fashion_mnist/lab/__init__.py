@@ -1,0 +1,15 @@
+"""What every script of the lab shares, so that a script holds nothing but the training, and a step nothing but its lesson.
+
+Nothing in here knows of other ranks, except that :func:`lab.data.load` makes sure that all of them take the same images.
+"""
+
+from __future__ import annotations
+
+from lab import data
+from lab.checkpoints import Checkpoints
+from lab.early_stopping import StopAtAccuracy
+from lab.options import parse_options
+from lab.reporting import Report
+from lab.wide_resnet import wide_resnet
+
+__all__ = ["Checkpoints", "Report", "StopAtAccuracy", "data", "parse_options", "wide_resnet"]

@@ -1,0 +1,168 @@
+"""Images with labels, as ``tf.data`` pipelines."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+CROP = 8
+"""An augmented image is moved by up to an eighth of its size in either direction."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images for training and for testing.
+
+    Attributes:
+        train, test: pairs of images, uint8 (n, height, width, 1), and labels, int32 (n,).
+        may_flip: whether an image seen in a mirror still shows the same thing: clothes do, figures do not.
+    """
+
+    train: tuple[Any, Any]
+    test: tuple[Any, Any]
+    may_flip: bool
+
+    @property
+    def train_count(self) -> int:
+        return len(self.train[1])
+
+    @property
+    def test_count(self) -> int:
+        return len(self.test[1])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        height, width, channels = self.train[0].shape[1:]
+        return height, width, channels
+
+    @property
+    def classes(self) -> int:
+        return int(max(self.train[1].max(), self.test[1].max())) + 1
+
+    def training(self, batch_size: int, rank: int = 0, ranks: int = 1) -> tf.data.Dataset:
+        """Batches of augmented images without end, in ever new order: of every ``ranks``-th image, from ``rank`` on."""
+        mine = tuple(part[rank::ranks] for part in self.train)
+        return _endless(mine, batch_size).map(self._augmented).prefetch(2).with_options(_one_thread())
+
+    def validation(self, batch_size: int) -> tf.data.Dataset:
+        """Batches of test images without end, drawn in ever new order."""
+        return _endless(self.test, batch_size).map(_scaled).prefetch(2).with_options(_one_thread())
+
+    def testing(self, batch_size: int) -> tf.data.Dataset:
+        """Batches that hold every test image once."""
+        batches = tf.data.Dataset.from_tensor_slices(self.test).batch(batch_size)
+        return batches.map(_scaled).prefetch(2).with_options(_one_thread())
+
+    def _augmented(self, images: Any, labels: Any) -> Any:
+        """Each image padded with black, cut out at a place of its own, and half of them seen in a mirror."""
+        images, labels = _scaled(images, labels)
+        count = tf.shape(images)[0]
+        height, width, _ = self.shape
+        for axis, length in ((1, height), (2, width)):
+            margin = max(1, length // CROP)
+            padding = [[0, 0]] * 4
+            padding[axis] = [margin, margin]
+            first = tf.random.uniform([count, 1], 0, 2 * margin + 1, tf.int32)
+            padded = tf.pad(images, padding, constant_values=-1.0)
+            images = tf.gather(padded, first + tf.range(length), axis=axis, batch_dims=1)
+        if self.may_flip:
+            mirrored = tf.random.uniform([count, 1, 1, 1]) < 0.5
+            images = tf.where(mirrored, tf.reverse(images, [2]), images)
+        return images, labels
+
+
+def steps(images: int, batch_size: int) -> int:
+    """How many whole batches there are in so many images.
+
+    Raises:
+        SystemExit: not one.
+    """
+    if images < batch_size:
+        sys.exit(f"{images} images are fewer than one batch of {batch_size}; lower --batch-size or --val-batch-size")
+    return images // batch_size
+
+
+def load(file: Path | None, hvd: Any = None) -> Images:
+    """The images of ``file``, else Fashion-MNIST, else, where that cannot be had, the digits that ship with scikit-learn.
+
+    Args:
+        file: an ``.npz`` file with ``x`` (n, height, width), 0 to 255, and ``y`` (n,), labels from 0: the first four fifths to
+            train, the others to test.
+        hvd: ``horovod.keras``, initialised. Every rank passes it, or none: it sees that all take the same images.
+
+    Raises:
+        SystemExit: the file is not of that kind.
+    """
+    if file is not None:
+        return _split(*_read(file))
+    fashion, why_not = _fashion_mnist()
+    here = fashion is not None
+    everywhere = here if hvd is None else float(hvd.allreduce(float(here), name="Fashion-MNIST is here")) == 1.0
+    if everywhere:
+        train, test = fashion
+        return Images(_uniform(*train), _uniform(*test), may_flip=True)
+    if hvd is None or hvd.rank() == 0:
+        print(f"Fashion-MNIST cannot be had ({why_not or 'by another rank'}): training on the digits of scikit-learn")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return _split(digits.images * (255 / 16), digits.target)
+
+
+def _read(file: Path) -> tuple[Any, Any]:
+    try:
+        with np.load(file) as arrays:
+            return arrays["x"], arrays["y"]
+    except (OSError, KeyError, ValueError) as error:
+        sys.exit(f"--data {file}: {error}. Give an .npz file with arrays 'x' and 'y'.")
+
+
+def _fashion_mnist() -> tuple[Any, str]:
+    """What Keras has in its folder of data sets, or fetches into it; or None, and why. The ranks of a host take turns."""
+    folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "datasets"
+    folder.mkdir(parents=True, exist_ok=True)
+    before = socket.getdefaulttimeout()
+    with (folder / "fashion-mnist.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        socket.setdefaulttimeout(10)  # Keras sets none, and would wait for a silent network as long as that is silent
+        try:
+            return keras.datasets.fashion_mnist.load_data(), ""
+        except Exception as error:  # Keras raises just that when it cannot fetch a file
+            return None, f"{type(error).__name__}: {error}"
+        finally:
+            socket.setdefaulttimeout(before)
+
+
+def _split(images: Any, labels: Any) -> Images:
+    cut = len(labels) * 4 // 5
+    return Images(_uniform(images[:cut], labels[:cut]), _uniform(images[cut:], labels[cut:]), may_flip=False)
+
+
+def _uniform(images: Any, labels: Any) -> tuple[Any, Any]:
+    return np.asarray(images, np.uint8)[..., np.newaxis], np.asarray(labels, np.int32)
+
+
+def _endless(pair: tuple[Any, Any], batch_size: int) -> tf.data.Dataset:
+    order = tf.data.Dataset.from_tensor_slices(pair).shuffle(len(pair[1])).repeat()
+    return order.batch(batch_size, drop_remainder=True)
+
+
+def _scaled(images: Any, labels: Any) -> Any:
+    """float32 from -1 to 1."""
+    return tf.cast(images, tf.float32) / 127.5 - 1, labels
+
+
+def _one_thread() -> tf.data.Options:
+    """A core for the pipeline at most; the others are for the network, or for other ranks."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    return options

@@ -1,0 +1,114 @@
+"""Two networks with an optimizer each: a generator learns to draw digits that a discriminator cannot tell from real ones.
+
+    horovodrun -np 2 python examples/pytorch_gan.py
+
+The generator's gradients come through the discriminator, so its backward pass computes gradients of the discriminator too,
+which nobody wants. They are not sent, for they come after the discriminator's step and before its next ``zero_grad()``, which
+throws them away. ``discriminator.requires_grad_(False)`` saves computing them as well; it is worth doing on one rank, too.
+
+The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import horovod.torch as hvd
+import pytorch_digits as digits
+
+NOISE = 16
+"""Numbers a drawing is made from."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--report-every", type=int, default=10, metavar="EPOCHS")
+    options = parser.parse_args()
+
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(hvd.rank())  # each rank draws from noise of its own
+    generator = nn.Sequential(
+        nn.Linear(NOISE, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64), nn.Tanh()
+    )
+    discriminator = nn.Sequential(
+        nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Dropout(0.4), nn.Linear(128, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1)
+    )
+    generator_optimizer = distributed(generator)
+    discriminator_optimizer = distributed(discriminator)
+
+    for epoch in range(1, options.epochs + 1):
+        losses = torch.zeros(2)
+        steps = 0
+        for real, _ in digits.batches(epoch, hvd.rank(), hvd.size()):
+            fake = generator(torch.randn(len(real), NOISE))
+
+            # The discriminator's step. `detach` keeps it from reaching the generator.
+            discriminator_optimizer.zero_grad()
+            told_apart = verdict(discriminator(real), 0.9) + verdict(discriminator(fake.detach()), 0.0)
+            told_apart.backward()
+            discriminator_optimizer.step()
+
+            # The generator's step. Its gradients pass through the discriminator, which itself must not learn from them.
+            discriminator.requires_grad_(False)
+            generator_optimizer.zero_grad()
+            fooled = verdict(discriminator(fake), 1.0)
+            fooled.backward()
+            generator_optimizer.step()
+            discriminator.requires_grad_(True)
+
+            losses += torch.stack([told_apart.detach(), fooled.detach()])
+            steps += 1
+        if epoch % options.report_every == 0 or epoch == 1:
+            judge, artist = hvd.allreduce(losses / steps, name="losses").tolist()
+            far = hvd.allreduce(distance(generator), name="distance").item()
+            if hvd.rank() == 0:
+                print(
+                    f"epoch {epoch}: discriminator loss {judge:.3f}, generator loss {artist:.3f}, "
+                    f"distance from real digits {far:.3f}",
+                    flush=True,
+                )
+    if hvd.rank() == 0:
+        print(drawn(generator, 6))
+
+
+def distributed(model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer for one of the two networks, which starts from rank 0's weights on all ranks."""
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.002, betas=(0.5, 0.999))
+    return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+
+def verdict(scores: Tensor, wanted: float) -> Tensor:
+    """The loss of the discriminator's ``scores``, (images, 1), where 1 is wanted for real images and 0 for drawn ones.
+
+    A little less than 1 keeps the discriminator from being too sure; a generator learns nothing from a judge who always is.
+    """
+    return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, wanted))
+
+
+@torch.no_grad()
+def distance(generator: nn.Module) -> Tensor:
+    """How far drawings are from digits: the root mean square difference of every pixel's mean and standard deviation."""
+    drawings = generator(torch.randn(1000, NOISE))
+    means = drawings.mean(dim=0) - digits.images.mean(dim=0)
+    deviations = drawings.std(dim=0) - digits.images.std(dim=0)
+    return torch.cat([means, deviations]).square().mean().sqrt()
+
+
+@torch.no_grad()
+def drawn(generator: nn.Module, number: int) -> str:
+    """Some drawings side by side, as text."""
+    shades = " .:*#@"
+    pixels = ((generator(torch.randn(number, NOISE)) + 1) / 2 * (len(shades) - 1)).round().int()
+    rows = pixels.view(number, 8, 8).transpose(0, 1)  # (row, drawing, column)
+    return "\n".join("   ".join("".join(2 * shades[p] for p in line) for line in row) for row in rows.tolist())
+
+
+if __name__ == "__main__":
+    main()

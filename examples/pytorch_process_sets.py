@@ -1,0 +1,79 @@
+"""Train two models at the same time on two halves of the ranks, and let them decide together: a small ensemble.
+
+    horovodrun -np 4 python examples/pytorch_process_sets.py    # ranks 0 and 1 train one model, 2 and 3 the other
+    horovodrun -np 2 python examples/pytorch_process_sets.py    # one rank for each
+
+Each half is a process set: a group of ranks whose collectives need nobody else. An optimizer with ``process_set=`` averages
+gradients within it, so the two models neither mix nor wait for each other. What concerns all, here the vote on the test
+digits, goes over all ranks as usual. With one rank there is one model.
+
+The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import horovod.torch as hvd
+import pytorch_digits as digits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=5)
+    options = parser.parse_args()
+
+    hvd.init(process_sets="dynamic")  # sets will be added once the number of ranks is known
+    torch.set_num_threads(1)
+    team, members = join_a_team()
+    # The two models start from different weights and see the digits in a different order; otherwise they are alike.
+    torch.manual_seed(team)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        process_set=members,
+    )
+    # All members start from the weights of the set's first; roots are always named by their rank in the whole job.
+    for name, tensor in model.state_dict().items():
+        hvd.broadcast_(tensor, root_rank=members.ranks[0], name=name, process_set=members)
+
+    for epoch in range(1, options.epochs + 1):
+        for images, labels in digits.batches(100 * team + epoch, members.rank(), members.size()):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        with torch.no_grad():
+            opinion = model(digits.images).softmax(dim=1)
+        # Over all ranks: every rank brings its model's opinion, and the average is the ensemble's.
+        vote = hvd.allreduce(opinion, name="vote")
+        report = [accuracy(opinion)] if members.rank() == 0 else []
+        alone = [right for each in hvd.allgather_object(report) for right in each]
+        if hvd.rank() == 0:
+            models = " and ".join(f"{right:.2%}" for right in alone)
+            print(f"epoch {epoch}: test accuracy alone {models}, together {accuracy(vote):.2%}", flush=True)
+
+
+def join_a_team() -> tuple[int, hvd.ProcessSet]:
+    """The number of this rank's half, 0 or 1, and the process set of its members."""
+    if hvd.size() == 1:
+        return 0, hvd.global_process_set
+    middle = hvd.size() // 2
+    # Every rank adds every set, also those it is no member of: all must know who talks to whom.
+    halves = [hvd.add_process_set(range(middle)), hvd.add_process_set(range(middle, hvd.size()))]
+    team = int(hvd.rank() >= middle)
+    return team, halves[team]
+
+
+def accuracy(opinion: torch.Tensor) -> float:
+    """The share of the test digits that probabilities of shape (1797, 10) read right."""
+    right = opinion.argmax(dim=1) == digits.labels
+    return right[digits.TRAINING :].float().mean().item()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Runs examples on ranks that exist already, as ``horovodrun python SCRIPT`` would, and looks at what they came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ranks import RankPool
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+class Ended(NamedTuple):
+    """How a script ended on one rank.
+
+    Attributes:
+        printed: what it wrote to stdout.
+        parameters: for each of its distributed optimizers, the bytes of all parameters.
+    """
+
+    printed: str
+    parameters: list[bytes]
+
+
+@pytest.fixture
+def example(ranks: Callable[..., RankPool]) -> Callable[..., list[Ended]]:
+    """``example("pytorch_x.py --epochs 2", size=2)``: run an example to its end on every rank; by rank, how it ended."""
+
+    def run(command: str, size: int = 2) -> list[Ended]:
+        script, *arguments = command.split()
+        return ranks(size, framework="torch").run(_run_script, str(EXAMPLES / script), arguments)
+
+    return run
+
+
+def _run_script(script: str, arguments: list[str]) -> Ended:
+    """Runs on a rank: the script as ``__main__``, and then what was left of it."""
+    import contextlib
+    import io
+    import os
+    import runpy
+    import sys
+    from pathlib import Path
+
+    import horovod.torch as hvd
+
+    optimizers = []
+
+    def noted(*args: object, **kwargs: object) -> object:
+        optimizers.append(wrap(*args, **kwargs))
+        return optimizers[-1]
+
+    wrap, hvd.DistributedOptimizer = hvd.DistributedOptimizer, noted
+    before = (sys.argv, list(sys.path), dict(os.environ))
+    sys.argv, sys.path[:0] = [script, *arguments], [str(Path(script).parent)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            try:
+                runpy.run_path(script, run_name="__main__")
+            except SystemExit as end:
+                assert not end.code, f"the script ended with {end.code!r}"
+        parameters = [
+            b"".join(p.detach().numpy().tobytes() for group in optimizer.param_groups for p in group["params"])
+            for optimizer in optimizers
+        ]
+        return Ended(printed.getvalue(), parameters)
+    finally:
+        hvd.DistributedOptimizer = wrap
+        hvd.shutdown()
+        sys.argv, sys.path[:] = before[0], before[1]
+        os.environ.clear()
+        os.environ.update(before[2])
