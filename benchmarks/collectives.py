@@ -37,9 +37,10 @@ from pathlib import Path
 
 import collectives_report as report
 import machine
+import mpi
 import torch
 from collectives_report import Job, Row
-from contenders import OPERATIONS, PEERS, Contender, Horovod, Mpi, Prepared, Unsupported, verify
+from contenders import OPERATIONS, PEERS, Contender, Horovod, Prepared, Unsupported, verify
 from torch import Tensor
 
 import horovod.torch as hvd
@@ -52,8 +53,6 @@ def main() -> None:
     options = parse_arguments()
     if options.worker:
         return work(options)
-    if options.peer == "mpi" and (missing := Mpi.what_is_missing()):
-        sys.exit(missing)
     description = machine.describe()
     jobs = [launch(engine, options) for engine in options.engine]
     report.print_tables(jobs, description)
@@ -68,10 +67,13 @@ def launch(engine: str, options: argparse.Namespace) -> Job:
     """Run this file as a job of ``--np`` ranks on one engine and collect what its rank 0 wrote."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        launcher = ["mpirun"] if options.peer == "mpi" else [sys.executable, "-m", "horovod.runner.launch"]
+        launcher, environment = [sys.executable, "-m", "horovod.runner.launch"], dict(os.environ)
+        if options.peer == "mpi":
+            launcher, environment = mpi.launcher(options.mpi)
         command = [*launcher, "-np", str(options.np), sys.executable, __file__, *sys.argv[1:]]
         command += ["--engine", engine, "--worker", str(result)]
-        done = subprocess.run(command, env={**os.environ, "HOROVOD_CPU_OPERATIONS": engine})
+        slots = {"HOROVOD_CPU_OPERATIONS": engine, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment | slots)
         if done.returncode != 0:
             sys.exit(f"the job on engine {engine} failed with exit code {done.returncode}")
         return Job.from_dict(json.loads(result.read_text()))
@@ -120,7 +122,18 @@ def courses(options: argparse.Namespace, contenders: list[Contender]) -> Iterato
     gradients = [zeros(count) for count in reversed(resnet50_parameters())]
     size = 4 * sum(map(len, gradients))
     yield report.RESNET, size, {each.name: each.prepare_burst(gradients, "resnet") for each in contenders}
+    for label, dtype in report.WIDTHS.items():
+        values = torch.zeros((64 << 20) // dtype.itemsize, dtype=dtype).fill_(0)
+        prepared = {each.name: attempt(each, "allreduce", values, label) for each in contenders}
+        yield label, 64 << 20, {name: call for name, call in prepared.items() if call is not None}
     yield report.OBJECT, 1024, {each.name: each.prepare_object("x" * 1024) for each in contenders}
+
+
+def attempt(contender: Contender, operation: str, tensor: Tensor, name: str) -> Prepared | None:
+    try:
+        return contender.prepare(operation, tensor, name)
+    except Unsupported:
+        return None
 
 
 def is_able(contender: Contender, operation: str) -> bool:
@@ -169,9 +182,10 @@ def race(operation: str, size: int, entrants: dict[str, Prepared], seconds: floa
     estimates = [
         max(seconds_each) for seconds_each in zip(*everywhere([min(turn(call, 2)) for call in calls]), strict=True)
     ]
-    lengths = [min(200, max(2, math.ceil(TURN_SECONDS / estimate))) for estimate in estimates]
+    # What takes seconds, as some do with more ranks than cores, has turns of one call.
+    lengths = [min(200, max(2 if estimate < 0.5 else 1, math.ceil(TURN_SECONDS / estimate))) for estimate in estimates]
     slowest_turn = max(estimate * (length + 1) for estimate, length in zip(estimates, lengths, strict=True))
-    rounds = min(50, max(4, round(seconds / slowest_turn)))
+    rounds = min(50, max(4 if slowest_turn < 2 else 2, round(seconds / slowest_turn)))
     samples: list[list[float]] = [[] for _ in calls]
     gc.collect()
     for _ in range(rounds):
@@ -224,6 +238,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--np", type=int, default=2, metavar="RANKS")
     parser.add_argument("--engine", type=lambda text: text.split(","), default=["shm"], metavar="NAME,...")
     parser.add_argument("--peer", choices=PEERS, help="measure this library in the same processes")
+    parser.add_argument("--mpi", type=Path, metavar="DIR", help="where a wheel's MPI was installed (pip --prefix DIR)")
     parser.add_argument("--operations", type=operations, default=OPERATIONS, metavar="NAME,...")
     parser.add_argument("--min", type=byte_count, default="1K", metavar="BYTES", help="smallest size (default: 1K)")
     parser.add_argument("--max", type=byte_count, default="256M", metavar="BYTES", help="largest size (default: 256M)")

