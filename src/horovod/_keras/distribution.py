@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import size
-from horovod.common.util import split_list
+from horovod.common.buckets import cut_by_groups
 from horovod.core.context import running
 
 Key = Callable[[Any], Any]
@@ -142,14 +142,10 @@ class Distribution:
     def _cut(self, variables: Sequence[Any]) -> list[list[int]] | None:
         """Which of ``variables`` travel together: a number of parts, or as the user listed them, the others each alone."""
         groups = self.settings.groups
-        everything = list(range(len(variables)))
         if groups is None:
             return None
-        if isinstance(groups, int):
-            return [part for part in split_list(everything, groups) if part]
-        places = {self._key(variable): number for number, variable in enumerate(variables)}
-        listed = [[places.pop(self._key(each)) for each in group if self._key(each) in places] for group in groups]
-        return [members for members in listed if members] + [[number] for number in places.values()]
+        lists = groups if isinstance(groups, int) else [[self._key(variable) for variable in group] for group in groups]
+        return cut_by_groups([self._key(variable) for variable in variables], lists)
 
 
 def scaled(gradient: Any, factor: float) -> Any:

@@ -7,37 +7,23 @@ called (Keras numbers layers per process, so a rank that made one model more wou
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from horovod._keras.settings import Settings
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
+from horovod.common.buckets import optimizer_name
 from horovod.core.collectives import allreduce_request, submit
 from horovod.core.context import running
+from horovod.core.handle import all_of
 from horovod.core.messages import Request
 from horovod.core.tensor import Tensor
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 """Type and shape of every gradient."""
 
-_built: Counter[tuple[int, str]] = Counter()
-"""How many optimizers of each signature a generation has."""
 _counting = threading.Lock()
-
-
-def all_of(waits: Iterable[Callable[[], object]]) -> None:
-    """Wait for everything that is under way, even after a failure; then raise the first failure."""
-    error: BaseException | None = None
-    for wait in waits:
-        try:
-            wait()
-        except BaseException as failure:
-            error = error or failure
-    if error is not None:
-        raise error
 
 
 class Identity:
@@ -55,10 +41,7 @@ class Identity:
         with _counting:
             name = self._names.get((generation, signature))
             if name is None:
-                digest = hashlib.sha256(repr(signature).encode()).hexdigest()[:8]
-                _built[generation, digest] += 1
-                name = f"DistributedOptimizer.{digest}.{_built[generation, digest]}"
-                self._names[generation, signature] = name
+                name = self._names[generation, signature] = optimizer_name(signature)
             return name
 
 

@@ -20,6 +20,7 @@ from horovod._keras.exchange import Exchange, Identity
 from horovod._keras.settings import Settings
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
+from horovod.common.compression import Compressor, NoneCompressor
 
 buffer_callback: Callable[..., Any] | None
 try:
@@ -30,19 +31,7 @@ except ImportError:  # JAX before 0.6
     buffer_callback = None
 
 
-class NoneCompressor:
-    """Leaves gradients as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class _CastCompressor:
+class _CastCompressor(Compressor):
     """Casts floating-point arrays to a narrower type; others stay."""
 
     narrow: Any

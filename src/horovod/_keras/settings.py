@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from horovod.comm.reduction import ReduceOp
+from horovod.common.buckets import check_groups, chosen_groups
+from horovod.common.reductions import check_predivide, reduction
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.observe.whereabouts import caller
 
 MODULE = "horovod._keras"
 """The ``__module__`` of every class that wraps an optimizer's."""
-
-_GROUPS = "groups should be a non-negative integer or a list of list of variables"
 
 
 @dataclass(frozen=True)
@@ -69,35 +68,14 @@ def checked(
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op currently only supports Average and Sum, not {op!r}")
-    if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor must be > 0, not {gradient_predivide_factor}")
+    chosen = reduction(op)
+    check_predivide(gradient_predivide_factor, chosen)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    if num_groups != 0:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if (
-        groups is not None
-        and not isinstance(groups, list)
-        and (isinstance(groups, bool) or not isinstance(groups, int))
-    ):
-        raise ValueError(_GROUPS)
-    if isinstance(groups, int) and groups <= 0:
-        raise ValueError(_GROUPS)
-    if isinstance(groups, list):
-        seen: set[int] = set()
-        for group in groups:
-            if not isinstance(group, list | tuple):
-                raise ValueError(_GROUPS)
-            for variable in group:
-                if id(variable) in seen:
-                    raise ValueError("A variable can only appear once in groups")
-                seen.add(id(variable))
+    groups = check_groups(chosen_groups(groups, num_groups, stacklevel=3), "variables", id)
     return Settings(
         compression=compression,
-        op=ReduceOp(op),
+        op=chosen,
         predivide=gradient_predivide_factor,
         passes=backward_passes_per_step,
         average_aggregated=average_aggregated_gradients,

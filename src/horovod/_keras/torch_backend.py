@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from horovod._keras.exchange import Identity, all_of
+from horovod._keras.exchange import Identity
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
+from horovod.core.handle import all_of
 from horovod.torch.allreduce import grouped_allreduce_async_
 from horovod.torch.compression import Compression
 from horovod.torch.handles import synchronize

@@ -147,6 +147,11 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
     """
 
     def decide(op: Any, average: bool | None) -> Any:
+        """The reduction that ``op=`` and the older ``average=`` ask for; neither: Average.
+
+        Raises:
+            ValueError: both are given.
+        """
         if op is not None:
             if average is not None:
                 raise ValueError("The op parameter supersedes average. Please provide only one of them.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -72,3 +72,19 @@ class Handle:
             self._gate.release()
         if self.error is not None:
             raise type(self.error)(*self.error.args)
+
+
+def all_of(waits: Iterable[Callable[[], object]]) -> None:
+    """Wait for everything that is under way, even after a failure, so that nothing is written any more; then raise the first.
+
+    Args:
+        waits: of each, what returns when it is done and raises if it failed, such as :meth:`Handle.wait`.
+    """
+    error: BaseException | None = None
+    for wait in waits:
+        try:
+            wait()
+        except BaseException as failure:
+            error = error or failure
+    if error is not None:
+        raise error

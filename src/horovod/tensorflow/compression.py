@@ -6,31 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.common.compression import Compressor, NoneCompressor
 
-class Compressor:
-    """The interface: both methods must do the same on every rank."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return what travels, and whatever :meth:`decompress` needs to undo it."""
-        raise NotImplementedError("a Compressor defines compress(tensor) -> (tensor, context)")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the tensor in its original form."""
-        raise NotImplementedError("a Compressor defines decompress(tensor, context) -> tensor")
-
-
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class _CastCompressor(Compressor):

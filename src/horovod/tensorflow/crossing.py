@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from horovod.core.handle import all_of
 from horovod.tensorflow.errors import of_both_kinds
 from horovod.tensorflow.site import Leg, Site
 
@@ -40,12 +41,5 @@ def run(name: str, legs: Sequence[Leg]) -> list[list[Any]]:
 def _run_eagerly(legs: Sequence[Leg]) -> list[list[Any]]:
     with of_both_kinds():
         under_way = [leg.start(leg.inputs) for leg in legs]
-        error: BaseException | None = None
-        for handle, _ in under_way:  # all of them, so that nothing is written any more when the caller goes on
-            try:
-                handle.wait()
-            except Exception as failure:
-                error = error or failure
-        if error is not None:
-            raise error
+        all_of(handle.wait for handle, _ in under_way)
         return [outputs() for _, outputs in under_way]

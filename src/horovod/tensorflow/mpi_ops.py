@@ -3,28 +3,9 @@
 from __future__ import annotations
 
 from horovod.common import basics as _basics
-from horovod.common.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from horovod.common import interface
+from horovod.common.basics import is_homogeneous
+from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import (
     Adasum,
     Average,
@@ -36,8 +17,6 @@ from horovod.common.reductions import (
 )
 from horovod.common.util import check_extension, gpu_available
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
-from horovod.core.dynamic_sets import add_process_set, remove_process_set
-from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.allgather import allgather, grouped_allgather
 from horovod.tensorflow.allreduce import allreduce, grouped_allreduce
 from horovod.tensorflow.alltoall import alltoall
@@ -52,27 +31,17 @@ __all__ = [
     "Average",
     "Max",
     "Min",
-    "ProcessSet",
     "Product",
     "Sum",
     "_basics",
     "_normalize_name",
-    "add_process_set",
     "allgather",
     "allreduce",
     "alltoall",
     "broadcast",
     "broadcast_",
-    "ccl_built",
     "check_extension",
     "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
@@ -80,25 +49,13 @@ __all__ = [
     "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += interface.__all__

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import Any
 
 import tensorflow as tf
 
 from horovod.common.basics import rank
+from horovod.common.buckets import chosen_groups
 from horovod.common.reductions import Adasum, Average, reduction
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.adasum_optimizer import _DistributedAdasumOptimizer
@@ -148,9 +148,7 @@ def DistributedOptimizer(
     chosen = reduction(op)
     if chosen == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    if num_groups != 0:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = chosen_groups(groups, num_groups, stacklevel=2)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     how = Reduction(

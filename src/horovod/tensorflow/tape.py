@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from horovod.common.buckets import chosen_groups
 from horovod.common.reductions import Average, reduction
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression, Compressor
@@ -102,9 +102,7 @@ def DistributedGradientTape(
     """
     if isinstance(gradtape, _DistributedGradientTape):
         raise ValueError("this tape is a DistributedGradientTape already; wrap the original")
-    if num_groups != 0:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = chosen_groups(groups, num_groups, stacklevel=2)
     how = Reduction(
         reduction(op),
         gradient_predivide_factor,

@@ -9,34 +9,11 @@ from typing import Any
 
 import torch
 
+from horovod.common.compression import Compressor, NoneCompressor
 from horovod.torch.powersgd import PowerSGD
 from horovod.torch.topk import TopK
 
-
-class Compressor:
-    """The interface: both methods must do the same on every rank."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return what travels, and whatever :meth:`decompress` needs to undo it."""
-        raise NotImplementedError("a Compressor defines compress(tensor) -> (tensor, context)")
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the tensor in its original form."""
-        raise NotImplementedError("a Compressor defines decompress(tensor, context) -> tensor")
-
-
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class _CastCompressor(Compressor):

@@ -205,8 +205,8 @@ class GradientReduction(Readiness):
 
     def _compressed(self, bucket: Bucket, gradient: torch.Tensor) -> torch.Tensor:
         """The contiguous, compressed tensor that travels for a gradient; notes what undoes it."""
-        travels, context = self._single.compress(gradient.detach())
-        travels = travels.contiguous()
+        compressed, context = self._single.compress(gradient.detach())
+        travels: torch.Tensor = compressed.contiguous()
         if travels is not gradient:
             bucket.after.append(partial(self._restore, gradient, travels, context))
         return travels

@@ -82,10 +82,10 @@ def test_value_errors(job: Any, condition: str) -> None:
 
 def test_predivide_on_rocm(job: Any) -> None:
     def check() -> None:
-        from horovod.torch import optimizer_arguments
+        from horovod.common import reductions
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(optimizer_arguments, "rocm_built", lambda: True)
+            patch.setattr(reductions, "rocm_built", lambda: True)
             with pytest.raises(ValueError, match="gradient_predivide_factor not supported yet with ROCm"):
                 wrap(nn.Linear(2, 2), gradient_predivide_factor=2.0)
             wrap(nn.Linear(2, 2))

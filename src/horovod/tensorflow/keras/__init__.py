@@ -13,31 +13,10 @@ from typing import Any
 
 from horovod._keras.settings import checked as _checked
 from horovod._keras.tensorflow_values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
-from horovod.common.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from horovod.common import interface
+from horovod.common.basics import init, shutdown
+from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import Average, Sum
-from horovod.core.dynamic_sets import add_process_set, remove_process_set
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
@@ -48,40 +27,18 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
-    "ProcessSet",
     "Sum",
-    "add_process_set",
     "allgather",
     "allreduce",
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "init",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += interface.__all__
 
 
 def DistributedOptimizer(
