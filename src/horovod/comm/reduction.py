@@ -1,8 +1,8 @@
 """How elements are reduced and scaled: the only arithmetic of the project, shared by every engine.
 
 ``reduce_into`` folds one shard's contributions in rank order. 16-bit floats are widened to float32, folded, scaled and
-rounded once. The conversions can be replaced by faster ones when a framework that has them is loaded
-(:func:`use_conversions`); rounding is to nearest-even in both, so results do not depend on which is in use.
+rounded once. A framework that is loaded may bring faster ways (:func:`use_halves`); they round to nearest-even as well, so
+results do not depend on which is in use.
 """
 
 from __future__ import annotations
@@ -47,14 +47,30 @@ def _cast(source: Array, target: Array) -> None:
     np.copyto(target, source, casting="unsafe")
 
 
+Combine = Callable[[Array, Array, Array], bool]
+"""``combine(first, second, target)`` of 16-bit floats, with one rounding; False: not done, ``target`` may hold anything."""
+
+
+def _not_done(first: Array, second: Array, target: Array) -> bool:
+    return False
+
+
 _widen: Convert = _cast
 _narrow: Convert = _cast
+_sum: Combine = _not_done
+_mean: Combine = _not_done
 
 
-def use_conversions(widen: Convert, narrow: Convert) -> None:
-    """Replace the casts between 16-bit floats and float32 by a framework's vectorised ones."""
-    global _widen, _narrow
-    _widen, _narrow = widen, narrow
+def use_halves(convert: Convert, sum_of_two: Combine, mean_of_two: Combine) -> None:
+    """Take a framework's vectorised arithmetic for 16-bit floats.
+
+    Args:
+        convert: casts to float32 and back.
+        sum_of_two, mean_of_two: leave what widening, adding (halving) and rounding once would, bit for bit; but for the
+            bits of a NaN, and for a mean whose sum would overflow float32, which may be right.
+    """
+    global _widen, _narrow, _sum, _mean
+    _widen, _narrow, _sum, _mean = convert, convert, sum_of_two, mean_of_two
 
 
 def widen(source: Array, target: Array) -> None:
@@ -156,6 +172,13 @@ def _reduce_half_precision(
     postscale: float,
     workspace: Workspace,
 ) -> None:
+    if len(contributions) == 2 and fold is np.add and prescale == 1.0:
+        first, second = contributions
+        if postscale == 1.0 and _sum(first, second, target):
+            return
+        # A mean that is given up has written its target, which may be the memory of a contribution.
+        if postscale == 0.5 and not _overlaps(target, contributions) and _mean(first, second, target):
+            return
     accumulator = workspace.array(0, _FLOAT32, target.size)
     wide = workspace.array(1, _FLOAT32, target.size)
     _widen(contributions[0], accumulator)
@@ -166,6 +189,10 @@ def _reduce_half_precision(
         fold(accumulator, wide, out=accumulator)
     scale(accumulator, postscale)
     _narrow(accumulator, target)
+
+
+def _overlaps(target: Array, contributions: Sequence[Array]) -> bool:
+    return any(np.may_share_memory(target, contribution) for contribution in contributions)
 
 
 def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from horovod.comm.datatypes import Array, DataType
-from horovod.comm.reduction import use_conversions
+from horovod.comm.reduction import use_halves
 from horovod.core.tensor import Tensor
 
 DATA_TYPES: dict[torch.dtype, DataType] = {
@@ -101,5 +101,29 @@ def _convert(source: Array, target: Array) -> None:
     _as_torch(target).copy_(_as_torch(source))
 
 
-# PyTorch's casts between 16-bit floats and float32 are vectorised; NumPy's take ten times as long.
-use_conversions(_convert, _convert)
+def _sum_of_two(first: Array, second: Array, target: Array) -> bool:
+    if not (first.flags.writeable and second.flags.writeable):
+        return False
+    torch.add(_as_torch(first), _as_torch(second), out=_as_torch(target))
+    return True
+
+
+def _mean_of_two(first: Array, second: Array, target: Array) -> bool:
+    """``second - (second - first) / 2`` in float32, rounded once.
+
+    That is the mean, but where ``first`` is infinite or the difference overflows; what is not finite is left to others.
+    """
+    if not (first.flags.writeable and second.flags.writeable):
+        return False
+    torch.lerp(_as_torch(first), _as_torch(second), 0.5, out=_as_torch(target))
+    # The bits of what is not finite are, of either sign, the largest: one look at each sign, without a pass for the sign.
+    bits = target.view(np.uint16)
+    infinity = _INFINITY[target.dtype]
+    return int(bits.view(np.int16).max(initial=0)) < infinity and int(bits.max(initial=0)) < infinity | 0x8000
+
+
+_INFINITY = {np.dtype(np.float16): 0x7C00, _BFLOAT16: 0x7F80}
+"""The bits of infinity, by type."""
+
+# PyTorch's arithmetic of 16-bit floats is vectorised; NumPy's casts take ten times as long.
+use_halves(_convert, _sum_of_two, _mean_of_two)

@@ -149,22 +149,61 @@ def test_empty_vectors(data_type: DataType) -> None:
     reduce_into(empty, [empty] * 3, ReduceOp.SUM, 1.0, 1.0, workspace)
 
 
-def test_replaced_conversions_are_used_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is used for 16-bit floats, back afterwards."""
+    for name in ("_widen", "_narrow", "_sum", "_mean"):
+        monkeypatch.setattr(reduction, name, getattr(reduction, name))
+
+
+def never(first: Array, second: Array, target: Array) -> bool:
+    target[:] = 77
+    return False
+
+
+def test_replaced_conversions_are_used_and_change_nothing(halves: None) -> None:
     used = []
 
     def convert(source: Array, target: Array) -> None:
         used.append((source.dtype, target.dtype))
         target[:] = source.astype(target.dtype)
 
-    monkeypatch.setattr(reduction, "_widen", reduction._widen)
-    monkeypatch.setattr(reduction, "_narrow", reduction._narrow)
     rows = [np.linspace(-3, 3, 100).astype(np.float16), np.linspace(5, 1e-5, 100).astype(np.float16)]
     plain, replaced = np.empty(100, np.float16), np.empty(100, np.float16)
     reduce_into(plain, rows, ReduceOp.SUM, 0.5, 1 / 3, workspace)
-    reduction.use_conversions(convert, convert)
+    reduction.use_halves(convert, never, never)
     reduce_into(replaced, rows, ReduceOp.SUM, 0.5, 1 / 3, workspace)
     assert bits(plain) == bits(replaced)
     assert set(used) == {(np.dtype(np.float16), np.dtype(np.float32)), (np.dtype(np.float32), np.dtype(np.float16))}
+
+
+@pytest.mark.parametrize("alias", [0, 1, 2])
+def test_two_halves_combined_at_once(halves: None, alias: int) -> None:
+    """A sum or a mean of two can be done in one go; one that is given up leaves no trace, in whatever memory it wrote."""
+    taken = []
+
+    def combine(name: str, done: bool, value: float) -> reduction.Combine:
+        def combined(first: Array, second: Array, target: Array) -> bool:
+            taken.append(name)
+            target[:] = value
+            return done
+
+        return combined
+
+    def reduced(op: ReduceOp, prescale: float, postscale: float) -> list[float]:
+        rows = [np.full(3, 1, np.float16), np.full(3, 3, np.float16)]
+        target = [*rows, np.empty(3, np.float16)][alias]
+        reduce_into(target, rows, op, prescale, postscale, workspace)
+        return target.tolist()
+
+    reduction.use_halves(reduction._cast, combine("sum", True, 41.0), combine("mean", False, 42.0))
+    assert reduced(ReduceOp.SUM, 1.0, 1.0) == [41.0] * 3
+    assert taken == ["sum"]
+    assert reduced(ReduceOp.SUM, 1.0, 0.5) == [2.0] * 3
+    assert taken == ["sum"] if alias < 2 else ["sum", "mean"]
+    assert reduced(ReduceOp.SUM, 0.5, 1.0) == [2.0] * 3
+    assert reduced(ReduceOp.MAX, 1.0, 1.0) == [3.0] * 3
+    assert taken == ["sum"] if alias < 2 else ["sum", "mean"]
 
 
 def test_a_workspace_reuses_its_memory() -> None:
