@@ -22,7 +22,7 @@ from horovod.common.basics import init, shutdown
 from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import Adasum, Average, Sum
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.keras import callbacks
+from horovod.keras import callbacks, data
 
 __all__ = [
     "Adasum",
@@ -36,6 +36,7 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
+    "data",
     "init",
     "load_model",
     "reducescatter",

@@ -17,7 +17,7 @@ except ImportError as error:
     ) from error
 
 from horovod.common.util import split_list
-from horovod.tensorflow import mpi_ops
+from horovod.tensorflow import data, mpi_ops
 from horovod.tensorflow.adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import (
@@ -54,6 +54,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "data",
     "refs_to_vars",
     "split_list",
     "vars_to_refs",

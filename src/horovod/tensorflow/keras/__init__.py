@@ -18,6 +18,7 @@ from horovod.common.basics import init, shutdown
 from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import Average, Sum
 from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.tensorflow import data
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.keras.version import distribute as _distribute
@@ -33,6 +34,7 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
+    "data",
     "init",
     "load_model",
     "reducescatter",

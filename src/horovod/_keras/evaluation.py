@@ -1,0 +1,76 @@
+"""``evaluate`` over all ranks' samples, for every backend and version of Keras.
+
+An average of averages is wrong as soon as ranks have different numbers of samples. Metrics are therefore not averaged: Keras
+keeps each as sums (of losses and weights, of true positives and so on), which are added up over the ranks before the result is
+taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod._keras.values import described
+from horovod.comm.reduction import ReduceOp
+from horovod.common.sharding import place
+from horovod.core.collectives import allreduce_request, submit
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.observe.whereabouts import caller
+
+_NAME = "evaluate"
+
+
+def evaluate(
+    model: Any, x: Any, y: Any = None, *, process_set: ProcessSet = global_process_set, **options: Any
+) -> dict[str, Any]:
+    """``model.evaluate`` over the samples of all ranks, each of which has a part. Every rank calls it, and gets the same.
+
+    The numbers are those of one process with all samples, however many each rank has: also for metrics that are no averages
+    of samples (AUC, precision, mean IoU), as long as what they keep is sums, as it is in all of Keras's own. Afterwards the
+    model's metrics hold the sums of all ranks. Weights of the model are not touched, nor compared.
+
+    Args:
+        model: a compiled Keras model, with the same metrics on every rank.
+        x, y: this rank's part of the data, at least one sample, as for ``model.evaluate``; ``uneven="keep"`` has
+            :func:`horovod.keras.data.shard` keep every sample.
+        process_set: the ranks that evaluate together.
+        options: what else ``model.evaluate`` takes. ``verbose`` is 0 unless it is given.
+
+    Returns:
+        By name, the loss and every metric: a float, or an array for a metric that has several values.
+
+    Raises:
+        ValueError: not initialised, or a custom ``test_step`` returns numbers that are no metrics of the model.
+        HorovodInternalError: ranks have different metrics.
+    """
+    place(process_set)
+    line = caller()
+    own = model.evaluate(x, y, **{"verbose": 0, **options, "return_dict": True})
+    variables = [(metric.name, variable) for metric in model.metrics for variable in metric.variables]
+    sums = [np.array(variable.numpy(), np.float64, order="C") for _, variable in variables]
+    if sums:
+        tensors = [described(each) for each in sums]
+        specs = [
+            (f"{_NAME}.{metric}.{number}", tensor.data_type, tensor.shape)
+            for number, ((metric, _), tensor) in enumerate(zip(variables, tensors, strict=True))
+        ]
+        line += f", where the metrics are {', '.join(sorted(own))}"
+        request = allreduce_request(_NAME, specs, ReduceOp.SUM, line=line, transient=True)
+        submit(process_set.process_set_id, request, tensors, tensors).wait()
+    for (_, variable), each in zip(variables, sums, strict=True):
+        variable.assign(each.astype(variable.numpy().dtype))
+    results = {name: _plain(value) for name, value in model.get_metrics_result().items()}
+    if foreign := sorted(set(own) - set(results)):
+        raise ValueError(
+            f"{', '.join(foreign)}: test_step returns numbers that no metric of the model keeps, so ranks' values cannot be "
+            "combined. Let a keras.metrics.Metric keep each, as an attribute of the model"
+        )
+    return results
+
+
+def _plain(value: Any) -> Any:
+    """A result of a metric without the backend's type."""
+    if not tuple(getattr(value, "shape", ())):
+        return float(value)
+    return np.asarray(value.cpu() if hasattr(value, "cpu") else value)

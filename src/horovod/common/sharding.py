@@ -1,0 +1,209 @@
+"""A data set dealt to the ranks so that all make the same number of steps: arithmetic, arrays, and who deals with the rest.
+
+What users call through ``horovod.tensorflow.data`` and ``horovod.keras.data``. Nothing here communicates: every rank knows the
+number of samples, and so what every other rank gets.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from horovod.core.process_set import ProcessSet, global_process_set
+
+Uneven = Literal["drop", "repeat", "keep"]
+"""What becomes of the samples that are left when all ranks have the same number."""
+
+KINDS: Final = ("drop", "repeat", "keep")
+
+
+def shard(
+    data: Any,
+    batch_size: int | None = None,
+    *,
+    shuffle: bool | int = False,
+    seed: int | None = None,
+    uneven: Uneven = "drop",
+    drop_remainder: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """This rank's part of a data set: of ``size`` samples in a row, rank r has the r-th. Every rank passes the same data.
+
+    The part is taken before anything is shuffled or batched, so no sample is on two ranks, and unless ``uneven`` is "keep" all
+    ranks make the same number of steps, with batches of the same sizes. Nothing is communicated.
+
+    Args:
+        data: a ``tf.data.Dataset`` of single samples that knows how many it has, in the same order on every rank; or arrays of
+            one length (of NumPy or what NumPy can read), alone or in tuples, lists and dicts.
+        batch_size: samples of one rank in one step. None: samples stay single, for a ``map`` of one's own and then
+            ``batch``. Not with arrays, which ``fit`` makes batches of.
+        shuffle: True: in a new order in every epoch, through a buffer of all samples of this rank; a number: through a buffer
+            of so many. Not with arrays, which ``fit`` shuffles.
+        seed: of the order; each rank adds its rank. None: follows ``tf.random.set_seed`` where that was called.
+        uneven: for a number of samples that ``size`` does not divide. "drop": the last few, fewer than ``size``, are left
+            out. "repeat": the first few come twice, so that nothing is left out. "keep": every sample once, so that
+            some ranks have one sample, and may make one step, more than others: for evaluation, or for loops that end with
+            ``join()``.
+        drop_remainder: leave out a last batch that is smaller than the others; it is so on all ranks.
+        process_set: deal to the ranks of this set, of which this rank must be one.
+
+    Returns:
+        A ``tf.data.Dataset``, in batches and prefetched where ``batch_size`` was given; or NumPy arrays in the structure of
+        ``data``, views where that is possible.
+
+    Raises:
+        ValueError: not initialised; a data set without an end, of unknown size, too small, or shuffled in an order that differs
+            from rank to rank; arrays of different lengths; an argument that does not fit.
+    """
+    rank, size = place(process_set)
+    if uneven not in KINDS:
+        raise ValueError(f"uneven={uneven!r}: expected one of {', '.join(map(repr, KINDS))}")
+    if batch_size is not None:
+        _check_positive("batch_size", batch_size)
+    elif drop_remainder:
+        raise ValueError("drop_remainder=True says something of batches: give a batch_size as well")
+    if shuffle is not False and shuffle is not True:
+        _check_positive("shuffle", shuffle)
+    if _is_dataset(data):
+        from horovod.tensorflow.data.datasets import shard_dataset
+
+        return shard_dataset(data, rank, size, batch_size, shuffle, seed, uneven, drop_remainder)
+    if batch_size is not None or shuffle is not False or seed is not None:
+        raise ValueError(
+            "arrays are dealt as they are: leave out batch_size, shuffle and seed, and let fit(x, y, batch_size=..., "
+            "shuffle=True) make batches; or pass a tf.data.Dataset"
+        )
+    return shard_arrays(data, rank, size, uneven)
+
+
+def steps_per_epoch(
+    samples: int,
+    batch_size: int,
+    *,
+    uneven: Uneven = "drop",
+    drop_remainder: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """How many steps this rank makes with ``samples`` samples of all ranks together: the length of what :func:`shard` returns.
+
+    For data sets that cannot tell, such as those that ``repeat()`` without an end, and for schedules of learning rates.
+
+    Args:
+        samples: of all ranks together.
+        batch_size: samples of one rank in one step.
+        uneven, drop_remainder, process_set: as for :func:`shard`.
+
+    Raises:
+        ValueError: not initialised, or not a single step.
+    """
+    rank, size = place(process_set)
+    _check_positive("batch_size", batch_size)
+    return steps(share(samples, rank, size, uneven), batch_size, drop_remainder)
+
+
+def place(process_set: ProcessSet) -> tuple[int, int]:
+    """This process's rank in a set, and the set's size.
+
+    Raises:
+        ValueError: Horovod does not run, the set is not registered, or this process is not in it.
+    """
+    rank, size = process_set.rank(), process_set.size()
+    if rank is None or size is None:
+        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
+    return rank, size
+
+
+def share(samples: int, rank: int, size: int, uneven: Uneven) -> int:
+    """How many of ``samples`` samples rank ``rank`` of ``size`` gets.
+
+    Raises:
+        ValueError: some rank would get none. It is raised on all ranks alike.
+    """
+    if samples < 1:
+        raise ValueError("the data set is empty")
+    if uneven == "repeat":
+        return -(-samples // size)
+    if samples < size:
+        raise ValueError(
+            f"{samples} samples are too few for {size} ranks: some would have none. "
+            'Start fewer ranks, or repeat samples with uneven="repeat"'
+        )
+    return (samples - rank + size - 1) // size if uneven == "keep" else samples // size
+
+
+def steps(samples: int, batch_size: int, drop_remainder: bool) -> int:
+    """How many batches one rank's samples make.
+
+    Raises:
+        ValueError: not one.
+    """
+    found = samples // batch_size if drop_remainder else -(-samples // batch_size)
+    if not found:
+        raise ValueError(
+            f"a rank's {samples} samples are less than one batch of {batch_size}, and drop_remainder=True leaves them out; "
+            "lower batch_size, which counts the samples of one rank"
+        )
+    return found
+
+
+def shard_arrays(data: Any, rank: int, size: int, uneven: Uneven) -> Any:
+    """This rank's rows of every array in ``data``, in the same structure.
+
+    Raises:
+        ValueError: no arrays, arrays without rows, or of different lengths.
+    """
+    lengths = {f"{path or 'data'}: {array.shape}": len(array) for path, array in _arrays(data)}
+    if not lengths:
+        raise ValueError(f"neither a tf.data.Dataset nor arrays: {type(data).__name__}")
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"arrays of different lengths: {'; '.join(lengths)}")
+    samples = next(iter(lengths.values()))
+    mine = share(samples, rank, size, uneven)
+    rows: Any = slice(rank, rank + (mine - 1) * size + 1, size)
+    if uneven == "repeat" and samples % size:
+        rows = np.arange(mine) * size + rank
+        rows %= samples
+    return _mapped(data, lambda array: array[rows])
+
+
+def _is_dataset(data: Any) -> bool:
+    """Whether it is one of TensorFlow's; that is not imported for the question."""
+    tensorflow = sys.modules.get("tensorflow")
+    return tensorflow is not None and isinstance(data, tensorflow.data.Dataset)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name}={value!r}: expected a whole number of at least 1")
+
+
+def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
+    """``data`` with every array changed; None, which Keras takes for weights that are not given, stays."""
+    if data is None:
+        return None
+    if isinstance(data, dict):
+        return {key: _mapped(value, change) for key, value in data.items()}
+    if isinstance(data, tuple | list):
+        values = [_mapped(value, change) for value in data]
+        return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
+    return change(np.asarray(data))
+
+
+def _arrays(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every array with its place in the structure."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _arrays(value, f"{path}[{key!r}]")
+    elif isinstance(data, tuple | list):
+        for number, value in enumerate(data):
+            yield from _arrays(value, f"{path}[{number}]")
+    elif data is not None:
+        array = np.asarray(data)
+        if not array.ndim:
+            raise ValueError(
+                f"{path or 'data'} is neither a tf.data.Dataset nor an array with rows: {type(data).__name__}"
+            )
+        yield path, array
