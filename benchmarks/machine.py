@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import os
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
-import torch
+
+FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras"}
 
 
-def describe() -> dict[str, str | int | float]:
+def describe(frameworks: Sequence[str] = ("torch",)) -> dict[str, str | int | float]:
     """The machine and the versions, for the head of a table and for the record.
 
     Looks for a second how busy the machine is with other work, so call it before starting any.
+
+    Args:
+        frameworks: packages whose versions matter; they are not imported.
     """
+    distributions = importlib.metadata.packages_distributions()
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gigabytes": round(psutil.virtual_memory().total / 1e9),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        **{each: importlib.metadata.version(distributions[each][0]) for each in frameworks},
         "numpy": np.__version__,
         "busy_percent": psutil.cpu_percent(interval=1.0),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -34,9 +41,10 @@ def describe() -> dict[str, str | int | float]:
 
 def in_words(machine: dict[str, str | int | float]) -> str:
     busy = f"; BUSY: {machine['busy_percent']} % with other work" if float(machine["busy_percent"]) > 5 else ""
+    frameworks = ", ".join(f"{name} {machine[each]}" for each, name in FRAMEWORKS.items() if each in machine)
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB; "
-        f"Python {machine['python']}, PyTorch {machine['torch']}; {machine['date']}{busy}"
+        f"Python {machine['python']}, {frameworks}; {machine['date']}{busy}"
     )
 
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from workloads import WORKLOADS
+from workloads_torch import WORKLOADS
 
 import horovod.torch as hvd
 

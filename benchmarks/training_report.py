@@ -12,13 +12,7 @@ from typing import Any
 import machine
 from rich.console import Console
 from rich.table import Table
-
-ALONE = "alone"
-KEPT = "alone, kept"
-ONE_RANK = "hvd, 1 rank"
-SIDE_BY_SIDE = "side by side"
-HVD = "hvd"
-DDP = "ddp"
+from training_arrangements import ALONE, DDP, HVD, KEPT, KERAS_2, MWMS, ONE_RANK, SIDE_BY_SIDE
 
 
 @dataclass
@@ -86,6 +80,8 @@ def plot(results: Sequence[Result], ranks: int, description: dict[str, Any], pat
         SIDE_BY_SIDE: "0.55",
         HVD: "tab:blue",
         DDP: "tab:orange",
+        KERAS_2: "0.85",
+        MWMS: "tab:orange",
     }
     labels = {
         KEPT: "alone,\nkept",
@@ -93,6 +89,8 @@ def plot(results: Sequence[Result], ranks: int, description: dict[str, Any], pat
         SIDE_BY_SIDE: "side by\nside",
         HVD: f"hvd\n{ranks} ranks",
         DDP: f"DDP\n{ranks} ranks",
+        KERAS_2: "alone,\nKeras 2",
+        MWMS: f"MWMS\n{ranks} ranks",
     }
     figure, axes = plt.subplots(1, len(results), figsize=(4.0 * len(results) + 0.5, 4.4), squeeze=False)
     for axis, result in zip(axes[0], results, strict=True):
