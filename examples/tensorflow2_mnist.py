@@ -28,14 +28,9 @@ def main() -> None:
     hvd.init()  # 1
     tf.keras.utils.set_random_seed(hvd.rank())
     images, labels = load()
-    mine = (  # 2: every process takes each hvd.size()-th digit, its own share of every batch
-        tf.data.Dataset.from_tensor_slices((images[:TRAINING], labels[:TRAINING]))
-        .take(TRAINING // hvd.size() * hvd.size())
-        .shard(hvd.size(), hvd.rank())
-        .shuffle(TRAINING)
-        .batch(options.batch_size // hvd.size(), drop_remainder=True)
-        .prefetch(1)
-    )
+    digits = tf.data.Dataset.from_tensor_slices((images[:TRAINING], labels[:TRAINING]))
+    # 2: every process takes each hvd.size()-th digit, its own share of every batch
+    mine = hvd.data.shard(digits, options.batch_size // hvd.size(), shuffle=True, drop_remainder=True)
     model = tf.keras.Sequential(
         [
             tf.keras.Input((8, 8, 1)),
