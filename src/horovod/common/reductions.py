@@ -31,9 +31,9 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     Raises:
         ValueError: both are given, or there is no such reduction.
     """
+    if type(op) is ReduceOp and average is None:
+        return op
     chosen = handle_average_backwards_compatibility(op, average)
-    if type(chosen) is ReduceOp:
-        return chosen
     try:
         return ReduceOp(chosen)
     except ValueError:

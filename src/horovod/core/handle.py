@@ -18,12 +18,10 @@ class Handle:
         end: called by whoever completes it, just before, with the error; returns the error that waiters get.
     """
 
-    __slots__ = ("_end", "_finished", "_gate", "_next", "error", "result")
+    __slots__ = ("_end", "_finished", "_next", "error", "result")
 
     def __init__(self, end: Callable[[BaseException | None], BaseException | None] | None = None) -> None:
         self._end = end
-        self._gate = _thread.allocate_lock()
-        self._gate.acquire()
         self._next: list[Callable[[], None]] = []
         self._finished = False
         self.error: BaseException | None = None
@@ -39,25 +37,25 @@ class Handle:
             error, self._end = self._end(error), None
         self.error = error
         self._finished = True
-        self._gate.release()
         if self._next:
             self._call_next()
 
     def then(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once when the collective is done: on the thread that completes it, or at once if it is.
 
-        For bindings whose framework waits by itself. The callback must not block and must not raise; there is room for one.
+        For bindings whose framework waits by itself. The callback must not block and must not raise.
         """
         self._next.append(callback)
         if self._finished:
             self._call_next()
 
     def _call_next(self) -> None:
-        try:
-            callback = self._next.pop()  # of two threads that come here at the same time, one finds it
-        except IndexError:
-            return
-        callback()
+        while True:
+            try:
+                callback = self._next.pop()  # of two threads that come here at the same time, one finds it
+            except IndexError:
+                return
+            callback()
 
     def wait(self, timeout: float = -1) -> None:
         """Return when the collective is done; Ctrl-C interrupts.
@@ -67,9 +65,11 @@ class Handle:
             TimeoutError: it was not done within ``timeout`` seconds (-1: the runtime's own bounds decide).
         """
         if not self._finished:
-            if not self._gate.acquire(timeout=timeout):
+            gate = _thread.allocate_lock()
+            gate.acquire()
+            self.then(gate.release)
+            if not gate.acquire(timeout=timeout):
                 raise TimeoutError(f"the collective was not done within {timeout:g} seconds")
-            self._gate.release()
         if self.error is not None:
             raise type(self.error)(*self.error.args)
 

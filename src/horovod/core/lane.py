@@ -341,19 +341,17 @@ class Lane(ABC):
                 raise Aborted
             batch = [(decision, self._table.get(decision.name)) for decision in decisions]
         if decisions[0].error:
-            error = HorovodInternalError(decisions[0].error)
-            for decision, _ in batch:
-                self._complete(decision, error)
+            self._complete(decisions, HorovodInternalError(decisions[0].error))
             return
         execute(self.communicator, self.ranks, batch)
-        for decision, _ in batch:
-            self._complete(decision, None)
+        self._complete(decisions, None)
 
-    def _complete(self, decision: Decision, error: BaseException | None) -> None:
+    def _complete(self, decisions: Sequence[Decision], error: BaseException | None) -> None:
         with self._lock:
-            entry = self._table.pop(decision.name, None)  # gone if an abort has completed it
-        if entry is not None:
-            entry.handle.complete(error)
+            entries = [self._table.pop(decision.name, None) for decision in decisions]
+        for entry in entries:
+            if entry is not None:  # an abort has completed it, or this rank has joined
+                entry.handle.complete(error)
 
     def _stop(self, rank: int, reason: str) -> None:
         """Everything ordered before has run; what is still pending never will."""

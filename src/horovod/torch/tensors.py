@@ -30,16 +30,31 @@ REACHABLE = {"cuda"}
 """Kinds of devices whose tensors can travel, beside the CPU. ROCm's devices are called ``cuda`` too."""
 
 _STRIDED = torch.strided
+_NEGATIVE = "Tensor is a view with its sign still to be changed. Call .resolve_neg() on it first."
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def flat_array(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array; nothing is copied."""
+    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array; nothing is copied.
+
+    Raises:
+        ValueError: what lies there is not what the tensor stands for.
+    """
     if tensor.requires_grad:
         tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:  # NumPy has no such type of its own
-        return tensor.view(torch.int16).numpy().reshape(-1).view(_BFLOAT16)
-    return tensor.numpy().reshape(-1)
+    try:
+        if tensor.dtype is torch.bfloat16:  # NumPy has no such type of its own
+            return tensor.view(torch.int16).numpy().reshape(-1).view(_BFLOAT16)
+        array = tensor.numpy()
+    except RuntimeError:
+        if tensor.is_neg():
+            raise ValueError(_NEGATIVE) from None
+        raise
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
+def _plain(tensor: torch.Tensor, data_type: DataType | None) -> bool:
+    return data_type is not None and tensor.layout is _STRIDED and tensor.is_contiguous()
 
 
 def check(tensor: torch.Tensor) -> DataType:
@@ -51,13 +66,8 @@ def check(tensor: torch.Tensor) -> DataType:
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, not {type(tensor).__name__}")
     data_type = DATA_TYPES.get(tensor.dtype)
-    if (
-        data_type is not None
-        and tensor.layout is _STRIDED
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and (tensor.is_cpu or tensor.device.type in REACHABLE)
-    ):
+    if _plain(tensor, data_type) and not tensor.is_neg() and (tensor.is_cpu or tensor.device.type in REACHABLE):
+        assert data_type is not None
         return data_type
     if data_type is None or tensor.layout is not torch.strided:
         hint = " Use sparse_allreduce_async or sparse_as_dense=True." if tensor.layout is not torch.strided else ""
@@ -65,7 +75,7 @@ def check(tensor: torch.Tensor) -> DataType:
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
     if tensor.is_neg():
-        raise ValueError("Tensor is a view with its sign still to be changed. Call .resolve_neg() on it first.")
+        raise ValueError(_NEGATIVE)
     raise ValueError(
         f"Tensor is on {tensor.device}; this version communicates tensors in host memory and on CUDA or ROCm devices. "
         "Move it with .cpu() first."
@@ -82,8 +92,10 @@ def _type_name(tensor: torch.Tensor) -> str:
 
 def view(tensor: torch.Tensor) -> Tensor:
     """A tensor in host memory for the core. Raises as :func:`check`, and for a tensor on a device."""
-    data_type = check(tensor)
-    if not tensor.is_cpu:
+    data_type = DATA_TYPES.get(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
+    # What is left to flat_array() to see, is_neg(), lets another thread run each time it is asked.
+    if data_type is None or not (_plain(tensor, data_type) and tensor.is_cpu):
+        check(tensor)
         raise ValueError(f"Tensors in list must be on same device. One is on cpu, another on {tensor.device}.")
     return Tensor(flat_array(tensor), data_type, tuple(tensor.shape))
 
