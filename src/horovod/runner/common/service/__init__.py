@@ -1,0 +1,1 @@
+"""Services beside a job."""

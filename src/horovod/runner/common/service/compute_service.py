@@ -1,0 +1,282 @@
+"""Where a job that prepares data and a job that trains on them find each other.
+
+The compute job has *workers*, each of which serves one *dispatcher*; dispatchers belong to either job. Both jobs know the
+service's address and key (from a file, in general). Dispatchers tell it their addresses, workers that they are there, and
+whoever needs them waits for that; in the end one says that it is over, and all others hear it.
+
+The service is a rendezvous server (:mod:`horovod.control.rendezvous`) with a few agreed keys; so nobody without the key is
+listened to, nothing that travels is a pickle, and every wait has a bound::
+
+    dispatchers, workers_per_dispatcher     how many there are
+    dispatcher/<id>                         its address
+    worker/<dispatcher id>/<place>          the id of a worker that serves it; places are taken first come, first served
+    shutdown                                it is over
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import psutil
+
+from horovod.control.dial import dial_until
+from horovod.control.rendezvous import PURPOSE, RendezvousError
+from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.rendezvous_server import RendezvousServer
+from horovod.control.wiring import own_addresses
+from horovod.runner.common.util.timeout import TimeoutException
+
+Addresses = dict[str, list[tuple[str, int]]]
+"""By network interface, the service's IPv4 addresses and port."""
+
+CONNECT_SECONDS = 20.0
+"""How long a client tries to reach the service, and waits for an answer that is due at once."""
+_HEARING_SECONDS = 600.0
+"""How long a client listens for the end before it asks again, so that a service that vanished is noticed."""
+_DISPATCHERS, _WORKERS, _SHUTDOWN = "dispatchers", "workers_per_dispatcher", "shutdown"
+
+_log = logging.getLogger("horovod.compute_service")
+
+
+class ComputeService:
+    """The service, from its making to :meth:`shutdown`; also a context manager. Runs in a thread of its own.
+
+    Args:
+        dispatchers: how many dispatchers there will be.
+        workers_per_dispatcher: how many workers will serve each.
+        key: the secret of those who may use it, 32 bytes of :func:`horovod.control.secret.make_secret`.
+        nics: network interfaces that clients may come by; default: all, the loopback interface only where there is no other.
+
+    Raises:
+        ValueError: a number below 1; or this host has no such interface.
+    """
+
+    def __init__(
+        self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Iterable[str] | None = None
+    ) -> None:
+        for name, value in ((_DISPATCHERS, dispatchers), (_WORKERS, workers_per_dispatcher)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: at least 1 is needed")
+        found = _interfaces(nics)
+        every = [address for addresses in found.values() for address in addresses]
+        self._key = key
+        # One socket: at the one address that there is, or at all of this host's.
+        self._server = RendezvousServer(key, every[0] if len(every) == 1 else "0.0.0.0")
+        self._server.put(_DISPATCHERS, str(dispatchers).encode())
+        self._server.put(_WORKERS, str(workers_per_dispatcher).encode())
+        self._server.start()
+        _, port = self._server.address
+        self._addresses = {nic: [(address, port) for address in addresses] for nic, addresses in found.items()}
+        self._ended = False
+
+    def addresses(self) -> Addresses:
+        """Where clients reach it."""
+        return {nic: list(addresses) for nic, addresses in self._addresses.items()}
+
+    def shutdown(self) -> None:
+        """Tell all who wait that it is over, and end. Idempotent."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            # As a client does, because the server answers those who wait before it looks whether it is to stop.
+            ComputeClient(self._addresses, self._key, verbose=0).shutdown()
+        finally:
+            self._server.stop()
+
+    def __enter__(self) -> ComputeService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+class ComputeClient:
+    """Speaks to a :class:`ComputeService`, from any process and thread; each call is a connection of its own.
+
+    All calls raise ConnectionError when the service cannot be reached for 20 seconds, ends meanwhile, or has another key.
+
+    Args:
+        addresses: the service's, by network interface.
+        key: its secret.
+        verbose: above 1, calls are logged (level INFO).
+    """
+
+    def __init__(self, addresses: Mapping[str, Sequence[tuple[str, int]]], key: bytes, verbose: int = 1) -> None:
+        self._addresses = [(str(host), int(port)) for entries in addresses.values() for host, port in entries]
+        self._key = key
+        self._level = logging.INFO if verbose > 1 else logging.DEBUG
+        self._reached: tuple[str, int] | None = None
+        self._own = ""
+        self._counts: tuple[int, int] | None = None
+
+    def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
+        """Say where a dispatcher is. Saying it again changes nothing.
+
+        Raises:
+            IndexError: there is no dispatcher of that number.
+            ValueError: it was registered with another address.
+        """
+        self._check(dispatcher_id)
+        with self._connected() as store:
+            registered = _claim(store, f"dispatcher/{dispatcher_id}", dispatcher_address)
+        if registered != dispatcher_address:
+            raise ValueError(
+                f"dispatcher {dispatcher_id} is registered at {registered} already, not at {dispatcher_address}: a compute job "
+                "takes each of its dispatchers once. Start a new one for each training job that brings its dispatchers"
+            )
+        _log.log(self._level, "dispatcher %d is at %s", dispatcher_id, dispatcher_address)
+
+    def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
+        """Wait until a dispatcher has been registered; its address.
+
+        Raises:
+            IndexError: there is no dispatcher of that number.
+            TimeoutException: it was not within ``timeout`` seconds.
+        """
+        self._check(dispatcher_id)
+        try:
+            with self._connected() as store:
+                address = store.get(f"dispatcher/{dispatcher_id}", timeout).decode()
+        except TimeoutError:
+            raise TimeoutException(
+                f"dispatcher {dispatcher_id} did not register within {timeout:g} seconds. Where dispatchers run beside the "
+                "training (--dispatcher-side training), the training job must have started by then; else look at the compute "
+                "job's output. --timeout gives it more time"
+            ) from None
+        _log.log(self._level, "dispatcher %d was found at %s", dispatcher_id, address)
+        return address
+
+    def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
+        """Say that a worker serves a dispatcher. Saying it again changes nothing.
+
+        Raises:
+            IndexError: there is no dispatcher, or no worker, of that number.
+            ValueError: the dispatcher has all its workers.
+        """
+        self._check(dispatcher_id)
+        dispatchers, places = self._numbers()
+        if not 0 <= worker_id < dispatchers * places:
+            raise IndexError(f"worker {worker_id} does not exist: their numbers are 0 to {dispatchers * places - 1}")
+        with self._connected() as store:
+            for step in range(places):  # begins elsewhere for each worker, so that few find a place taken
+                place = (worker_id + step) % places
+                if _claim(store, f"worker/{dispatcher_id}/{place}", str(worker_id)) == str(worker_id):
+                    break
+            else:
+                raise ValueError(
+                    f"worker {worker_id} cannot serve dispatcher {dispatcher_id}, which has all its {places} workers"
+                )
+        _log.log(self._level, "worker %d serves dispatcher %d", worker_id, dispatcher_id)
+
+    def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
+        """Wait until all workers of a dispatcher have been registered.
+
+        Raises:
+            IndexError: there is no dispatcher of that number.
+            TimeoutException: they were not within ``timeout`` seconds.
+        """
+        self._check(dispatcher_id)
+        places = self._numbers()[1]
+        deadline = time.monotonic() + timeout
+        present = 0
+        try:
+            with self._connected() as store:
+                for place in range(places):
+                    store.get(f"worker/{dispatcher_id}/{place}", max(0.0, deadline - time.monotonic()))
+                    present += 1
+        except TimeoutError:
+            raise TimeoutException(
+                f"dispatcher {dispatcher_id} did not have its {places} workers within {timeout:g} seconds; look at the compute "
+                "job's output. --timeout gives them more time"
+            ) from None
+        _log.log(self._level, "dispatcher %d has its %d workers", dispatcher_id, places)
+
+    def shutdown(self) -> None:
+        """Say that it is over: everybody's :meth:`wait_for_shutdown` returns. Idempotent."""
+        with self._connected() as store:
+            store.put(_SHUTDOWN, b"", timeout=CONNECT_SECONDS)
+        _log.log(self._level, "the compute service is told that it is over")
+
+    def wait_for_shutdown(self) -> None:
+        """Wait until somebody has said that it is over, or the service is gone (ConnectionError)."""
+        with self._connected() as store:
+            while True:
+                try:
+                    store.get(_SHUTDOWN, _HEARING_SECONDS)
+                    break
+                except TimeoutError:
+                    pass  # it answered, so it lives
+        _log.log(self._level, "the compute service is over")
+
+    def own_address(self) -> str:
+        """The address of this host by which it reaches the service, and so others of the two jobs reach it."""
+        self._reach()
+        return self._own
+
+    def _check(self, dispatcher_id: int) -> None:
+        dispatchers = self._numbers()[0]
+        if not 0 <= dispatcher_id < dispatchers:
+            raise IndexError(f"dispatcher {dispatcher_id} does not exist: their numbers are 0 to {dispatchers - 1}")
+
+    def _numbers(self) -> tuple[int, int]:
+        """How many dispatchers there are, and workers for each."""
+        if self._counts is None:
+            with self._connected() as store:
+                found = [int(store.get(key, CONNECT_SECONDS)) for key in (_DISPATCHERS, _WORKERS)]
+            self._counts = found[0], found[1]
+        return self._counts
+
+    def _reach(self) -> tuple[str, int]:
+        """The first of the service's addresses that answers."""
+        if self._reached is None:
+            addresses = list(self._addresses)
+            try:
+                with dial_until(addresses, self._key, PURPOSE, time.monotonic() + CONNECT_SECONDS) as connection:  # type: ignore[arg-type]  # lists are invariant
+                    self._own = connection.getsockname()[0]
+                    self._reached = connection.getpeername()[:2]
+            except ConnectionError as error:
+                raise self._unreachable(error) from error
+        assert self._reached is not None
+        return self._reached
+
+    @contextmanager
+    def _connected(self) -> Iterator[RendezvousClient]:
+        try:
+            with RendezvousClient(self._reach(), self._key, CONNECT_SECONDS) as store:
+                yield store
+        except RendezvousError as error:
+            raise self._unreachable(error.__cause__ or error) from error
+
+    def _unreachable(self, error: BaseException) -> ConnectionError:
+        places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
+        return ConnectionError(
+            f"the compute service at {places or 'no address'} cannot be reached, or has ended: {error}. Does the compute job "
+            "still run, and is its configuration file of this run?"
+        )
+
+
+def _claim(store: RendezvousClient, key: str, value: str) -> str:
+    """Give a key its value unless it has one; the value that it has."""
+    store.put(key, value.encode(), only_first=True, timeout=CONNECT_SECONDS)
+    return store.get(key, CONNECT_SECONDS).decode()
+
+
+def _interfaces(nics: Iterable[str] | None) -> dict[str, list[str]]:
+    """This host's IPv4 addresses by interface."""
+    if nics is not None:
+        chosen = sorted({nics} if isinstance(nics, str) else set(nics))
+        return {nic: list(own_addresses(nic)) for nic in chosen}
+    every = own_addresses() or ("127.0.0.1",)
+    found: dict[str, list[str]] = {}
+    for nic in psutil.net_if_addrs():
+        try:
+            mine = [address for address in own_addresses(nic) if address in every]
+        except ValueError:
+            continue  # it has none
+        if mine:
+            found[nic] = mine
+    return found

@@ -1,0 +1,105 @@
+"""The program of a compute job: ``horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker CONFIGFILE``.
+
+Rank 0 runs the compute service and writes the file by which training jobs find it; every rank is a tf.data worker. The job
+ends when a training script calls ``config.compute_client().shutdown()``, or when it is interrupted. Then the file goes, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import horovod.tensorflow as hvd
+from horovod.common import basics
+from horovod.control.secret import make_secret
+from horovod.core import config as settings
+from horovod.core.collectives import barrier
+from horovod.runner.common.service.compute_service import ComputeService
+from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, _leave)  # horovodrun's way to end a rank; the file must not stay
+    hvd.init()
+    try:
+        with _compute_service(options) as config:
+            compute_worker_fn(hvd.broadcast_object(config, root_rank=0, name="compute service"))
+            barrier().wait()  # all have heard of the end before the service goes
+    finally:
+        hvd.shutdown()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m horovod.tensorflow.data.compute_worker",
+        description="One rank of a compute job, which prepares data for training jobs. Start it with horovodrun.",
+    )
+    parser.add_argument("configfile", help="is written for training jobs to read; contains a secret")
+    parser.add_argument("--dispatchers", type=int, default=1, help="divides the number of ranks (default: 1)")
+    parser.add_argument(
+        "--dispatcher-side",
+        choices=SIDES,
+        default="compute",
+        help="the job whose processes run the dispatchers (default: compute)",
+    )
+    parser.add_argument(
+        "--timeout", type=int, default=60, metavar="SECONDS", help="for dispatchers and workers to come (default: 60)"
+    )
+    options = parser.parse_args(arguments)
+    if options.dispatchers < 1 or options.timeout < 1:
+        parser.error("--dispatchers and --timeout take numbers of at least 1")
+    return options
+
+
+@contextmanager
+def _compute_service(options: argparse.Namespace) -> Iterator[TfDataServiceConfig | None]:
+    """On rank 0 the service, and its configuration in the file; on other ranks nothing.
+
+    Raises:
+        ValueError: the number of ranks is no multiple of that of dispatchers; on every rank.
+    """
+    size = basics.size()
+    if size % options.dispatchers:
+        raise ValueError(
+            f"{size} ranks cannot serve {options.dispatchers} dispatchers: their number must be a multiple"
+        )
+    if basics.rank() != 0:
+        yield None
+        return
+    key, workers = make_secret(), size // options.dispatchers
+    interfaces = [name for name in os.environ.get(settings.NETWORK_INTERFACE, "").split(",") if name.strip()]
+    with ComputeService(options.dispatchers, workers, key, interfaces or None) as service:
+        config = TfDataServiceConfig(
+            options.dispatchers, workers, options.dispatcher_side, service.addresses(), key, options.timeout
+        )
+        config.write(options.configfile)
+        try:
+            print(f"compute service of {size} workers: training jobs find it by {options.configfile}", flush=True)
+            yield config
+        finally:
+            _remove(options.configfile, config)
+
+
+def _remove(configfile: str, config: TfDataServiceConfig) -> None:
+    """Remove the file, unless another job has replaced it."""
+    try:
+        ours = TfDataServiceConfig.read(configfile) == config
+    except (OSError, ValueError):
+        return
+    if ours:
+        Path(configfile).unlink(missing_ok=True)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

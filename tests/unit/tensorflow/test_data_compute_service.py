@@ -1,0 +1,94 @@
+"""The file by which a training job finds a compute job, and what is refused before anybody is asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from horovod.control.secret import make_secret  # noqa: E402  TensorFlow may be missing
+from horovod.runner.common.util.timeout import TimeoutException  # noqa: E402
+from horovod.tensorflow.data import compute_service, compute_worker  # noqa: E402
+from horovod.tensorflow.data.compute_service import (  # noqa: E402
+    TfDataServiceConfig,
+    send_to_data_service,
+    tf_data_service,
+)
+
+NOBODY: Any = {"lo": [("127.0.0.1", 9)]}
+CONFIG = TfDataServiceConfig(2, 3, "compute", NOBODY, make_secret(), timeout=7)
+
+
+def test_a_file_has_all_of_it_and_is_for_this_user_alone(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("what an earlier job left")
+    CONFIG.write(str(file))
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert TfDataServiceConfig.read(str(file)) == CONFIG
+    assert [each.name for each in tmp_path.iterdir()] == ["config.json"]
+    assert json.loads(file.read_text())["key"] == CONFIG.key.hex()
+    assert TfDataServiceConfig.from_dict(CONFIG.to_dict()) == CONFIG
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        CONFIG.write(str(tmp_path / "folder"))
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+def test_the_key_is_not_printed() -> None:
+    assert "key" not in repr(CONFIG) and "dispatchers=2" in repr(CONFIG)
+
+
+def test_what_is_no_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for text in ("", "[]", "{}", "null", '{"dispatchers": 1}', json.dumps({**CONFIG.to_dict(), "key": "xyz"})):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"config\.json: "):
+            TfDataServiceConfig.read(str(file))
+    with pytest.raises(ValueError, match="dispatcher_side='both': expected one of 'compute', 'training'"):
+        replace(CONFIG, dispatcher_side="both")
+
+
+def test_a_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_service, "_POLL_SECONDS", 0.01)
+    file = tmp_path / "config.json"
+    with pytest.raises(FileNotFoundError):
+        TfDataServiceConfig.read(str(file))
+    with pytest.raises(TimeoutException, match=r"did not come within 0\.05 seconds"):
+        TfDataServiceConfig.read(str(file), wait_for_file_creation=True, timeout=0.05)
+    writer = threading.Timer(0.05, CONFIG.write, [str(file)])
+    writer.start()
+    assert TfDataServiceConfig.read(str(file), wait_for_file_creation=True, timeout=20) == CONFIG
+    writer.join()
+
+
+def test_dispatchers_of_the_training_side_have_to_be_kept() -> None:
+    data = tf.data.Dataset.range(3)
+    with pytest.raises(RuntimeError, match="with tf_data_service"):
+        data.send_to_data_service(replace(CONFIG, dispatcher_side="training"), 0)
+    for wrong in ({"size": 2}, {"reuse_dataset": True}):
+        with pytest.raises(ValueError, match="needs reuse_dataset=True and size="):
+            send_to_data_service(data, CONFIG, 0, round_robin=True, **wrong)
+
+
+def test_a_rank_without_a_dispatcher_to_start() -> None:
+    with pytest.raises(ValueError, match="rank 2 has no dispatcher to start: the compute job has 2"):
+        with tf_data_service(replace(CONFIG, dispatcher_side="training"), 2):
+            pass
+
+
+def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], [], ["file", "--dispatchers", "0"], ["file", "--dispatcher-side", "both"]):
+        with pytest.raises(SystemExit) as caught:
+            compute_worker.main(arguments)
+        assert caught.value.code == (0 if arguments == ["--help"] else 2)
+        told = "".join(capsys.readouterr())
+        assert "usage: python -m horovod.tensorflow.data.compute_worker" in told
