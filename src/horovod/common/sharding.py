@@ -32,8 +32,8 @@ def shard(
 ) -> Any:
     """This rank's part of a data set: of ``size`` samples in a row, rank r has the r-th. Every rank passes the same data.
 
-    The part is taken before anything is shuffled or batched, so no sample is on two ranks, and unless ``uneven`` is "keep" all
-    ranks make the same number of steps, with batches of the same sizes. Nothing is communicated.
+    The part is taken before anything is shuffled or batched, so that each sample is on one rank. Unless ``uneven`` is "keep",
+    all ranks make the same number of steps, with batches of the same sizes. Nothing is communicated.
 
     Args:
         data: a ``tf.data.Dataset`` of single samples that knows how many it has, in the same order on every rank; or arrays of
@@ -59,8 +59,7 @@ def shard(
             from rank to rank; arrays of different lengths; an argument that does not fit.
     """
     rank, size = place(process_set)
-    if uneven not in KINDS:
-        raise ValueError(f"uneven={uneven!r}: expected one of {', '.join(map(repr, KINDS))}")
+    _check_uneven(uneven)
     if batch_size is not None:
         _check_positive("batch_size", batch_size)
     elif drop_remainder:
@@ -100,6 +99,7 @@ def steps_per_epoch(
         ValueError: not initialised, or not a single step.
     """
     rank, size = place(process_set)
+    _check_uneven(uneven)
     _check_positive("batch_size", batch_size)
     return steps(share(samples, rank, size, uneven), batch_size, drop_remainder)
 
@@ -173,6 +173,11 @@ def _is_dataset(data: Any) -> bool:
     """Whether it is one of TensorFlow's; that is not imported for the question."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(data, tensorflow.data.Dataset)
+
+
+def _check_uneven(uneven: str) -> None:
+    if uneven not in KINDS:
+        raise ValueError(f"uneven={uneven!r}: expected one of {', '.join(map(repr, KINDS))}")
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -135,6 +135,8 @@ def test_arguments_that_do_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=told):
             shard(x, **wrong)
+    with pytest.raises(ValueError, match="uneven='pad': expected"):
+        steps_per_epoch(9, 2, uneven="pad")  # type: ignore[arg-type]  # that is the test
     with pytest.raises(ValueError, match="batch_size=0"):
         steps_per_epoch(9, 0)
     assert steps_per_epoch(9, 2) == 1
