@@ -31,6 +31,10 @@ class Handle:
         """Whether :meth:`wait` would return at once."""
         return self._finished
 
+    def awaited(self) -> bool:
+        """Whether it is not done, and somebody waits or asked to be called."""
+        return bool(self._next)
+
     def complete(self, error: BaseException | None = None) -> None:
         """Called once. Wakes whoever waits."""
         if self._end is not None:
