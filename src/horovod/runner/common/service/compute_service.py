@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from horovod.control.dial import dial_until
+from horovod.control.dial import Address, dial_until
 from horovod.control.rendezvous import PURPOSE, RendezvousError
 from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.rendezvous_server import RendezvousServer
@@ -233,9 +233,9 @@ class ComputeClient:
     def _reach(self) -> tuple[str, int]:
         """The first of the service's addresses that answers."""
         if self._reached is None:
-            addresses = list(self._addresses)
+            addresses: list[Address] = [*self._addresses]
             try:
-                with dial_until(addresses, self._key, PURPOSE, time.monotonic() + CONNECT_SECONDS) as connection:  # type: ignore[arg-type]  # lists are invariant
+                with dial_until(addresses, self._key, PURPOSE, time.monotonic() + CONNECT_SECONDS) as connection:
                     self._own = connection.getsockname()[0]
                     self._reached = connection.getpeername()[:2]
             except ConnectionError as error:
