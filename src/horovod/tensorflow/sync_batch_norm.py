@@ -24,6 +24,7 @@ from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
 from horovod.tensorflow.names import collective_name
 
+_KERAS_2 = hasattr(tf.keras.layers.BatchNormalization, "_fused_can_be_used")
 _GATHER = "HorovodAllgather"
 _REDUCE = "HorovodAllreduce"
 
@@ -47,24 +48,42 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
+        if _KERAS_2:
+            kwargs["fused"] = False  # its default would pass images by _moments
         super().__init__(**kwargs)
 
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        """Normalise. In a graph of TensorFlow 1, moving statistics change when what is in UPDATE_OPS is run."""
+        outputs = super().call(inputs, training=training, mask=mask)
+        if not tf.executing_eagerly() and not tf.inside_function():
+            known = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+            for update in self.updates:
+                if not any(update is each for each in known):
+                    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.UPDATE_OPS, update)
+        return outputs
+
     @unconverted
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """The mean and the biased variance of everybody's inputs, of shape (channels,)."""
+    def _moments(self, inputs: Any, *given: Any, **options: Any) -> tuple[Any, Any]:
+        """The mean and the biased variance of everybody's inputs, of shape (channels,). Each Keras passes on what it has."""
         if size() == 1:
-            moments: tuple[Any, Any] = super()._moments(inputs, mask)
+            moments: tuple[Any, Any] = super()._moments(inputs, *given, **options)
             return moments
+        axes, keep, mask = _asked_by_keras_2(*given, **options) if _KERAS_2 else (self._reduction_axes, False, *given)
         weights = None if mask is None else tf.expand_dims(tf.cast(mask, inputs.dtype), -1)
-        return _moments_of_all(inputs, weights, self._reduction_axes)
+        return _moments_of_all(inputs, weights, axes, keep)
 
 
-def _moments_of_all(inputs: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
+def _asked_by_keras_2(reduction_axes: Any, keep_dims: bool, mask: Any = None) -> tuple[Any, bool, Any]:
+    return reduction_axes, keep_dims, mask
+
+
+def _moments_of_all(inputs: Any, weights: Any, axes: Sequence[int], keep: bool) -> tuple[Any, Any]:
     """Mean and biased variance over ``axes`` of the inputs of all ranks. Every rank calls it.
 
     Args:
         weights: 0 for elements that do not count, else 1; broadcast against ``inputs``. None: all count.
         axes: all but the channels'.
+        keep: they stay, of length 1.
     """
 
     def total(values: Any) -> Any:
@@ -93,8 +112,8 @@ def _moments_of_all(inputs: Any, weights: Any, axes: Sequence[int]) -> tuple[Any
             result = tf.cast(sums[0], inputs.dtype) + 2 * from_mean * tf.cast(sums[1], inputs.dtype)
             return result if weights is None else result * weights
 
-        found = [tf.cast(tf.squeeze(each, axes), inputs.dtype) for each in (mean_of_all, variance_of_all)]
-        return found, gradient
+        found = [tf.cast(each, inputs.dtype) for each in (mean_of_all, variance_of_all)]
+        return [each if keep else tf.squeeze(each, axes) for each in found], gradient
 
     mean, variance = moments(inputs)
     return mean, variance
