@@ -11,19 +11,24 @@ from typing import Any, Final
 import numpy as np
 
 from horovod._keras import learning_rate
-from horovod._keras.values import all_say, broadcast_variables, described
+from horovod._keras.values import all_say, broadcast_variables, described, highest
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.core.collectives import allreduce_request, submit
 
 
-class _Unset:
+class _NotGiven:
+    """Stands for an argument that was not given; signatures show its text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
     def __repr__(self) -> str:
-        return "the optimizer's learning rate"
+        return self._text
 
 
-UNSET: Final[Any] = _Unset()
-"""Stands for an argument that was not given."""
+UNSET: Final[Any] = _NotGiven("the optimizer's learning rate")
+_REQUIRED: Final[Any] = _NotGiven("required")
 
 
 class BroadcastGlobalVariables:
@@ -149,8 +154,10 @@ class LearningRateSchedule:
     """``initial_lr * multiplier(epoch)`` in epochs ``start_epoch`` to ``end_epoch``, less the last.
 
     Args:
-        initial_lr: default: the learning rate that the optimizer has when training begins.
-        multiplier: a function of the epoch, or a number m that stands for ``m ** (epoch - start_epoch)``.
+        initial_lr: default: the learning rate that the optimizers have when training begins; the highest, where a rank that
+            goes on from a checkpoint has one that was lowered already.
+        multiplier: a function of the epoch, or a number m that stands for ``m ** (epoch - start_epoch)``. Without
+            ``initial_lr`` a number is what it is in every epoch: scripts that leave that out are of a time when this was so.
         start_epoch, end_epoch: the first epoch, counted from 0, and the one after the last; None: no end.
         staircase: one learning rate for each epoch; otherwise one for each batch, with epochs in fractions.
         momentum_correction: see :func:`horovod._keras.learning_rate.carry_momentum`.
@@ -166,7 +173,7 @@ class LearningRateSchedule:
     def __init__(
         self,
         initial_lr: Any = UNSET,
-        multiplier: Any = UNSET,
+        multiplier: Any = _REQUIRED,
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,
@@ -174,7 +181,9 @@ class LearningRateSchedule:
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        if multiplier is UNSET:
+        if multiplier is _REQUIRED and callable(initial_lr):
+            initial_lr, multiplier = UNSET, initial_lr  # it used to be the first argument
+        if multiplier is _REQUIRED:
             raise TypeError("multiplier is missing: a number, or a function of the epoch")
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required; leave it out to take the optimizer's")
@@ -185,13 +194,17 @@ class LearningRateSchedule:
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = 0
-        self.multiplier: Callable[[float], float] = (
-            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
-        )
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier = multiplier
+        elif initial_lr is UNSET:
+            self.multiplier = lambda epoch: multiplier
+        else:
+            self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.initial_lr is UNSET:
-            self.initial_lr = learning_rate.get(self.model.optimizer)
+            self.initial_lr = highest(learning_rate.get(self.model.optimizer))
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self._steps()
 
@@ -280,7 +293,7 @@ class BestModel:
     """A checkpoint of the best model so far; whoever trains with it sets its ``filepath`` before ``fit``.
 
     Args:
-        monitor, verbose, mode, save_freq: as for Keras's ``ModelCheckpoint``.
+        monitor, verbose, save_weights_only, mode, save_freq: as for Keras's ``ModelCheckpoint``.
     """
 
     def __init__(self, **arguments: Any) -> None:

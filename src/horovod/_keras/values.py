@@ -116,6 +116,14 @@ def all_say(yes: bool) -> bool:
     return bool(answer[0])
 
 
+def highest(value: float) -> float:
+    """The largest of all ranks' values. Every rank calls it."""
+    values = np.array([value], np.float64)
+    tensors = [described(values)]
+    collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MAX).wait()
+    return float(values[0])
+
+
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """Give every rank's variables the values of rank ``root_rank``'s, whatever backend or version of Keras they are of.
 

@@ -115,6 +115,12 @@ def test_learning_rates(job: Any) -> None:
         rates, _ = rates_of(keras, [schedule(0.5, 0.5, start_epoch=1, end_epoch=3)], 4)
         np.testing.assert_allclose(rates, [0.04, 0.04, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25], rtol=1e-5)
 
+        rates, _ = rates_of(keras, [schedule(multiplier=0.1, start_epoch=1)], 3)  # as before initial_lr was needed
+        np.testing.assert_allclose(rates, [0.04, 0.04, 0.004, 0.004, 0.004, 0.004], rtol=1e-5)
+
+        rates, _ = rates_of(keras, [schedule(lambda epoch: 2 + epoch)], 2)
+        np.testing.assert_allclose(rates, [0.08, 0.08, 0.12, 0.12], rtol=1e-5)
+
         rates, _ = rates_of(keras, [schedule(multiplier=lambda epoch: 1 + epoch, staircase=False)], 2)
         np.testing.assert_allclose(rates, 0.04 * np.array([1, 1.5, 2, 2.5]), rtol=1e-5)
 
@@ -209,6 +215,34 @@ def test_a_model_that_one_rank_has_restored(job: Any, tmp_path: Any) -> None:
 
     results = job(2, check, path, timeout=120)
     assert results[0] == results[1] and results[0][0] == 19
+
+
+def test_a_rank_that_resumes_has_the_learning_rates_of_all(job: Any) -> None:
+    """It was saved in the middle of a schedule; all ranks go on with the whole one."""
+
+    def check() -> list[float]:
+        import keras
+
+        import horovod.keras as hvd
+
+        rates: list[float] = []
+
+        class Look(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                rates.append(float(np.asarray(self.model.optimizer.learning_rate.numpy())))
+
+        model = line(keras)
+        model.optimizer.learning_rate = 0.5 if hvd.rank() else 0.05
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.LearningRateScheduleCallback(multiplier=lambda epoch: 0.1**epoch),
+            Look(),
+        ]
+        model.fit(*points(0, 8), batch_size=8, initial_epoch=1, epochs=3, verbose=0, callbacks=callbacks)
+        return rates
+
+    for rates in job(2, check):
+        np.testing.assert_allclose(rates, [0.05, 0.005], rtol=1e-5)
 
 
 def test_best_model_checkpoint(job: Any, tmp_path: Any) -> None:

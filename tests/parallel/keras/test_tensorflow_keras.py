@@ -268,3 +268,51 @@ def test_compiled_by_xla_on_request(job: Job) -> None:
         assert_close(model, fit(network(tf), tf.keras.optimizers.SGD(0.1), hvd.size(), None))
 
     job(2, check, timeout=120)
+
+
+def test_batches_are_normalised_together(job: Job) -> None:
+    """SyncBatchNormalization of images in ``fit``: the statistics of all ranks' batches, with either Keras."""
+
+    def check() -> Any:
+        import tensorflow as tf
+
+        import horovod.tensorflow as tensorflow_hvd
+        import horovod.tensorflow.keras as hvd
+
+        def normalising(layer: Any, optimizer: Any) -> Any:
+            layers = tf.keras.layers
+            model = tf.keras.Sequential([layers.Input((2, 2, 3)), layer, layers.Flatten(), layers.Dense(1)])
+            model.set_weights([np.full_like(weight, 0.1) for weight in model.get_weights()])
+            model.compile(optimizer, loss="mse")
+            return model
+
+        x = np.random.default_rng(5).normal(3.0, 2.0, (hvd.size() * 4, 2, 2, 3)).astype(np.float32)
+        y = x[:, 0, 0, :1]
+        unfused = {"fused": False} if hasattr(tf.keras.layers.BatchNormalization, "_fused_can_be_used") else {}
+        whole = normalising(tf.keras.layers.BatchNormalization(**unfused), tf.keras.optimizers.SGD(0.1))
+        whole.fit(x, y, batch_size=len(x), shuffle=False, verbose=0, epochs=2)
+        mine = slice(hvd.rank(), None, hvd.size())
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+        parts = normalising(tensorflow_hvd.SyncBatchNormalization(), optimizer)
+        parts.fit(x[mine], y[mine], batch_size=4, shuffle=False, verbose=0, epochs=2)
+        assert_close(parts, whole, rtol=1e-3, atol=1e-4)
+        return [weight.tolist() for weight in parts.get_weights()]
+
+    results = job(2, check, timeout=120)
+    assert results[0] == results[1]
+
+
+def test_the_best_weights_alone(job: Job, tmp_path: Any) -> None:
+    def check(path: str) -> None:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        best = hvd.callbacks.BestModelCheckpoint("loss", 0, True)  # as it is called by position
+        best.filepath = path
+        model = fit(network(tf), hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), 1, 0, [best])
+        again = network(tf, seed=1)
+        again.load_weights(path)
+        assert_close(again, model)
+
+    job(1, check, str(tmp_path / "best.weights.h5"))

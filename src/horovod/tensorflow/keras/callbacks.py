@@ -40,6 +40,13 @@ class BestModelCheckpoint(callbacks.BestModel, tf.keras.callbacks.ModelCheckpoin
     __doc__ = callbacks.BestModel.__doc__
 
     def __init__(
-        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch"
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
     ) -> None:
-        super().__init__(monitor=monitor, verbose=verbose, mode=mode, save_freq=save_freq)
+        super().__init__(
+            monitor=monitor, verbose=verbose, save_weights_only=save_weights_only, mode=mode, save_freq=save_freq
+        )
