@@ -136,6 +136,8 @@ def is_distributed(optimizer: Any) -> bool:
 def distribute(optimizer: Any, settings: Settings) -> Any:
     """A distributed optimizer with the configuration and the state of ``optimizer``, which stays as it is.
 
+    The optimizers that a ``MultiOptimizer`` is made of are used themselves.
+
     Raises:
         ValueError: it is no Keras 3 optimizer, or distributed already.
     """
@@ -169,9 +171,17 @@ def _adopt(optimizer: Any, settings: Settings) -> None:
 def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:
     """An instance of ``kind`` with the configuration of ``optimizer``, whose gradients accumulate over ``passes`` calls.
 
-    Schedules and the optimizer inside a loss scaling one are handed over as they are, for users' own ones need not be of a
-    kind that Keras can write down.
+    Schedules, the optimizer inside a loss scaling one and those of a ``MultiOptimizer`` are handed over as they are, for
+    users' own ones need not be of a kind that Keras can write down.
     """
+    parts = getattr(optimizer, "_optimizer_map", None)
+    if parts is not None:
+        if passes > 1:
+            raise ValueError(
+                f"{type(optimizer).__name__} adds no gradients up; use backward_passes_per_step=1, and "
+                "gradient_accumulation_steps of the optimizers that it is made of"
+            )
+        return kind(parts, loss_scale_factor=optimizer.loss_scale_factor, name=optimizer.name)
     stand_in = object.__new__(type(optimizer))
     stand_in.__dict__.update(vars(optimizer))
     inner = loss_scale.unwrapped(optimizer)

@@ -322,6 +322,31 @@ def test_a_train_step_of_ones_own(job: Any, backend: str) -> None:
     assert all_equal(job(3, check))
 
 
+def test_optimizers_for_parts_of_a_model(job: Any) -> None:
+    """``keras.optimizers.MultiOptimizer``, chosen by a function, which no file could hold."""
+
+    def check() -> bytes:
+        import keras
+
+        import horovod.keras as hvd
+
+        if not hasattr(keras.optimizers, "MultiOptimizer"):
+            return b"this Keras has none"
+
+        def make() -> Any:
+            kernels = keras.optimizers.Adam(0.01, epsilon=1e-4)
+            others = keras.optimizers.SGD(0.1, momentum=0.5, gradient_accumulation_steps=2)
+            return keras.optimizers.MultiOptimizer(lambda each: kernels if "kernel" in each.path else others)
+
+        model = fit(network(keras), hvd.DistributedOptimizer(make()), hvd.size(), hvd.rank())
+        assert_close(model, alone(keras, make(), hvd.size()))
+        with np.testing.assert_raises_regex(ValueError, "gradient_accumulation_steps of the optimizers"):
+            hvd.DistributedOptimizer(make(), backward_passes_per_step=2)
+        return digest(model)
+
+    assert all_equal(job(2, check, timeout=100))
+
+
 def test_a_job_of_one(job: Any) -> None:
     def check() -> None:
         import keras
