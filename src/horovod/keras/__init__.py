@@ -18,7 +18,6 @@ from horovod._keras.loading import load as _load
 from horovod._keras.optimizer import distribute as _distribute
 from horovod._keras.settings import checked as _checked
 from horovod.common import interface
-from horovod.common.basics import init, shutdown
 from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import Adasum, Average, Sum
 from horovod.core.process_set import ProcessSet, global_process_set
@@ -46,8 +45,10 @@ __all__ += interface.__all__
 
 if _backend.name() == "tensorflow":
     from horovod._keras.tensorflow_values import allgather, allreduce, broadcast, reducescatter
+    from horovod.tensorflow.lifecycle import init, shutdown
 else:
     from horovod._keras.values import allgather, allreduce, broadcast, reducescatter
+    from horovod.common.basics import init, shutdown
 
 Compression = _backend.compression()
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import horovod
 from parallel.tensorflow.conftest import QUIET
 
@@ -104,3 +106,49 @@ import horovod.tensorflow
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: horovod.tensorflow needs TensorFlow 2.16 or newer")
     assert "pip install 'horovod[tensorflow]'" in last
+
+
+TENSORFLOW_1 = """
+import numpy as np
+import tensorflow as tf
+import horovod.tensorflow as hvd
+
+tf.compat.v1.disable_eager_execution()
+hvd.init()
+layer = hvd.SyncBatchNormalization(momentum=0.0)
+x = tf.compat.v1.placeholder(tf.float32, [None, 1])
+y = layer(x, training=True)
+updates = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+with tf.compat.v1.Session() as session:
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run([y, *updates], {x: np.array([[1.0], [2.0]]) + 4 * hvd.rank()})
+    print("updates", len(updates), "mean", session.run(layer.moving_mean))
+"""
+
+
+def test_moving_statistics_are_among_the_updates_of_a_graph_of_tensorflow_1(tmp_path: Path) -> None:
+    done = run(tmp_path, TENSORFLOW_1, "-np", "2", TF_USE_LEGACY_KERAS="1")
+    assert done.returncode == 0 and done.stdout.count("updates 2 mean [3.5]") == 2, done.stdout + done.stderr
+
+
+LIFE = """
+import importlib, sys, threading
+import tensorflow as tf
+
+hvd = importlib.import_module(MODULE)
+hvd.init()
+kept = tf.config.threading
+print("threads", kept.get_intra_op_parallelism_threads(), kept.get_inter_op_parallelism_threads())
+assert float(tf.function(lambda: hvd.allreduce(tf.constant(2.0)))()) == 2.0
+hvd.shutdown()
+print("left", [thread.name for thread in threading.enumerate() if "horovod" in thread.name])
+"""
+
+
+@pytest.mark.parametrize("module", ["horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras"])
+def test_every_binding_starts_and_ends_alike(tmp_path: Path, module: str) -> None:
+    """The threads that the user gives each rank are TensorFlow's, unless told otherwise; none stays behind."""
+    script = LIFE.replace("MODULE", repr(module))
+    own = {"OMP_NUM_THREADS": "3", "TF_NUM_INTEROP_THREADS": "2", "KERAS_BACKEND": "tensorflow"}
+    done = run(tmp_path, script, "-np", "2", **own)
+    assert done.stdout.count("threads 3 0") == 2 and done.stdout.count("left []") == 2, done.stdout + done.stderr

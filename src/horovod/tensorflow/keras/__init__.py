@@ -14,7 +14,6 @@ from typing import Any
 from horovod._keras.settings import checked as _checked
 from horovod._keras.tensorflow_values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from horovod.common import interface
-from horovod.common.basics import init, shutdown
 from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import Average, Sum
 from horovod.core.process_set import ProcessSet, global_process_set
@@ -23,6 +22,7 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.keras.version import distribute as _distribute
 from horovod.tensorflow.keras.version import load as _load
+from horovod.tensorflow.lifecycle import init, shutdown
 
 __all__ = [
     "Average",
