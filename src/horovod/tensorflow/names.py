@@ -7,6 +7,8 @@ function is traced. Eager tensors have no names; the n-th unnamed calls of all r
 from __future__ import annotations
 
 import re
+import sys
+import weakref
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -14,6 +16,8 @@ import tensorflow as tf
 
 _NUMBERED = re.compile(r"(.*/)?\d+(_\d+)?:\d+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_]")
+_UNIQUE = re.compile(r"_\d+$")  # what TensorFlow tells branches and bodies of one process apart by
+_CALL = type(tf.function(lambda: None))._call.__code__
 
 
 def _normalize_name(name: str) -> str:
@@ -70,12 +74,35 @@ def _operation_name(name: str) -> str:
 
 
 def _once(graph: Any, kind: str, name: str) -> str:
-    """``name``, or with a number behind it where the function that is being traced has used it in another of its graphs."""
+    """``name``, or with a number behind it where the function that is being traced has used it in another of its graphs.
+
+    A graph that TensorFlow makes anew, and throws the first one away, is the same graph: it does so with a function that
+    creates variables when it is first called, and another rank may have these already.
+    """
+    uses: Counter[str] | None = getattr(graph, "_horovod_uses", None)
+    if uses is None:
+        uses = graph._horovod_uses = Counter()
+    uses[f"{kind}.{name}"] += 1
+    place: list[Any] = [uses[f"{kind}.{name}"], *_being_traced()]
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        place.append((_UNIQUE.sub("", graph.name), repr(graph.structured_input_signature)))
         graph = graph.outer_graph
-    used: Counter[str] | None = getattr(graph, "_horovod_names", None)
+    used: dict[str, list[list[Any]]] | None = getattr(graph, "_horovod_names", None)
     if used is None:
-        used = graph._horovod_names = Counter()
-    used[f"{kind}.{name}"] += 1
-    count = used[f"{kind}.{name}"]
-    return name if count == 1 else f"{name}_{count - 1}"
+        used = graph._horovod_names = {}
+    places = used.setdefault(f"{kind}.{name}", [])
+    if place not in places:
+        places.append(place)
+    number = places.index(place)
+    return name if number == 0 else f"{name}_{number}"
+
+
+def _being_traced() -> list[weakref.ref[Any]]:
+    """The functions that are being traced, innermost first. Their names do not tell them apart."""
+    found: list[weakref.ref[Any]] = []
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is _CALL:
+            found.append(weakref.ref(frame.f_locals["self"]))
+    return found

@@ -251,6 +251,25 @@ def test_steps_per_execution_eager_and_train_on_batch(job: Any, backend: str) ->
     assert all_equal(job(2, check, timeout=120))
 
 
+def test_a_rank_that_has_evaluated_before(job: Any) -> None:
+    """Its metrics exist when the training step is traced; those of the others come to be then."""
+
+    def check() -> bytes:
+        import keras
+
+        import horovod.keras as hvd
+
+        model = network(keras)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", metrics=["mae"])
+        x, y = data(hvd.size(), hvd.rank())
+        if hvd.rank() == 0:
+            model.evaluate(x, y, verbose=0)
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        return digest(model)
+
+    assert all_equal(job(2, check, timeout=60))
+
+
 def test_an_uneven_last_batch(job: Any) -> None:
     """The last batch is smaller, which Keras compiles anew: both ranks have 6 samples in batches of 4."""
 

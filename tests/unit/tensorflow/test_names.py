@@ -51,6 +51,52 @@ def test_unique_among_the_graphs_of_a_function_and_equal_each_time() -> None:
     assert names[0] == names[1] == names[2] and len(set(names[0])) == 3
 
 
+def test_a_graph_that_is_made_twice_is_one() -> None:
+    """TensorFlow traces a function again if it has made variables; where they exist already it does not."""
+    names: list[Any] = []
+
+    def trace(variables: list[Any]) -> list[Any]:
+        names.clear()
+
+        @tf.function
+        def inner(x: Any) -> Any:
+            if not variables:
+                variables.append(tf.Variable(1.0))
+
+            def name() -> Any:
+                names.append(collective_name(KIND, "given", [x]).negotiated)
+                return x
+
+            return tf.cond(x > 0, name, name) + name()
+
+        tf.function(lambda x: inner(x))(tf.constant(1.0))
+        return list(names)
+
+    once, twice = trace([tf.Variable(1.0)]), trace([])
+    assert len(set(once)) == len(once) == 3 and twice == once * 2
+
+
+def test_functions_of_one_name_are_told_apart() -> None:
+    names: list[Any] = []
+
+    def make() -> Any:
+        def same(x: Any) -> Any:
+            names.append(collective_name(KIND, "given", [x]).negotiated)
+            return x
+
+        return tf.function(same)
+
+    @tf.function
+    def outer(x: Any) -> Any:
+        kept = make()
+        for function in (kept, make(), make(), kept):
+            x = function(x)
+        return x
+
+    outer(tf.constant(1.0))
+    assert names == ["given", "given_1", "given_2"]
+
+
 def test_what_was_made_outside_has_no_name_of_its_own() -> None:
     names: list[Any] = []
 
