@@ -31,10 +31,10 @@ HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench bench-check docs clean
+.PHONY: help train test lint bench bench-check bench-tensorflow docs clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 train: $(HAVE_TRAIN)  ## train a network on handwritten digits with two processes (NP=4: with four)
 	$(BIN)/horovodrun -np $(NP) python examples/pytorch_mnist.py $(TRAIN_ARGUMENTS)
@@ -64,6 +64,11 @@ bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (
 
 bench-check: bench  ## the same, and say what got slower than benchmarks/baseline.json has it
 	$(BIN)/python benchmarks/goals.py $(RESULTS) --check benchmarks/baseline.json
+
+bench-tensorflow: $(HAVE_TEST)  ## measure steps of TensorFlow and Keras beside MultiWorkerMirroredStrategy
+	mkdir -p $(RESULTS)
+	for framework in tensorflow keras; do $(BIN)/python benchmarks/training.py --framework $$framework --np $(NP) --peer mwms \
+		--restarts 2 --rounds 2 --json $(RESULTS)/training-$$framework.json --plot $(RESULTS)/training-$$framework.png || exit; done
 
 docs: $(HAVE_TEST)  ## write the reference of the interface to docs/api, and check that all documents are true
 	$(BIN)/python docs/generate.py
