@@ -67,9 +67,7 @@ def started(framework: str, model: str, arrangements: Sequence[str], ranks: int)
                 except TimeoutError:
                     ended = [process for process in processes if process.poll() is not None]
                     if ended or time.monotonic() > deadline:
-                        sys.exit(
-                            f"{model}: could not start: {ended[0].args!r}" if ended else f"{model}: no answer in time"
-                        )
+                        sys.exit(f"{model}: could not start: {ended[0].args if ended else 'no answer in time'!r}")
                     continue
                 arrangement, parameters, tensors = connection.recv()
                 team = teams[arrangement]

@@ -26,10 +26,15 @@ def main() -> None:
     options = parser.parse_args()
 
     hvd.init()  # 1
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if gpus:
+        tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")  # 2: a GPU of its own, where there are any
     tf.keras.utils.set_random_seed(hvd.rank())
     images, labels = load()
     digits = tf.data.Dataset.from_tensor_slices((images[:TRAINING], labels[:TRAINING]))
-    # 2: every process takes each hvd.size()-th digit, its own share of every batch
+    # 3: every process takes each hvd.size()-th digit, its own share of every batch
     mine = hvd.data.shard(digits, options.batch_size // hvd.size(), shuffle=True, drop_remainder=True)
     model = tf.keras.Sequential(
         [
@@ -49,19 +54,19 @@ def main() -> None:
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_of(labels, model(images, training=True))
-        tape = hvd.DistributedGradientTape(tape)  # 3: gradients are averages over all processes
+        tape = hvd.DistributedGradientTape(tape)  # 4: gradients are averages over all processes
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)  # 4: all begin alike
+    hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)  # 5: all begin alike
 
     for epoch in range(1, options.epochs + 1):
         losses = [step(*batch) for batch in mine]
-        loss = hvd.allreduce(tf.reduce_mean(losses))  # 5: of all processes
+        loss = hvd.allreduce(tf.reduce_mean(losses))  # 6: of all processes
         scores = model(images[TRAINING:], training=False)
         right = tf.reduce_mean(tf.cast(tf.argmax(scores, axis=1) == labels[TRAINING:], tf.float32))
-        if hvd.rank() == 0:  # 6: one speaks for all
+        if hvd.rank() == 0:  # 7: one speaks for all
             print(f"epoch {epoch}: training loss {float(loss):.4f}, test accuracy {float(right):.2%}", flush=True)
 
 

@@ -66,7 +66,9 @@ def read_several(config: TfDataServiceConfig, last: bool) -> list[list[int]]:
                 hvd.allgather_object(0)  # so that nobody begins the next epoch while others read this one
         endless = tf.data.Dataset.range(1000).repeat()
         mine = endless.send_to_data_service(config, rank, size, reuse_dataset=True, round_robin=True)
-        seen.append([int(each) for each in mine.take(9)])
+        dealt = iter(mine)  # kept until all have read: who leaves holds up the others
+        seen.append([int(next(dealt)) for _ in range(9)])
+        hvd.allgather_object(0)
         alone = tf.data.Dataset.range(6).send_to_data_service(config, rank)
         seen.append(sorted(int(each) for each in alone))
         hvd.allgather_object(0)
@@ -90,6 +92,34 @@ def test_ranks_share_what_workers_prepare(ranks: Ranks, serve: Serve) -> None:
         assert all(len(rank[4]) == 9 for rank in seen)
         assert all(rank[5] == list(range(6)) for rank in seen), "all elements, where they are not shared"
     assert working.results(SECONDS) == [None] * POOL
+
+
+def read_in_turn(config: TfDataServiceConfig) -> list[int]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    try:
+        endless = tf.data.Dataset.range(1000).repeat()
+        dealt = iter(endless.send_to_data_service(config, hvd.rank(), hvd.size(), reuse_dataset=True, round_robin=True))
+        seen = [int(next(dealt)) for _ in range(9)]
+        hvd.allgather_object(0)
+        if hvd.rank() == 0:
+            config.compute_client().shutdown()
+        return seen
+    finally:
+        hvd.shutdown()
+
+
+def test_each_rank_in_turn_from_a_dispatcher_of_its_own(ranks: Ranks, serve: Serve) -> None:
+    """No dispatcher waits for ranks that read from another. The data sets' method came with the configuration."""
+    config = serve(POOL, "compute")
+    workers, training = ranks(POOL, QUIET, "tensorflow"), ranks(POOL, TRAINING, "tensorflow")
+    working = workers.start(work, config)
+    seen = training.run(read_in_turn, config, timeout=SECONDS)
+    assert working.results(SECONDS) == [None] * POOL
+    assert seen == [list(range(9))] * POOL, "each dispatcher has one worker, and one reader"
 
 
 def read_from_own_dispatchers(config: TfDataServiceConfig) -> tuple[str, list[int]]:

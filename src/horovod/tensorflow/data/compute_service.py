@@ -23,7 +23,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,9 +197,10 @@ def send_to_data_service(
         compute_config: the compute job's, with dispatchers on the compute side.
         rank, size: of this process and of the training job; ``size`` is needed for ``round_robin``.
         processing_mode: "distributed_epoch": the workers share the elements. "parallel_epochs": each prepares all of them.
-        reuse_dataset: the ranks share what one dispatcher prepares, first come, first served, so that an element goes to one
-            of them; else each rank gets everything. Every rank must make the data sets that are shared in the same order.
-        round_robin: with ``reuse_dataset``, the ranks get the elements in turn; the data set must have no end.
+        reuse_dataset: the ranks of one dispatcher share what it prepares, first come, first served, so that an element goes to
+            one of them; else each rank gets everything. Every rank must make the data sets that are shared in the same order.
+        round_robin: with ``reuse_dataset``, the ranks get the elements in turn; the data set must have no end. A rank that
+            stops reading holds up the others, so all keep their iterators until all have what they need.
 
     Raises:
         RuntimeError: dispatchers run on the training side; use :func:`tf_data_service` there.
@@ -216,14 +217,18 @@ def send_to_data_service(
         raise ValueError(
             "round_robin=True deals one data set to all ranks: it needs reuse_dataset=True and size=hvd.size()"
         )
+    turn: dict[str, int] = {}
+    if round_robin and size is not None:
+        # Among the ranks that read from the same dispatcher, which knows of no others.
+        number, dispatchers = rank % compute_config.dispatchers, compute_config.dispatchers
+        turn = {"consumer_index": rank // dispatchers, "num_consumers": len(range(number, size, dispatchers))}
     with tf_data_service(compute_config, rank) as address:
         return dataset.apply(
             tf.data.experimental.service.distribute(
                 processing_mode=processing_mode,
                 service=address,
                 job_name=_shared_name() if reuse_dataset else None,
-                consumer_index=rank if round_robin else None,
-                num_consumers=size if round_robin else None,
+                **turn,
             )
         )
 
@@ -259,14 +264,15 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     own = not basics.is_initialized()
     basics.init()
     try:
-        _work(compute_config, basics.rank(), basics.size())
+        work(compute_config, lambda: None)
     finally:
         if own:
             basics.shutdown()
 
 
-def _work(config: TfDataServiceConfig, rank: int, size: int) -> None:
-    each = config.workers_per_dispatcher
+def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
+    """Be a worker, in a job that is initialised; ``ended()`` is called when it serves no more data, for whatever reason."""
+    rank, size, each = basics.rank(), basics.size(), config.workers_per_dispatcher
     if size != config.dispatchers * each:
         raise ValueError(
             f"the compute job has {size} ranks, but {config.dispatchers} dispatchers with {each} workers each need "
@@ -285,8 +291,11 @@ def _work(config: TfDataServiceConfig, rank: int, size: int) -> None:
             )
         )
         with _stopping(worker):
-            client.register_worker_for_dispatcher(number, rank)
-            client.wait_for_shutdown()
+            try:
+                client.register_worker_for_dispatcher(number, rank)
+                client.wait_for_shutdown()
+            finally:
+                ended()  # before servers stop, which takes a while if a reader does not let go
         # A dispatcher outlives its workers, which else would look for it.
         barrier().wait()
 
@@ -303,6 +312,7 @@ def _dispatcher(client: ComputeClient, number: int) -> Iterator[None]:
 
 @contextmanager
 def _stopping(server: Any) -> Iterator[None]:
+    """Stop a server in the end. TensorFlow waits for its readers, for about a minute if one of them hangs."""
     try:
         yield
     finally:

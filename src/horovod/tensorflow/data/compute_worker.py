@@ -21,7 +21,7 @@ from horovod.control.secret import make_secret
 from horovod.core import config as settings
 from horovod.core.collectives import barrier
 from horovod.runner.common.service.compute_service import ComputeService
-from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
+from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, work
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hvd.init()
     try:
         with _compute_service(options) as config:
-            compute_worker_fn(hvd.broadcast_object(config, root_rank=0, name="compute service"))
+            every = hvd.broadcast_object(config, root_rank=0, name="compute service")
+            work(every, lambda: _remove(options.configfile, config))
             barrier().wait()  # all have heard of the end before the service goes
     finally:
         hvd.shutdown()
@@ -87,8 +88,10 @@ def _compute_service(options: argparse.Namespace) -> Iterator[TfDataServiceConfi
             _remove(options.configfile, config)
 
 
-def _remove(configfile: str, config: TfDataServiceConfig) -> None:
-    """Remove the file, unless another job has replaced it."""
+def _remove(configfile: str, config: TfDataServiceConfig | None) -> None:
+    """Remove the file that this rank wrote, unless another job has replaced it."""
+    if config is None:
+        return
     try:
         ours = TfDataServiceConfig.read(configfile) == config
     except (OSError, ValueError):
