@@ -122,12 +122,13 @@ def _moments_of_all(inputs: Any, weights: Any, axes: Sequence[int], keep: bool) 
 def _gather(row: Any) -> Any:
     """Everybody's row, by rank."""
     row = tf.expand_dims(row, 0)
-    names = collective_name(_GATHER, "sync_batch_norm", [row])
+    # Keras numbers layers and models by process, and puts that into the scopes.
+    names = collective_name(_GATHER, "sync_batch_norm", [row], ignore_name_scope=True)
     gathered = run(names.node, [allgather_leg(_GATHER, names.negotiated, [row], global_process_set)])[0][0]
     return tf.ensure_shape(gathered, [size(), *row.shape[1:]])
 
 
 def _add_up(sums: Any) -> Any:
-    names = collective_name(_REDUCE, "sync_batch_norm", [sums])
+    names = collective_name(_REDUCE, "sync_batch_norm", [sums], ignore_name_scope=True)
     leg = allreduce_leg(_REDUCE, names.negotiated, [sums], Sum, 1.0, 1.0, global_process_set)
     return run(names.node, [leg])[0][0]
