@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod._keras import contents
 from horovod._keras.loss_scale import unwrapped
 
 
@@ -14,7 +15,7 @@ def get(optimizer: Any) -> float:
     rate = unwrapped(optimizer).learning_rate
     if callable(rate) and not hasattr(rate, "numpy"):
         rate = rate(unwrapped(optimizer).iterations)
-    return float(np.asarray(rate.numpy() if hasattr(rate, "numpy") else rate))
+    return float(np.asarray(contents.read([rate])[0] if hasattr(rate, "numpy") else rate))
 
 
 def put(optimizer: Any, rate: float) -> None:
@@ -33,9 +34,8 @@ def carry_momentum(optimizer: Any, factor: float) -> None:
     Large Minibatch SGD, section 2.1, remark 2) multiply the momentum of one step by ``factor``. Momentum is a constant of
     a compiled step, but ``v`` is a variable, and multiplying it is the same. Optimizers without such a ``v`` stay as they are.
     """
-    inner = unwrapped(optimizer)
-    for velocity in _velocities(inner):
-        velocity.assign(np.asarray(velocity.numpy() * np.asarray(factor, velocity.numpy().dtype)))
+    velocities = _velocities(unwrapped(optimizer))
+    contents.write(velocities, [each * np.asarray(factor, each.dtype) for each in contents.read(velocities)])
 
 
 def _velocities(optimizer: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod._keras import contents
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
@@ -131,7 +132,6 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """
     if not variables:
         return
-    arrays = [np.array(variable.numpy(), order="C") for variable in variables]
+    arrays = contents.read(variables)
     collectives.broadcast("broadcast", None, [described(array) for array in arrays], root_rank).wait()
-    for variable, array in zip(variables, arrays, strict=True):
-        variable.assign(array)
+    contents.write(variables, arrays)

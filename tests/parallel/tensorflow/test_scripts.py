@@ -152,3 +152,35 @@ def test_every_binding_starts_and_ends_alike(tmp_path: Path, module: str) -> Non
     own = {"OMP_NUM_THREADS": "3", "TF_NUM_INTEROP_THREADS": "2", "KERAS_BACKEND": "tensorflow"}
     done = run(tmp_path, script, "-np", "2", **own)
     assert done.stdout.count("threads 3 0") == 2 and done.stdout.count("left []") == 2, done.stdout + done.stderr
+
+
+KERAS_IN_A_SESSION = """
+import numpy as np
+import tensorflow as tf
+import horovod.tensorflow.keras as hvd
+
+tf.compat.v1.disable_eager_execution()
+hvd.init()
+session = tf.compat.v1.Session(config=tf.compat.v1.ConfigProto())
+tf.compat.v1.keras.backend.set_session(session)
+keras = tf.keras
+model = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.1, momentum=0.5)), "mse")
+x = np.random.default_rng(hvd.rank()).normal(size=(8, 3))
+callbacks = [
+    hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    hvd.callbacks.MetricAverageCallback(),
+    hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1, warmup_epochs=1),
+    hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.1, multiplier=0.5, start_epoch=1),
+]
+history = model.fit(x, x[:, :2], batch_size=4, epochs=3, verbose=0, callbacks=callbacks).history
+ours = np.concatenate([weight.reshape(-1) for weight in model.get_weights()])
+both = hvd.allgather(ours[None])
+assert both.shape == (2, ours.size) and (both[0] == both[1]).all(), both
+print("rates", np.round(history["lr"], 6).tolist(), hvd.allreduce(1.0 + hvd.rank()), hvd.broadcast(hvd.rank(), 1))
+"""
+
+
+def test_keras_2_in_a_session_of_tensorflow_1(tmp_path: Path) -> None:
+    done = run(tmp_path, KERAS_IN_A_SESSION, "-np", "2", TF_USE_LEGACY_KERAS="1")
+    assert done.stdout.count("rates [0.1, 0.1, 0.05] 1.5 1") == 2, done.stdout + done.stderr
