@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,18 @@ def test_a_failure_ends_even_stubborn_ranks_and_shows_the_end_of_stderr(launcher
     assert seconds < 0.5 + 5
     tail = err[err.index("the end of rank 2's stderr") :]
     assert "    line 30\n" in tail and "    line 11\n" in tail and "    line 10\n" not in tail
+
+
+def test_ranks_that_still_run_may_say_what_they_saw(launcher: Launcher, tmp_path: Path) -> None:
+    written = tmp_path / "process"
+    failing = f"echo $$ > {written}.new; mv {written}.new {written}; sleep 0.2; kill -KILL $$"
+    await_end = f"while ! grep -q State:.Z /proc/$(cat {written})/status; do sleep 0.02; done"
+    seeing = f"until [ -s {written} ]; do sleep 0.02; done; {await_end}"
+    program = f"if [ $HOROVOD_RANK = 1 ]; then {failing}; fi; {seeing}; echo rank 1 is gone >&2; exit 1"
+    done = launcher.run("-np", "2", "sh", "-c", program)
+    assert done.returncode == 137
+    assert "[0]<stderr>:rank 1 is gone" in done.stderr
+    assert "Rank 1 failed first" in done.stderr
 
 
 def test_a_rank_that_does_well_may_end_before_the_others(launcher: Launcher) -> None:

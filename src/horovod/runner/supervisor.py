@@ -1,7 +1,8 @@
 """Runs the processes of one job from start to end, in one loop that waits and never polls.
 
 The loop waits for the ranks' output, for their ends, for signals to the launcher and for its own few deadlines. Phases:
-start all; run; on the first failure find out whose it was; ask everybody to end; after a grace make them; sweep up.
+start all; run; on the first failure find out whose it was; let the others say what they saw of it; ask everybody to end;
+after a grace make them; sweep up.
 Whatever way the loop is left, no process of the job stays behind.
 """
 
@@ -25,6 +26,9 @@ from horovod.runner.signals import Insisted, SignalPipe
 
 _JUDGE_SECONDS = 1.0
 """How long to wait for the end of the rank that others accuse, before everybody is ended."""
+_LAST_WORDS_SECONDS = 1.0
+"""How long ranks that still run have, after the first failure, to end by themselves: the runtime has told them of it, so
+they raise, say where they were, and let go of what they hold."""
 _GIVE_UP_SECONDS = 0.5
 """How long after SIGKILL a process may still show up as running."""
 _LAST_CHUNKS = 16
@@ -163,7 +167,9 @@ class Supervisor:
         self._selector.unregister(rank.ended)
         rank.signal_group(signal.SIGTERM)  # what it started has lost its purpose
         self._timers["leftovers", rank.rank] = (time.monotonic() + GRACE_SECONDS, lambda: self._abandon(rank))
-        if self._ending:
+        if self._verdict is not None and all(other.exit is not None for other in self._ranks.values()):
+            self._end_all()
+        if self._ending or self._verdict is not None:
             return
         if end.code and self._first_failed is None:
             self._first_failed = rank
@@ -208,9 +214,13 @@ class Supervisor:
         if others:
             words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
         self._output.say(words)
-        self._end_all()
+        if others:
+            self._timers["last words"] = (time.monotonic() + _LAST_WORDS_SECONDS, self._end_all)
+        else:
+            self._end_all()
 
     def _end_all(self) -> None:
+        self._timers.pop("last words", None)
         if self._ending:
             return
         self._ending = True
