@@ -17,7 +17,7 @@ from horovod.torch.arguments import Average, Reducing, Sum, compressed, reductio
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import memory_of
-from horovod.torch.tensors import check
+from horovod.torch.tensors import check, empty
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -27,7 +27,7 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
     if not in_place:
         for tensor in tensors:
             check(tensor)
-    outputs = tensors if in_place else [torch.empty_like(tensor) for tensor in tensors]
+    outputs = tensors if in_place else [empty(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
     memory = memory_of(tensors)
     sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(

@@ -15,7 +15,7 @@ from horovod.comm.datatypes import Array
 from horovod.core.messages import HOST
 from horovod.core.tensor import Allocate, Tensor
 from horovod.torch import staging
-from horovod.torch.tensors import check, flat_array, view
+from horovod.torch.tensors import check, empty, flat_array, view
 
 
 class Memory(Protocol):
@@ -65,7 +65,7 @@ class HostMemory:
     def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
         def allocate(index: int, rows: int) -> Array:
             like = tensors[index]
-            outputs[index] = torch.empty((rows, *like.shape[1:]), dtype=like.dtype)
+            outputs[index] = empty((rows, *like.shape[1:]), like.dtype, like.device)
             return flat_array(outputs[index])
 
         return allocate

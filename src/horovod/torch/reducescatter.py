@@ -17,7 +17,7 @@ from horovod.torch.arguments import Average, Reducing, Sum, compressed, tracked
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import memory_of
-from horovod.torch.tensors import check
+from horovod.torch.tensors import check, empty
 
 _SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
 
@@ -37,7 +37,7 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
         if not tensor.dim():
             raise ValueError("Reducescatter does not support scalar inputs.")
         rows = shard_rows(tensor.shape[0], size)[index]
-        outputs.append(torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device))
+        outputs.append(empty((rows, *tensor.shape[1:]), tensor.dtype, tensor.device))
     memory = memory_of(tensors)
     sources, targets = memory.read(tensors), memory.write(outputs)
     handle = collectives.reducescatter(

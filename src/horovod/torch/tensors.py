@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 import torch
 
+from horovod.comm import pages
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import use_halves
 from horovod.core.tensor import Tensor
@@ -98,6 +101,14 @@ def view(tensor: torch.Tensor) -> Tensor:
         check(tensor)
         raise ValueError(f"Tensors in list must be on same device. One is on cpu, another on {tensor.device}.")
     return Tensor(flat_array(tensor), data_type, tuple(tensor.shape))
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new tensor for a result, contiguous."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    if tensor.is_cpu:
+        pages.prefer_huge(tensor.data_ptr(), tensor.nbytes)
+    return tensor
 
 
 def _as_torch(array: Array) -> torch.Tensor:
