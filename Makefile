@@ -47,7 +47,7 @@ lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
-bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (under 10 minutes)
+bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (about ten minutes)
 	mkdir -p $(RESULTS)
 	$(MEASURE) --engine shm --peer gloo --idle 30 --seconds 0.1 --plot $(RESULTS)/collectives.png \
 		--json $(RESULTS)/collectives.json $(BENCH_ARGUMENTS)
@@ -56,7 +56,7 @@ bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (
 	for ranks in 4 8; do for peer in gloo mpi; do $(MEASURE) --np $$ranks --peer $$peer --mpi $(abspath $(VENV))/mpi/mpich \
 		--operations allreduce --max 1M --factor 1024 --seconds 0.1 \
 		--json $(RESULTS)/collectives-$$ranks-$$peer.json || exit; done; done
-	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp --restarts 2 --rounds 2 \
+	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp --restarts 1 --rounds 5 \
 		--json $(RESULTS)/training.json --plot $(RESULTS)/training.png
 	$(BIN)/python benchmarks/startup.py --np $(NP) --peer torchrun --rounds 3 --json $(RESULTS)/startup.json
 	$(BIN)/horovodrun -np $(NP) python benchmarks/optimizer_overhead.py --json $(RESULTS)/optimizer_overhead.json

@@ -47,6 +47,8 @@ import horovod.torch as hvd
 
 TURN_SECONDS = 0.02
 """Roughly how long a contender has its turn."""
+LONG_SECONDS = 0.5
+"""What takes longer, as some things do with more ranks than cores, is called as seldom as possible."""
 
 
 def main() -> None:
@@ -179,18 +181,22 @@ def race(operation: str, size: int, entrants: dict[str, Prepared], seconds: floa
     """Time the entrants against each other, in turns, for about ``seconds`` each; rows on every rank alike."""
     calls = [prepared.call for prepared in entrants.values()]
     # All ranks must make the same number of calls, so they agree on how long one takes: as long as on the slowest.
-    estimates = [
-        max(seconds_each) for seconds_each in zip(*everywhere([min(turn(call, 2)) for call in calls]), strict=True)
+    first = slowest([turn(call, 1, warm=False) for call in calls])
+    estimates = slowest(
+        [[long] if long > LONG_SECONDS else turn(call, 2, warm=False) for call, long in zip(calls, first, strict=True)]
+    )
+    warm = [estimate <= LONG_SECONDS for estimate in estimates]
+    lengths = [
+        min(200, max(1 + each_warm, math.ceil(TURN_SECONDS / estimate)))
+        for estimate, each_warm in zip(estimates, warm, strict=True)
     ]
-    # What takes seconds, as some do with more ranks than cores, has turns of one call.
-    lengths = [min(200, max(2 if estimate < 0.5 else 1, math.ceil(TURN_SECONDS / estimate))) for estimate in estimates]
     slowest_turn = max(estimate * (length + 1) for estimate, length in zip(estimates, lengths, strict=True))
     rounds = min(50, max(4 if slowest_turn < 2 else 2, round(seconds / slowest_turn)))
     samples: list[list[float]] = [[] for _ in calls]
     gc.collect()
     for _ in range(rounds):
-        for call, length, sample in zip(calls, lengths, samples, strict=True):
-            sample += turn(call, length)
+        for call, length, each_warm, sample in zip(calls, lengths, warm, samples, strict=True):
+            sample += turn(call, length, each_warm)
     rows = []
     for name, of_ranks in zip(entrants, zip(*everywhere(samples), strict=True), strict=True):
         median = max(statistics.median(sample) for sample in of_ranks)
@@ -199,9 +205,15 @@ def race(operation: str, size: int, entrants: dict[str, Prepared], seconds: floa
     return rows
 
 
-def turn(call: Callable[[], object], length: int) -> list[float]:
-    """The seconds that each of ``length`` calls takes, after one that is not counted."""
-    call()
+def slowest(seconds_here: list[list[float]]) -> list[float]:
+    """Of each contender, the least of its seconds on the rank where that is the most; the same on every rank."""
+    return [max(of_ranks) for of_ranks in zip(*everywhere([min(each) for each in seconds_here]), strict=True)]
+
+
+def turn(call: Callable[[], object], length: int, warm: bool = True) -> list[float]:
+    """The seconds that each of ``length`` calls takes; if ``warm``, after one that is not counted."""
+    if warm:
+        call()
     seconds = []
     for _ in range(length):
         started = time.perf_counter()
