@@ -192,7 +192,8 @@ def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:
         return kind(_rebuilt(inner, type(inner), passes), **config)
     rate = getattr(optimizer, "_learning_rate", None)
     if callable(rate):
-        object.__setattr__(stand_in, "_learning_rate", 0.5)
+        # A tensor, since Keras before 3.6 writes down no plain number.
+        object.__setattr__(stand_in, "_learning_rate", keras.ops.convert_to_tensor(0.5))
     config = stand_in.get_config()
     if callable(rate):
         config["learning_rate"] = rate
