@@ -47,7 +47,7 @@ lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
-bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (about ten minutes)
+bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten to twenty minutes)
 	mkdir -p $(RESULTS)
 	$(MEASURE) --engine shm --peer gloo --idle 30 --seconds 0.1 --plot $(RESULTS)/collectives.png \
 		--json $(RESULTS)/collectives.json $(BENCH_ARGUMENTS)
