@@ -68,7 +68,7 @@ bench-check: bench  ## the same, and say what got slower than benchmarks/baselin
 bench-tensorflow: $(HAVE_TEST)  ## measure steps of TensorFlow and Keras beside MultiWorkerMirroredStrategy
 	mkdir -p $(RESULTS)
 	for framework in tensorflow keras; do $(BIN)/python benchmarks/training.py --framework $$framework --np $(NP) --peer mwms \
-		--restarts 2 --rounds 2 --json $(RESULTS)/training-$$framework.json --plot $(RESULTS)/training-$$framework.png || exit; done
+		--restarts 1 --rounds 5 --json $(RESULTS)/training-$$framework.json --plot $(RESULTS)/training-$$framework.png || exit; done
 
 docs: $(HAVE_TEST)  ## write the reference of the interface to docs/api, and check that all documents are true
 	$(BIN)/python docs/generate.py

@@ -67,7 +67,10 @@ def started(framework: str, model: str, arrangements: Sequence[str], ranks: int)
                 except TimeoutError:
                     ended = [process for process in processes if process.poll() is not None]
                     if ended or time.monotonic() > deadline:
-                        sys.exit(f"{model}: could not start: {ended[0].args if ended else 'no answer in time'!r}")
+                        reason = f"no answer in {START_TIMEOUT_SECONDS:g} seconds"
+                        if ended:
+                            reason = f"{ended[0].args} ended with status {ended[0].returncode}; its own words are above"
+                        sys.exit(f"{model}: could not start: {reason}")
                     continue
                 arrangement, parameters, tensors = connection.recv()
                 team = teams[arrangement]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod._keras import contents
 from horovod._keras.values import described
 from horovod.comm.reduction import ReduceOp
 from horovod.common.sharding import place
@@ -48,7 +49,8 @@ def evaluate(
     line = caller()
     own = model.evaluate(x, y, **{"verbose": 0, **options, "return_dict": True})
     variables = [(metric.name, variable) for metric in model.metrics for variable in metric.variables]
-    sums = [np.array(variable.numpy(), np.float64, order="C") for _, variable in variables]
+    kept = contents.read([variable for _, variable in variables])
+    sums = [each.astype(np.float64) for each in kept]
     if sums:
         tensors = [described(each) for each in sums]
         specs = [
@@ -58,8 +60,8 @@ def evaluate(
         line += f", where the metrics are {', '.join(sorted(own))}"
         request = allreduce_request(_NAME, specs, ReduceOp.SUM, line=line, transient=True)
         submit(process_set.process_set_id, request, tensors, tensors).wait()
-    for (_, variable), each in zip(variables, sums, strict=True):
-        variable.assign(each.astype(variable.numpy().dtype))
+    of_all = [each.astype(old.dtype) for each, old in zip(sums, kept, strict=True)]
+    contents.write([variable for _, variable in variables], of_all)
     results = {name: _plain(value) for name, value in model.get_metrics_result().items()}
     if foreign := sorted(set(own) - set(results)):
         raise ValueError(

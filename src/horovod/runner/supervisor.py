@@ -122,7 +122,11 @@ class Supervisor:
             self._selector.register(rank.descriptor(name), selectors.EVENT_READ, partial(self._read, rank, name))
 
     def _finished(self) -> bool:
-        return self._given_up or (not self._streams and all(rank.exit is not None for rank in self._ranks.values()))
+        return self._given_up or (not self._streams and not self._running())
+
+    def _running(self) -> int:
+        """How many ranks have not ended."""
+        return sum(rank.exit is None for rank in self._ranks.values())
 
     # What the loop hears.
 
@@ -167,9 +171,11 @@ class Supervisor:
         self._selector.unregister(rank.ended)
         rank.signal_group(signal.SIGTERM)  # what it started has lost its purpose
         self._timers["leftovers", rank.rank] = (time.monotonic() + GRACE_SECONDS, lambda: self._abandon(rank))
-        if self._verdict is not None and all(other.exit is not None for other in self._ranks.values()):
-            self._end_all()
-        if self._ending or self._verdict is not None:
+        if self._ending:
+            return
+        if self._verdict is not None:  # these were its last words
+            if not self._running():
+                self._end_all()
             return
         if end.code and self._first_failed is None:
             self._first_failed = rank
@@ -210,7 +216,7 @@ class Supervisor:
         words = f"horovodrun: Process {ended.rank} exit with status code {ended.exit}."
         if ended is not culprit:
             words += f" Rank {culprit.rank} failed first."
-        others = sum(rank.exit is None for rank in self._ranks.values())
+        others = self._running()
         if others:
             words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
         self._output.say(words)

@@ -106,7 +106,7 @@ def view(tensor: torch.Tensor) -> Tensor:
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A new tensor for a result, contiguous."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
-    if tensor.nbytes >= pages.LEAST_BYTES and tensor.is_cpu:
+    if tensor.is_cpu:
         pages.prefer_huge(tensor.data_ptr(), tensor.nbytes)
     return tensor
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +26,9 @@ def advised(address: int) -> bool:
     return False
 
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here"
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no transparent huge pages to mark"
 )
-
-
 def test_large_memory_is_advised_and_keeps_its_contents() -> None:
     with mmap.mmap(-1, 4 * LEAST_BYTES) as memory:
         array = np.frombuffer(memory, np.uint8)
