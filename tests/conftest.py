@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +17,17 @@ from ranks import Pools, RankPool
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All temporary files of the tests, and of the processes they start, go to one folder that is removed at the end.
+
+    pytest's own stay where they are: it keeps those of tests that failed.
+    """
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.TemporaryDirectory(prefix="hvd-", ignore_cleanup_errors=True)  # short: sockets' paths are limited
+    config.add_cleanup(folder.cleanup)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,7 +143,8 @@ def files() -> Iterator[None]:
 
     def listing() -> set[str]:
         found = {str(path) for path in Path("/dev/shm").iterdir()}
-        return found | {str(path) for path in Path("/tmp").iterdir() if "horovod" in path.name.lower()}
+        folders = {Path("/tmp"), Path(tempfile.gettempdir())}
+        return found | {str(path) for folder in folders for path in folder.iterdir() if "horovod" in path.name.lower()}
 
     before = listing()
     yield

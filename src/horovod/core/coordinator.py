@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import select
 import time
 from collections.abc import Sequence
 
@@ -34,10 +33,9 @@ class CoordinatorLane(Lane):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
         self._negotiator = Negotiator(self.ranks, self._config.cache_capacity)
-        self._listeners = {member: Listener(self._config.cache_capacity) for member in self._channels}
+        self._listeners = {member: Listener(self._config.cache_capacity) for member in self._connections.members()}
         self._window = self._config.cycle_time.total_seconds()
         self._window_end = 0.0
-        self._stopping: tuple[int, str] | None = None
         self._inspector = StallInspector(self._config.stall_warning_time.total_seconds(), self._shutdown_seconds())
         self._next_inspection = 0.0
         self._asked_where = False
@@ -112,25 +110,26 @@ class CoordinatorLane(Lane):
             remaining.append(self._config.stall_shutdown_time.total_seconds() - (now - stalled[0].since))
         return min(remaining)
 
-    def _work(self) -> None:
+    def _decide(self) -> None:
         if self._negotiator.has_ready and not self._gathering():
             ready = self._negotiator.take()
             batches = fuse(ready, self._config.fusion_threshold, self._config.disable_group_fusion)
             if self.timeline is not None:
                 self.timeline.cycle()
             self._order(batches)
-            for batch in batches:
-                if self.timeline is None:
-                    self._run_batch([item.decision for item in batch])
-                else:
-                    self._run_recorded(self.timeline, [item.decision for item in batch])
-        if self._stopping is not None:
-            rank, reason = self._stopping
-            body = encode(Stop(rank, reason))
-            for member in list(self._channels):
-                self._send(member, body)
-            self._flush_all()
-            self._stop(rank, reason)
+            self._due.extend([item.decision for item in batch] for batch in batches)
+
+    def _execute(self, decisions: Sequence[Decision]) -> None:
+        if self.timeline is None:
+            self._run_batch(decisions)
+        else:
+            self._run_recorded(self.timeline, decisions)
+
+    def _before_stop(self, rank: int, reason: str) -> None:
+        body = encode(Stop(rank, reason))
+        for member in self._connections.members():
+            self._connections.send(member, body)
+        self._connections.flush_all(self._probe_seconds)
 
     def _gathering(self) -> bool:
         """Whether to wait for more: inside the window that begins with the first decision, if there is one."""
@@ -165,20 +164,11 @@ class CoordinatorLane(Lane):
             timeline.end(tensors)
 
     def _order(self, batches: list[list[Ready]]) -> None:
-        if not self._channels:
+        members = self._connections.members()
+        if not members:
             return
         body = encode(
             Order([[item.decision if item.fresh else item.decision.identifier for item in batch] for batch in batches])
         )
-        for member in list(self._channels):
-            self._send(member, body)
-
-    def _flush_all(self) -> None:
-        """Get the last order out, within a bound: nobody will poll these channels any more."""
-        deadline = time.monotonic() + self._probe_seconds
-        for channel in self._channels.values():
-            while channel.wants_write and time.monotonic() < deadline:
-                poll = select.poll()
-                poll.register(channel, select.POLLOUT)
-                poll.poll(max(0.0, (deadline - time.monotonic()) * 1000))
-                self._flush(channel)
+        for member in members:
+            self._connections.send(member, body)

@@ -13,17 +13,20 @@ class Handle:
     Attributes:
         error: why the collective failed, once done.
         result: what the operation produces beyond the tensors it fills, for example received splits.
+        drive: does what is left to do for a small collective on the thread that waits, or returns before; None if only a
+            lane's thread may.
 
     Args:
         end: called by whoever completes it, just before, with the error; returns the error that waiters get.
     """
 
-    __slots__ = ("_end", "_finished", "_next", "error", "result")
+    __slots__ = ("_end", "_finished", "_next", "drive", "error", "result")
 
     def __init__(self, end: Callable[[BaseException | None], BaseException | None] | None = None) -> None:
         self._end = end
         self._next: list[Callable[[], None]] = []
         self._finished = False
+        self.drive: Callable[[Handle], None] | None = None
         self.error: BaseException | None = None
         self.result: Any = None
 
@@ -41,6 +44,7 @@ class Handle:
             error, self._end = self._end(error), None
         self.error = error
         self._finished = True
+        self.drive = None
         if self._next:
             self._call_next()
 
@@ -68,6 +72,9 @@ class Handle:
             the collective's error, as a new exception of its type with the same message, each time it is asked for.
             TimeoutError: it was not done within ``timeout`` seconds (-1: the runtime's own bounds decide).
         """
+        drive = self.drive
+        if drive is not None and timeout < 0:
+            drive(self)
         if not self._finished:
             gate = _thread.allocate_lock()
             gate.acquire()

@@ -1,8 +1,12 @@
 """The thread that serves one process set: announces what was submitted, receives orders, executes them one by one.
 
 One thread does both because it can do nothing better while a collective runs: what becomes ready meanwhile gathers in the
-sockets and travels together as the next batch. Every other thread only appends to a queue. The lane sleeps in one ``poll``
-over its connections and a wake-up descriptor, without a timeout while nothing is pending.
+sockets and travels together as the next batch. Other threads append to a queue. The lane sleeps in one ``poll`` over its
+connections and a bell, without a timeout while nothing is pending.
+
+What the lane does, it does in turns, one thread at a time. A thread that waits for a small collective takes turns itself
+until it is done (:meth:`Lane.drive`): to wake another thread, and to be woken by it, takes longer than such a collective does.
+Whatever is large, or ends the lane, it leaves to the lane's own thread, which meanwhile listens to its bell only.
 
 A member's lane (:mod:`horovod.core.member`) announces to the coordinator and follows its orders; the coordinator's own lane,
 on the set's first rank, is :class:`horovod.core.coordinator.CoordinatorLane`.
@@ -12,10 +16,10 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -24,10 +28,12 @@ import numpy as np
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import THREAD_AFFINITY, Config
+from horovod.core.connections import Connections, Ready
+from horovod.core.deferral import with_signals_deferred
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution import Entry, execute
 from horovod.core.handle import Handle
-from horovod.core.messages import Decision, MessageError, Request
+from horovod.core.messages import Decision, MessageError, Operation, Request
 from horovod.core.negotiator import NegotiationError
 
 _log = logging.getLogger("horovod.core")
@@ -45,6 +51,20 @@ costs a few wake-ups instead of one each. The lane naps so for at most a millise
 GLANCES = 50
 """Looks at the connections before sleeping while somebody waits for this lane: about a hundred microseconds, of a process
 that has nothing else to do. The answer to a small collective takes less, and a sleep and a wake-up cost as much as it does."""
+
+QUICK = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
+QUICK_BYTES = 16 << 10
+"""What a thread that waits may do itself: these operations, of so many bytes at most on this rank."""
+
+LOOKS = 100
+SLEEPS = 10
+"""How long it waits for peers: so many looks, then so many sleeps of a millisecond; then it leaves the waiting to the lane's
+thread, and can be interrupted again."""
+
+PARK_MILLISECONDS = 5
+PARKS = 20
+"""While other threads take turns, the lane's thread listens to its bell for so long at a time, and every so many times looks at
+everything else there is to do."""
 
 
 class Watch(Protocol):
@@ -85,12 +105,18 @@ class Lane(ABC):
         self.ranks = list(ranks)
         self.index = index
         self.communicator = communicator
-        self._channels = dict(channels)
+        self._connections = Connections(channels)
         self._config = config
         self._watch = watch
         self._on_stopped = on_stopped
         self._core = core
         self._lock = threading.Lock()
+        self._turns = threading.Lock()  # held by who takes a turn
+        self._drives = self._drives_seen = 0
+        self._parked = False
+        self._thrown: Exception | None = None
+        self._due: deque[Sequence[Decision]] = deque()
+        self._stopping: tuple[int, str] | None = None
         self._table: dict[str, Entry] = {}
         self._submitted: list[Entry] = []
         self._asleep = False
@@ -105,17 +131,9 @@ class Lane(ABC):
         self._cores_enough = len(self.ranks) <= len(
             os.sched_getaffinity(0)
         )  # else a peer needs the core that would look
+        self._drivable = self._cores_enough and not config.cycle_time
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._poll = select.poll()
-        self._poll.register(self._wake_read, select.POLLIN)
-        self._by_descriptor: dict[int, int] = {}
-        for member, channel in self._channels.items():
-            self._poll.register(channel, select.POLLIN)
-            self._by_descriptor[channel.fileno()] = member
         self._thread = threading.Thread(target=self._run, name=f"horovod-lane-{name}", daemon=True)
 
     # For any thread.
@@ -140,9 +158,11 @@ class Lane(ABC):
                 raise ValueError(f"{DUPLICATE_NAME} The name is {entry.request.name!r}.")
             self._table[entry.request.name] = entry
             self._latest = entry.handle
+            if not held and self._drivable and _is_quick(entry):
+                entry.handle.drive = self.drive
             wake = not held and self._queue(entry)
         if wake:
-            self._wake()
+            self._connections.ring()
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
         """The inputs of a held request are there, or will never come, because of ``error``; then it fails on this rank.
@@ -157,7 +177,7 @@ class Lane(ABC):
         with self._lock:
             wake = self._table.get(entry.request.name) is entry and self._queue(entry)
         if wake:
-            self._wake()
+            self._connections.ring()
 
     def withdraw(self, entry: Entry) -> bool:
         """Forget a held request; False if it has failed already."""
@@ -170,7 +190,11 @@ class Lane(ABC):
     def _queue(self, entry: Entry) -> bool:
         """Have an entry announced; returns whether the thread must be woken for it. The lock is held."""
         self._submitted.append(entry)
-        wake = self._asleep or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
+        wake = (
+            self._asleep
+            or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
+            or (self._parked and entry.handle.drive is None)  # else whoever waits for it takes the turn
+        )
         if wake:
             self._asleep = self._napping = False
         return wake
@@ -179,13 +203,13 @@ class Lane(ABC):
         """Ask for an orderly end: what is decided still runs, what is not fails. Then the thread ends on every rank."""
         with self._lock:
             self._leaving = reason
-        self._wake()
+        self._connections.ring()
 
     def abort(self, error: BaseException) -> None:
         """Fail everything pending with ``error`` and wake the thread out of whatever it does; it ends."""
         self._fail_all(error)
         self.communicator.abort()
-        self._wake()
+        self._connections.ring()
 
     def join(self, seconds: float) -> bool:
         """Wait for the thread to end; False if it has not within ``seconds``."""
@@ -195,21 +219,53 @@ class Lane(ABC):
     def close(self) -> None:
         """Give everything back; the thread has ended."""
         self.communicator.close()
-        for channel in self._channels.values():
-            channel.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._connections.close()
 
     def descriptors(self) -> list[int]:
         """What a forked child must close."""
-        controls = [channel.fileno() for channel in self._channels.values()]
-        return [*controls, self._wake_read, self._wake_write, *self.communicator.descriptors()]
+        return [*self._connections.descriptors(), *self.communicator.descriptors()]
 
-    def _wake(self) -> None:
+    def drive(self, handle: Handle) -> None:
+        """Take turns on the calling thread until ``handle`` is done; return before if that takes long or others must do it.
+
+        Nothing is left undone: what this thread leaves, the lane's thread is woken for.
+        """
+        with_signals_deferred(self._drive, handle)
+
+    def _drive(self, handle: Handle) -> None:
+        if not self._turns.acquire(blocking=False):
+            self._connections.ring()  # its turn may not have seen what was submitted
+            return
+        finished = False
         try:
-            os.write(self._wake_write, b"x")
-        except (BlockingIOError, OSError):
-            pass  # awake already, or closed
+            self._drives += 1
+            with np.errstate(all="ignore"):
+                finished = self._drive_until(handle)
+        except Exception as error:
+            self._thrown = error
+        except BaseException as error:  # only what another thread threw into this one: no signal's handler runs here
+            self._thrown = RuntimeError(f"{error!r} interrupted a thread that was inside a collective")
+            raise
+        finally:
+            if not finished:
+                self._drives_seen = self._drives  # so that the lane's thread does not park
+            self._turns.release()
+            if not finished:
+                self._connections.ring()
+
+    def _drive_until(self, handle: Handle) -> bool:
+        """Whether it is done, and nothing is left that only the lane's thread does."""
+        for look in range(LOOKS + SLEEPS):
+            ready = self._connections.arrivals(0 if look < LOOKS else 1)
+            if ready.readable or self._submitted:
+                self._turn(ready, driven=True)
+                if self._due or self._stopping is not None or self._connections.unsent():
+                    return False
+            if handle.done():
+                return True
+            if self._finished or self._error is not None:
+                return False
+        return False
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
@@ -238,7 +294,16 @@ class Lane(ABC):
                 all="ignore"
             ):  # an overflow in a gradient is the user's to find, not a warning from a thread
                 while not self._finished and self._error is None:
-                    self._turn()
+                    self._park()
+                    ready = self._wait()
+                    # While another thread takes turns, what it is for is left to it, but for what the bell was rung for.
+                    if self._turns.acquire(blocking=ready.rung or self._drives == self._drives_seen):
+                        try:
+                            if self._thrown is not None:
+                                raise self._thrown
+                            self._turn(ready)
+                        finally:
+                            self._turns.release()
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
             self._await_verdict(f"rank {self.ranks[failure.rank]}: {failure.reason}")
@@ -256,30 +321,64 @@ class Lane(ABC):
                 HorovodInternalError(f"Horovod: {reason}. Rank 0 has not said in time which rank failed first.")
             )
 
-    def _turn(self) -> None:
-        """Wait until there is something to do, and do it."""
-        readable = self._wait()
+    def _park(self) -> None:
+        """While other threads take turns, leave the connections to them."""
+        for _ in range(PARKS):
+            if self._drives == self._drives_seen:
+                return
+            self._drives_seen = self._drives
+            with self._lock:
+                if any(entry.handle.drive is None for entry in self._submitted):
+                    return
+                self._parked = True
+            rung = self._connections.listen(PARK_MILLISECONDS)
+            with self._lock:
+                self._parked = False
+            if rung:
+                return
+
+    def _wait(self) -> Ready:
+        if self._cores_enough and self._latest.awaited():
+            for _ in range(GLANCES):
+                ready = self._connections.look(0)
+                if ready.readable or ready.rung or self._submitted:
+                    return ready
+        with self._lock:
+            if self._submitted or (self._leaving is not None and not self._said_leave):
+                limit: float | None = 0
+            elif self._nap_next and self._table:
+                self._napping, limit = True, 1
+            else:
+                self._asleep, limit = True, -1
+            self._nap_next = False
+        ready = self._connections.look(self._rest() if limit == -1 else limit)
         with self._lock:
             self._asleep = self._napping = False
+        return ready
+
+    def _turn(self, ready: Ready, driven: bool = False) -> None:
+        """Do everything there is to do now.
+
+        Args:
+            driven: by a thread that waits for a small collective: what is large, or the last, stays for the lane's thread.
+        """
+        with self._lock:
             if self._error is not None:
                 return
             submitted, self._submitted = self._submitted, []
             leaving = self._leaving is not None and not self._said_leave
         if submitted:
             self._announce([entry.request for entry in submitted])
-            self._nap_next, self._announced_at = True, time.monotonic()
-        for descriptor, events in readable:
-            member = self._by_descriptor.get(descriptor)
-            if member is None:
-                os.read(self._wake_read, 4096)
+            self._nap_next, self._announced_at = not driven, time.monotonic()
+        for member in ready.writable:
+            if member in self._connections:
+                self._connections.flush(member)
+        for member in ready.readable:
+            if member not in self._connections:
                 continue
-            channel = self._channels[member]
             try:
-                if events & select.POLLOUT:
-                    self._flush(channel)
-                if events & ~select.POLLOUT:
-                    for body in channel.receive():
-                        self._receive(member, body)
+                for body in self._connections.receive(member):
+                    self._receive(member, body)
             except ChannelClosed as error:
                 self._lost(member, f"its control connection broke ({error})")
                 return
@@ -289,26 +388,30 @@ class Lane(ABC):
         if leaving:
             self._said_leave = True
             self._say_leave(self._leaving or "")
-        try:
-            self._work()
-        except MessageError as error:
-            self._lost(0, f"it broke the protocol ({error})")
+        self._decide()
+        while self._due:
+            if driven and not self._quick(self._due[0]):
+                return
+            self._execute(self._due.popleft())
+        if self._stopping is not None and not driven:
+            self._before_stop(*self._stopping)
+            self._stop(*self._stopping)
 
-    def _wait(self) -> list[tuple[int, int]]:
-        if self._cores_enough and self._latest.awaited():
-            for _ in range(GLANCES):
-                readable = self._poll.poll(0)
-                if readable or self._submitted:
-                    return readable
+    def _quick(self, decisions: Sequence[Decision]) -> bool:
+        """Whether a thread that waits may run a batch: one that fails, or all of it small and this rank's own."""
+        if decisions[0].error:
+            return True
         with self._lock:
-            if self._submitted or (self._leaving is not None and not self._said_leave):
-                limit: float | None = 0
-            elif self._nap_next and self._table:
-                self._napping, limit = True, 1
-            else:
-                self._asleep, limit = True, -1
-            self._nap_next = False
-        return self._poll.poll(self._milliseconds() if limit == -1 else limit)
+            entries = [self._table.get(decision.name) for decision in decisions]
+        return all(entry is not None and entry.handle.drive is not None for entry in entries)
+
+    def _rest(self) -> float | None:
+        if not self._turns.acquire(blocking=False):
+            return PARK_MILLISECONDS  # another thread's turn changes what there is to wait for
+        try:
+            return self._milliseconds()
+        finally:
+            self._turns.release()
 
     def _milliseconds(self) -> float | None:
         """How long this lane may sleep: without end, unless somebody waits for an answer."""
@@ -323,32 +426,9 @@ class Lane(ABC):
             self._next_probe = due = now + self._probe_seconds
         return max(1.0, (due - now) * 1000)
 
-    def _send(self, member: int, body: bytes) -> None:
-        channel = self._channels.get(member)
-        if channel is None:
-            return
-        try:
-            channel.send(body)
-        except ChannelClosed:
-            return  # what the other side said before it closed, perhaps Stop, is still to be read; then comes its end
-        if channel.wants_write:
-            self._poll.modify(channel, select.POLLIN | select.POLLOUT)
-
-    def _flush(self, channel: Channel) -> None:
-        try:
-            channel.flush()
-        except ChannelClosed:
-            channel.discard()  # as in _send
-        if not channel.wants_write:
-            self._poll.modify(channel, select.POLLIN)
-
     def _lost(self, member: int, reason: str) -> None:
         """A connection is of no more use: stop listening to it, let the sentinel find out what happened."""
-        channel = self._channels.pop(member, None)
-        if channel is not None:
-            self._poll.unregister(channel)
-            del self._by_descriptor[channel.fileno()]
-            channel.close()
+        if self._connections.drop(member):
             self._watch.report(self.ranks[member], reason, suspected=True)
 
     def _run_batch(self, decisions: Sequence[Decision]) -> None:
@@ -392,5 +472,22 @@ class Lane(ABC):
         """Tell the coordinator that this rank shuts down."""
 
     @abstractmethod
-    def _work(self) -> None:
-        """Do what the messages of this turn have made possible."""
+    def _decide(self) -> None:
+        """Find out what is due after the messages of this turn."""
+
+    @abstractmethod
+    def _execute(self, decisions: Sequence[Decision]) -> None:
+        """Run a batch that is due."""
+
+    @abstractmethod
+    def _before_stop(self, rank: int, reason: str) -> None:
+        """What is still to be said when everything has run."""
+
+
+def _is_quick(entry: Entry) -> bool:
+    if entry.request.operation not in QUICK:
+        return False
+    size = 0
+    for array in entry.inputs or entry.outputs:
+        size += array.nbytes
+    return size <= QUICK_BYTES

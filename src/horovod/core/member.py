@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from horovod.core.lane import Lane
 from horovod.core.messages import (
     Announce,
@@ -9,7 +11,6 @@ from horovod.core.messages import (
     Decision,
     Leave,
     MessageError,
-    Order,
     Request,
     Stop,
     decode_from_coordinator,
@@ -24,26 +25,29 @@ class MemberLane(Lane):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
         self._announcer = Announcer(self._config.cache_capacity)
         self._decisions: dict[int, Decision] = {}
-        self._orders: list[Order | Stop] = []
 
     def _announce(self, requests: list[Request]) -> None:
-        self._send(0, encode(Announce([self._announcer.item(request) for request in requests])))
+        self._connections.send(0, encode(Announce([self._announcer.item(request) for request in requests])))
 
     def _say_leave(self, reason: str) -> None:
-        self._send(0, encode(Leave(reason)))
+        self._connections.send(0, encode(Leave(reason)))
 
     def _receive(self, member: int, body: bytes) -> None:
-        self._orders.append(decode_from_coordinator(body))
+        message = decode_from_coordinator(body)
+        if isinstance(message, Stop):
+            self._stopping = (message.rank, message.reason)
+        else:
+            self._due.extend([self._decision(item) for item in batch] for batch in message.batches)
 
-    def _work(self) -> None:
-        orders, self._orders = self._orders, []
-        for order in orders:
-            if isinstance(order, Stop):
-                self._stop(order.rank, order.reason)
-                return
-            for batch in order.batches:
-                self._run_batch([self._decision(item) for item in batch])
-                self._announce_submitted()
+    def _decide(self) -> None:
+        pass  # the coordinator has
+
+    def _before_stop(self, rank: int, reason: str) -> None:
+        pass  # the coordinator knows
+
+    def _execute(self, decisions: Sequence[Decision]) -> None:
+        self._run_batch(decisions)
+        self._announce_submitted()
 
     def _announce_submitted(self) -> None:
         """Between batches, so that the coordinator hears early what comes next."""

@@ -58,8 +58,11 @@ def synchronize(handle: int) -> Any:
     promise, memory, output = entry
     try:
         promise.wait()
-    finally:
-        if promise.done():
+    except BaseException as error:
+        failed = type(error) is type(promise.error)
+        if failed:  # else something interrupted the wait, which can be taken up again
             _open.pop(handle, None)
+        raise
+    _open.pop(handle, None)
     memory.arrive()
     return output(promise)

@@ -32,6 +32,46 @@ def test_polling_and_fetching(job: Any) -> None:
     job(2, check)
 
 
+def test_a_wait_that_a_signal_interrupts_can_be_taken_up_again(job: Any) -> None:
+    """Small collectives run on the very thread in which a handler raises; wherever it strikes, nothing is lost or half done."""
+
+    def check() -> int:
+        import random
+        import signal
+
+        class Rang(Exception):
+            pass
+
+        armed = False
+
+        def ring(*_: Any) -> None:
+            nonlocal armed
+            if armed:
+                armed = False
+                raise Rang
+
+        before = signal.signal(signal.SIGALRM, ring)
+        interrupted = 0
+        for turn in range(400):
+            tensor = torch.full((50,), float(turn + hvd.rank()))
+            handle = hvd.allreduce_async_(tensor, name="x", op=hvd.Sum)
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 5e-4))
+                hvd.synchronize(handle)
+                armed = False
+            except Rang:
+                interrupted += 1
+                hvd.synchronize(handle)
+            armed = False
+            assert (tensor == sum(range(turn, turn + hvd.size()))).all(), turn
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        return interrupted
+
+    assert all(job(2, check, timeout=60))
+
+
 def test_handles_that_never_were(job: Any) -> None:
     def check() -> None:
         known = hvd.allreduce_async(torch.ones(1))

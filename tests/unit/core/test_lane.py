@@ -830,7 +830,7 @@ def test_several_orders_in_one_piece(process_set: Set) -> None:
 
 def test_a_burst_of_announcements_does_not_wait_for_a_peer_that_reads_slowly(process_set: Set) -> None:
     rank, peers = process_set.part(1, 2)
-    rank.lane._channels[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    rank.lane._connections._channels[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     names = [f"{number:04}" + "x" * 2000 for number in range(500)]
     for name in names:
         rank.submit(allreduce_request(name), ones(1, 1))
@@ -981,7 +981,7 @@ def test_leaving_at_the_moment_in_which_the_lane_reads_its_wake_up(process_set, 
     real, once = os.read, []
 
     def read(descriptor, length):
-        if descriptor == rank.lane._wake_read and not once:
+        if descriptor == rank.lane._connections._bell and not once:
             once.append(1)
             rank.lane.leave("done")
         return real(descriptor, length)
@@ -989,3 +989,209 @@ def test_leaving_at_the_moment_in_which_the_lane_reads_its_wake_up(process_set, 
     monkeypatch.setattr(os, "read", read)
     rank.allreduce("x", ones())
     assert rank.lane.join(5)
+
+
+# Turns that a waiting thread takes
+
+
+def on_every_rank(ranks: Sequence[Rank], function: Callable[[Rank], None]) -> None:
+    """Run ``function`` in a thread of its own for each rank."""
+    failed: list[BaseException] = []
+
+    def run(rank: Rank) -> None:
+        try:
+            function(rank)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"script-{rank.lane.index}") for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many cores as any set here has ranks."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+
+
+def threads_of(rank: Rank) -> list[str]:
+    """The names of the threads that run this rank's collectives, one after another."""
+    names: list[str] = []
+    rank.communicator.before = lambda: names.append(threading.current_thread().name)
+    return names
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_small_collectives_run_on_the_thread_that_waits(process_set: Set, size: int) -> None:
+    ranks = process_set.whole(size)
+    names = [threads_of(rank) for rank in ranks]
+
+    def script(rank: Rank) -> None:
+        for turn in range(300):
+            array = ones(rank.lane.index + turn)
+            rank.allreduce("x", array).wait()
+            np.testing.assert_array_equal(array, sum(range(turn, turn + size)))
+
+    on_every_rank(ranks, script)
+    for rank, some in zip(ranks, names, strict=True):
+        assert len(some) == 300
+        assert f"script-{rank.lane.index}" in some  # the lane's thread may be first at times
+    assert [rank.watch.reports for rank in ranks] == [[]] * size
+
+
+@pytest.mark.usefixtures("cores")
+def test_large_ones_and_joins_are_left_to_the_lanes_thread(process_set: Set) -> None:
+    ranks = process_set.whole(2)
+    names = [threads_of(rank) for rank in ranks]
+
+    def script(rank: Rank) -> None:
+        for turn in range(30):
+            small, large = ones(), ones(length=100_000)
+            first, second = rank.allreduce("large", large), rank.allreduce("small", small)
+            second.wait()
+            names[rank.lane.index].append("large?" if not first.done() else "both")
+            first.wait()
+            assert small[0] == large[-1] == 2
+            names[rank.lane.index].clear()
+            rank.allreduce("large", ones(length=100_000)).wait()
+            assert set(names[rank.lane.index]) == {f"horovod-lane-test-{rank.lane.index}"}, turn
+            names[rank.lane.index].clear()
+        rank.submit(JOIN).wait()
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("cores")
+def test_what_nobody_waits_for_is_done_too_after_small_ones(process_set: Set) -> None:
+    ranks = process_set.whole(2)
+
+    def script(rank: Rank) -> None:
+        for _ in range(20):
+            rank.allreduce("waited", ones()).wait()
+            alone = rank.allreduce("alone", ones())
+            wait_until(alone.done, "a collective that nobody waits for")
+            assert alone.error is None
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("cores")
+def test_many_threads_wait_on_every_rank(process_set: Set) -> None:
+    ranks = process_set.whole(2)
+
+    def script(rank: Rank) -> None:
+        def one(number: int) -> None:
+            for turn in range(100):
+                length = 10 if (turn + number) % 3 else 20_000
+                array = ones(number, length)
+                rank.allreduce(f"x{number}", array).wait()
+                assert array[0] == array[-1] == 2 * number
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_wait_for_a_late_peer_can_be_given_up_and_goes_on_without(process_set: Set) -> None:
+    """The thread that waits returns to where signals are heard after some milliseconds; the lane's thread does the rest."""
+    first, second = process_set.whole(2)
+    names = threads_of(first)
+    handle = first.allreduce("x", ones())
+    first.lane.drive(handle)
+    assert not handle.done()
+    wait(second.allreduce("x", ones()), handle)
+    assert names == ["horovod-lane-test-0"]
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (PeerFailure(1, "it went silent"), (1, "it went silent")),
+        (ZeroDivisionError("oh"), (0, "its lane thread failed: ZeroDivisionError('oh')")),
+    ],
+)
+def test_a_failure_on_a_waiting_thread_is_the_lanes(
+    process_set: Set, failure: Exception, told: tuple[int, str]
+) -> None:
+    first, second = process_set.whole(2)
+    broken = threading.Event()
+
+    def fail() -> None:
+        if threading.current_thread().name == "script-0":
+            broken.set()
+            raise failure
+
+    first.communicator.before = fail
+
+    def script(rank: Rank) -> None:
+        try:
+            while True:
+                rank.allreduce("x", ones()).wait()
+        except HorovodInternalError as error:
+            assert str(error) == "rank 1 failed"
+
+    def verdict() -> None:
+        wait_until(lambda: bool(first.watch.reports), "the report")
+        for rank in (first, second):
+            rank.lane.abort(HorovodInternalError("rank 1 failed"))
+
+    judge = threading.Thread(target=verdict)
+    judge.start()
+    on_every_rank([first, second], script)
+    judge.join(SECONDS)
+    assert broken.is_set()
+    assert first.watch.reports[0][:2] == told
+    assert first.lane.join(5)
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_waiting_thread_that_another_interrupts_from_inside_takes_the_lane_with_it(process_set: Set) -> None:
+    """Not a signal: those wait. What is half done cannot be taken back."""
+    (rank,) = process_set.whole(1)
+
+    def interrupt() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(3)
+
+    rank.communicator.before = interrupt
+    with pytest.raises(SystemExit):
+        while True:
+            rank.allreduce("x", ones()).wait()
+    wait_until(lambda: bool(rank.watch.reports), "the report")
+    assert "interrupted a thread that was inside a collective" in rank.watch.reports[0][1]
+
+
+@pytest.mark.usefixtures("cores")
+def test_stalls_are_reported_while_another_thread_takes_all_turns(
+    process_set: Set, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = process_set.whole(2, stall_warning_time=timedelta(seconds=0.3))
+    first.allreduce("alone", ones())
+    until = time.monotonic() + SECONDS
+
+    def reported() -> bool:
+        return any("alone" in record.getMessage() for record in caplog.records)
+
+    def script(rank: Rank) -> None:
+        more = ones()
+        while more[0]:
+            more[0] = rank is first and not reported() and time.monotonic() < until
+            rank.allreduce("more", more).wait()
+
+    with caplog.at_level(logging.WARNING, "horovod"):
+        on_every_rank([first, second], script)
+    assert reported()

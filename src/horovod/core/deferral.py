@@ -1,0 +1,72 @@
+"""Keeps signals' handlers out of a piece of work that an exception must not interrupt halfway.
+
+Python runs handlers in the main thread, between any two steps of whatever it does there, and what they raise (a
+KeyboardInterrupt, a time-out) surfaces at that place. For work of milliseconds that shares its state with other threads and
+other ranks, they can wait until it is done.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # the signal module makes enumerations of numbers, at ten times the cost
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+_NEVER = {"SIGKILL", "SIGSTOP", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"}
+_NUMBERS = tuple(
+    int(getattr(signal, name)) for name in sorted({each.name for each in signal.Signals} - _NEVER) if "RT" not in name
+)
+
+
+class _Deferral:
+    """Stands in for the handlers of one thread's signals, notes those that come, and delivers them at the end."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._came: list[int] = []
+        self._over = False
+
+    def begin(self) -> None:
+        for number in _NUMBERS:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                self._handlers[number] = handler
+                _signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self._over:  # it could not be put back
+            self._handlers[number](number, frame)
+        else:
+            self._came.append(number)
+
+    def end(self) -> None:
+        try:
+            for number, handler in self._handlers.items():
+                if _signal.getsignal(number) == self._note:
+                    _signal.signal(number, handler)
+        finally:
+            self._over = True
+            self._deliver()
+
+    def _deliver(self) -> None:
+        try:
+            while self._came:
+                signal.raise_signal(self._came.pop(0))
+        finally:
+            if self._came:
+                self._deliver()
+
+
+def with_signals_deferred(work: Callable[..., _T], *arguments: Any) -> _T:
+    """``work(*arguments)``, during which no handler of a signal runs that was set from Python; they run right after it."""
+    if threading.current_thread() is not threading.main_thread():
+        return work(*arguments)  # handlers run in the main thread
+    deferral = _Deferral()
+    try:
+        deferral.begin()
+        return work(*arguments)
+    finally:
+        deferral.end()
