@@ -1,6 +1,6 @@
 """The Communicator contract: what every data-plane engine does, and all that the rest of the house knows of engines.
 
-A communicator is bound to one group of ranks. Its lane thread calls the collectives one after another, every rank of the
+A communicator is bound to one group of ranks. Its lane calls the collectives one after another, every rank of the
 group in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check).
 Arrays are one-dimensional, C-contiguous NumPy arrays in host memory. ``abort`` alone may be called from other threads.
 """

@@ -34,7 +34,10 @@ class _Deferral:
             handler = _signal.getsignal(number)
             if callable(handler):
                 self._handlers[number] = handler
-                _signal.signal(number, self._note)
+                try:
+                    _signal.signal(number, self._note)
+                except ValueError:
+                    return  # a program that embeds Python: no handler runs in this thread
 
     def _note(self, number: int, frame: Any) -> None:
         if self._over:  # it could not be put back

@@ -1,6 +1,6 @@
 """What a lane does with one batch of decisions: gather the arrays, run the collective, hand out the results.
 
-Runs on the lane's thread, the same batch in the same order on every rank of the process set. A rank that has joined takes
+Runs in a turn of the lane, the same batch in the same order on every rank of the process set. A rank that has joined takes
 part with a stand-in: it contributes what leaves the others' results as they are, and what it receives goes nowhere.
 """
 

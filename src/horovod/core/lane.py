@@ -218,6 +218,7 @@ class Lane(ABC):
 
     def close(self) -> None:
         """Give everything back; the thread has ended."""
+        self._turns.acquire(timeout=1.0)  # a thread of the script may still be on its way out of a turn
         self.communicator.close()
         self._connections.close()
 

@@ -53,4 +53,4 @@ class Tensor(NamedTuple):
 
 
 Allocate = Callable[[int, int], Array]
-"""``allocate(index, rows)``, on the lane's thread: make output ``index`` with that first dimension, return its flat view."""
+"""``allocate(index, rows)``, in a turn of the lane: make output ``index`` with that first dimension, return its flat view."""
