@@ -58,8 +58,8 @@ QUICK_BYTES = 16 << 10
 
 LOOKS = 100
 SLEEPS = 10
-"""How long it waits for peers: so many looks, then so many sleeps of a millisecond; then it leaves the waiting to the lane's
-thread, and can be interrupted again."""
+"""How long it waits for peers: so many looks (one where ranks share cores), then so many sleeps of a millisecond. Then it
+leaves the waiting to the lane's thread, and can be interrupted again."""
 
 PARK_MILLISECONDS = 5
 PARKS = 20
@@ -131,7 +131,8 @@ class Lane(ABC):
         self._cores_enough = len(self.ranks) <= len(
             os.sched_getaffinity(0)
         )  # else a peer needs the core that would look
-        self._drivable = self._cores_enough and not config.cycle_time
+        self._drivable = not config.cycle_time
+        self._looks = LOOKS if self._cores_enough else 1
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-lane-{name}", daemon=True)
@@ -256,8 +257,8 @@ class Lane(ABC):
 
     def _drive_until(self, handle: Handle) -> bool:
         """Whether it is done, and nothing is left that only the lane's thread does."""
-        for look in range(LOOKS + SLEEPS):
-            ready = self._connections.arrivals(0 if look < LOOKS else 1)
+        for look in range(self._looks + SLEEPS):
+            ready = self._connections.arrivals(0 if look < self._looks else 1)
             if ready.readable or self._submitted:
                 self._turn(ready, driven=True)
                 if self._due or self._stopping is not None or self._connections.unsent():
