@@ -492,4 +492,6 @@ def _is_quick(entry: Entry) -> bool:
     size = 0
     for array in entry.inputs or entry.outputs:
         size += array.nbytes
-    return size <= QUICK_BYTES
+        if size > QUICK_BYTES:
+            return False
+    return True
