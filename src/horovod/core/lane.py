@@ -240,13 +240,16 @@ class Lane(ABC):
             return
         finished = False
         try:
+            if not self._drivable:
+                return  # the lane has failed; its verdict fails the handle
             self._drives += 1
             with np.errstate(all="ignore"):
                 finished = self._drive_until(handle)
         except Exception as error:
-            self._thrown = error
+            self._thrown, self._drivable = error, False
         except BaseException as error:  # only what another thread threw into this one: no signal's handler runs here
             self._thrown = RuntimeError(f"{error!r} interrupted a thread that was inside a collective")
+            self._drivable = False
             raise
         finally:
             if not finished:
@@ -304,6 +307,9 @@ class Lane(ABC):
                             if self._thrown is not None:
                                 raise self._thrown
                             self._turn(ready)
+                        except BaseException:
+                            self._drivable = False  # what a failure left half done, nobody may go on with
+                            raise
                         finally:
                             self._turns.release()
         except PeerFailure as failure:

@@ -1195,3 +1195,24 @@ def test_stalls_are_reported_while_another_thread_takes_all_turns(
     with caplog.at_level(logging.WARNING, "horovod"):
         on_every_rank([first, second], script)
     assert reported()
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("length", [4, 100_000])
+def test_after_a_failure_no_thread_takes_a_turn_before_the_verdict(process_set: Set, length: int) -> None:
+    """On whichever thread it failed: an engine that gave up in the middle would give wrong results."""
+    (rank,) = process_set.whole(1)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    rank.communicator.before = fail
+    first = rank.allreduce("first", ones(length=length))
+    rank.lane.drive(first)
+    wait_until(lambda: bool(rank.watch.reports), "the report")
+    names = threads_of(rank)
+    second = rank.allreduce("second", ones())
+    rank.lane.drive(second)
+    assert not first.done() and not second.done() and names == []
+    rank.lane.abort(HorovodInternalError("the verdict"))
+    assert error_of(first) == error_of(second) == "the verdict"
