@@ -4,9 +4,8 @@ One thread does both because it can do nothing better while a collective runs: w
 sockets and travels together as the next batch. Other threads append to a queue. The lane sleeps in one ``poll`` over its
 connections and a bell, without a timeout while nothing is pending.
 
-What the lane does, it does in turns, one thread at a time. A thread that waits for a small collective takes turns itself
-until it is done (:meth:`Lane.drive`): to wake another thread, and to be woken by it, takes longer than such a collective does.
-Whatever is large, or ends the lane, it leaves to the lane's own thread, which meanwhile listens to its bell only.
+What the lane does, it does in turns, which a thread that waits for a small collective may take as well
+(:mod:`horovod.core.turns`). Whatever is large, or ends the lane, is left to the lane's own thread.
 
 A member's lane (:mod:`horovod.core.member`) announces to the coordinator and follows its orders; the coordinator's own lane,
 on the set's first rank, is :class:`horovod.core.coordinator.CoordinatorLane`.
@@ -29,12 +28,12 @@ from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import THREAD_AFFINITY, Config
 from horovod.core.connections import Connections, Ready
-from horovod.core.deferral import with_signals_deferred
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution import Entry, execute
 from horovod.core.handle import Handle
-from horovod.core.messages import Decision, MessageError, Operation, Request
+from horovod.core.messages import Decision, MessageError, Request
 from horovod.core.negotiator import NegotiationError
+from horovod.core.turns import PARK_MILLISECONDS, PARKS, Turns, is_quick
 
 _log = logging.getLogger("horovod.core")
 
@@ -51,20 +50,6 @@ costs a few wake-ups instead of one each. The lane naps so for at most a millise
 GLANCES = 50
 """Looks at the connections before sleeping while somebody waits for this lane: about a hundred microseconds, of a process
 that has nothing else to do. The answer to a small collective takes less, and a sleep and a wake-up cost as much as it does."""
-
-QUICK = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
-QUICK_BYTES = 16 << 10
-"""What a thread that waits may do itself: these operations, of so many bytes at most on this rank."""
-
-LOOKS = 100
-SLEEPS = 10
-"""How long it waits for peers: so many looks (one where ranks share cores), then so many sleeps of a millisecond. Then it
-leaves the waiting to the lane's thread, and can be interrupted again."""
-
-PARK_MILLISECONDS = 5
-PARKS = 20
-"""While other threads take turns, the lane's thread listens to its bell for so long at a time, and every so many times looks at
-everything else there is to do."""
 
 
 class Watch(Protocol):
@@ -111,10 +96,7 @@ class Lane(ABC):
         self._on_stopped = on_stopped
         self._core = core
         self._lock = threading.Lock()
-        self._turns = threading.Lock()  # held by who takes a turn
-        self._drives = self._drives_seen = 0
         self._parked = False
-        self._thrown: Exception | None = None
         self._due: deque[Sequence[Decision]] = deque()
         self._stopping: tuple[int, str] | None = None
         self._table: dict[str, Entry] = {}
@@ -128,11 +110,10 @@ class Lane(ABC):
         self._said_leave = False
         self._finished = False
         self._latest = Handle()
-        self._cores_enough = len(self.ranks) <= len(
-            os.sched_getaffinity(0)
-        )  # else a peer needs the core that would look
+        # Else a peer needs the core that would look.
+        self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
+        self._turns = Turns(self._connections, self._cores_enough)
         self._drivable = not config.cycle_time
-        self._looks = LOOKS if self._cores_enough else 1
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-lane-{name}", daemon=True)
@@ -159,7 +140,7 @@ class Lane(ABC):
                 raise ValueError(f"{DUPLICATE_NAME} The name is {entry.request.name!r}.")
             self._table[entry.request.name] = entry
             self._latest = entry.handle
-            if not held and self._drivable and _is_quick(entry):
+            if not held and self._drivable and is_quick(entry):
                 entry.handle.drive = self.drive
             wake = not held and self._queue(entry)
         if wake:
@@ -219,7 +200,7 @@ class Lane(ABC):
 
     def close(self) -> None:
         """Give everything back; the thread has ended."""
-        self._turns.acquire(timeout=1.0)  # a thread of the script may still be on its way out of a turn
+        self._turns.close()
         self.communicator.close()
         self._connections.close()
 
@@ -228,49 +209,14 @@ class Lane(ABC):
         return [*self._connections.descriptors(), *self.communicator.descriptors()]
 
     def drive(self, handle: Handle) -> None:
-        """Take turns on the calling thread until ``handle`` is done; return before if that takes long or others must do it.
+        """Carry out a small collective on the calling thread, which waits for it, as far as that is quick."""
+        self._turns.drive(handle, self._small_turn)
 
-        Nothing is left undone: what this thread leaves, the lane's thread is woken for.
-        """
-        with_signals_deferred(self._drive, handle)
-
-    def _drive(self, handle: Handle) -> None:
-        if not self._turns.acquire(blocking=False):
-            self._connections.ring()  # its turn may not have seen what was submitted
-            return
-        finished = False
-        try:
-            if not self._drivable:
-                return  # the lane has failed; its verdict fails the handle
-            self._drives += 1
-            with np.errstate(all="ignore"):
-                finished = self._drive_until(handle)
-        except Exception as error:
-            self._thrown, self._drivable = error, False
-        except BaseException as error:  # only what another thread threw into this one: no signal's handler runs here
-            self._thrown = RuntimeError(f"{error!r} interrupted a thread that was inside a collective")
-            self._drivable = False
-            raise
-        finally:
-            if not finished:
-                self._drives_seen = self._drives  # so that the lane's thread does not park
-            self._turns.release()
-            if not finished:
-                self._connections.ring()
-
-    def _drive_until(self, handle: Handle) -> bool:
-        """Whether it is done, and nothing is left that only the lane's thread does."""
-        for look in range(self._looks + SLEEPS):
-            ready = self._connections.arrivals(0 if look < self._looks else 1)
-            if ready.readable or self._submitted:
-                self._turn(ready, driven=True)
-                if self._due or self._stopping is not None or self._connections.unsent():
-                    return False
-            if handle.done():
-                return True
-            if self._finished or self._error is not None:
-                return False
-        return False
+    def _small_turn(self, ready: Ready) -> bool:
+        if ready.readable or self._submitted:
+            self._turn(ready, driven=True)
+        left = self._due or self._stopping is not None or self._connections.unsent()
+        return bool(left) or self._finished or self._error is not None
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
@@ -300,18 +246,7 @@ class Lane(ABC):
             ):  # an overflow in a gradient is the user's to find, not a warning from a thread
                 while not self._finished and self._error is None:
                     self._park()
-                    ready = self._wait()
-                    # While another thread takes turns, what it is for is left to it, but for what the bell was rung for.
-                    if self._turns.acquire(blocking=ready.rung or self._drives == self._drives_seen):
-                        try:
-                            if self._thrown is not None:
-                                raise self._thrown
-                            self._turn(ready)
-                        except BaseException:
-                            self._drivable = False  # what a failure left half done, nobody may go on with
-                            raise
-                        finally:
-                            self._turns.release()
+                    self._turns.take(self._wait(), self._turn)
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
             self._await_verdict(f"rank {self.ranks[failure.rank]}: {failure.reason}")
@@ -332,9 +267,8 @@ class Lane(ABC):
     def _park(self) -> None:
         """While other threads take turns, leave the connections to them."""
         for _ in range(PARKS):
-            if self._drives == self._drives_seen:
+            if not self._turns.driven():
                 return
-            self._drives_seen = self._drives
             with self._lock:
                 if any(entry.handle.drive is None for entry in self._submitted):
                     return
@@ -359,7 +293,7 @@ class Lane(ABC):
             else:
                 self._asleep, limit = True, -1
             self._nap_next = False
-        ready = self._connections.look(self._rest() if limit == -1 else limit)
+        ready = self._connections.look(self._turns.between(self._milliseconds) if limit == -1 else limit)
         with self._lock:
             self._asleep = self._napping = False
         return ready
@@ -412,14 +346,6 @@ class Lane(ABC):
         with self._lock:
             entries = [self._table.get(decision.name) for decision in decisions]
         return all(entry is not None and entry.handle.drive is not None for entry in entries)
-
-    def _rest(self) -> float | None:
-        if not self._turns.acquire(blocking=False):
-            return PARK_MILLISECONDS  # another thread's turn changes what there is to wait for
-        try:
-            return self._milliseconds()
-        finally:
-            self._turns.release()
 
     def _milliseconds(self) -> float | None:
         """How long this lane may sleep: without end, unless somebody waits for an answer."""
@@ -490,14 +416,3 @@ class Lane(ABC):
     @abstractmethod
     def _before_stop(self, rank: int, reason: str) -> None:
         """What is still to be said when everything has run."""
-
-
-def _is_quick(entry: Entry) -> bool:
-    if entry.request.operation not in QUICK:
-        return False
-    size = 0
-    for array in entry.inputs or entry.outputs:
-        size += array.nbytes
-        if size > QUICK_BYTES:
-            return False
-    return True

@@ -1,0 +1,142 @@
+"""Who takes a lane's turns, one thread at a time: its own thread, or one that waits for a small collective.
+
+To wake another thread, and to be woken by it, takes longer than a small collective does. So who waits for one carries it out,
+and leaves the rest to the lane's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from horovod.core.connections import Connections, Ready
+from horovod.core.deferral import with_signals_deferred
+from horovod.core.execution import Entry
+from horovod.core.handle import Handle
+from horovod.core.messages import Operation
+
+QUICK = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
+QUICK_BYTES = 16 << 10
+"""What a thread that waits may do itself: these operations, of so many bytes at most on this rank."""
+
+LOOKS = 100
+SLEEPS = 10
+"""How long it waits for peers: so many looks (one where ranks share cores), then so many sleeps of a millisecond. Then it
+leaves the waiting to the lane's thread, and can be interrupted again."""
+
+PARK_MILLISECONDS = 5
+PARKS = 20
+"""While other threads take turns, the lane's thread listens to its bell for so long at a time, and every so many times looks at
+everything else there is to do."""
+
+
+def is_quick(entry: Entry) -> bool:
+    """Whether a thread that waits may carry this out."""
+    if entry.request.operation not in QUICK:
+        return False
+    size = 0
+    for array in entry.inputs or entry.outputs:
+        size += array.nbytes
+        if size > QUICK_BYTES:
+            return False
+    return True
+
+
+class Turns:
+    """The turns of one lane.
+
+    Args:
+        connections: the lane's; its bell wakes the lane's thread.
+        cores_enough: whether every rank has a core, so that one may look instead of sleeping.
+    """
+
+    def __init__(self, connections: Connections, cores_enough: bool) -> None:
+        self._connections = connections
+        self._looks = LOOKS if cores_enough else 1
+        self._taken = threading.Lock()
+        self._open = True
+        self._failure: Exception | None = None
+        self._driven = self._seen = 0
+
+    def drive(self, handle: Handle, turn: Callable[[Ready], bool]) -> None:
+        """Take turns on the calling thread until ``handle`` is done; return before if that takes long or others must do it.
+
+        Nothing is left undone: what this thread leaves, the lane's thread is woken for.
+
+        Args:
+            turn: does what is small, and says whether anything is left.
+        """
+        with_signals_deferred(self._drive, handle, turn)
+
+    def _drive(self, handle: Handle, turn: Callable[[Ready], bool]) -> None:
+        if not self._taken.acquire(blocking=False):
+            self._connections.ring()  # that turn may not have seen what was submitted
+            return
+        finished = False
+        try:
+            if not self._open:
+                return  # the lane has failed, and the verdict will fail the handle
+            self._driven += 1
+            with np.errstate(all="ignore"):
+                finished = self._until_done(handle, turn)
+        except Exception as error:
+            self._failure, self._open = error, False
+        except BaseException as error:  # only what another thread threw into this one: no signal's handler runs here
+            self._failure = RuntimeError(f"{error!r} interrupted a thread that was inside a collective")
+            self._open = False
+            raise
+        finally:
+            if not finished:
+                self._seen = self._driven  # so that the lane's thread does not park
+            self._taken.release()
+            if not finished:
+                self._connections.ring()
+
+    def _until_done(self, handle: Handle, turn: Callable[[Ready], bool]) -> bool:
+        """Whether it is done, and nothing is left that only the lane's thread does."""
+        for look in range(self._looks + SLEEPS):
+            if turn(self._connections.arrivals(0 if look < self._looks else 1)):
+                return False
+            if handle.done():
+                return True
+        return False
+
+    # For the lane's thread.
+
+    def take(self, ready: Ready, turn: Callable[[Ready], None]) -> None:
+        """Take one turn. Raises what a turn raised on another thread, too.
+
+        While another thread takes turns, what has arrived is left to it, but not what the bell was rung for.
+        """
+        if not self._taken.acquire(blocking=ready.rung or self._driven == self._seen):
+            return
+        try:
+            if self._failure is not None:
+                raise self._failure
+            turn(ready)
+        except BaseException:
+            self._open = False  # what a failure left half done, nobody may go on with
+            raise
+        finally:
+            self._taken.release()
+
+    def driven(self) -> bool:
+        """Whether another thread has taken turns since this was asked last."""
+        before, self._seen = self._seen, self._driven
+        return before != self._seen
+
+    def between(self, milliseconds: Callable[[], float | None]) -> float | None:
+        """What ``milliseconds()`` says between two turns; a short while during one, which changes what there is to wait for."""
+        if not self._taken.acquire(blocking=False):
+            return PARK_MILLISECONDS
+        try:
+            return milliseconds()
+        finally:
+            self._taken.release()
+
+    def close(self) -> None:
+        """There are no more; a thread of the script may still be on its way out of the last, and gets a second."""
+        self._open = False
+        self._taken.acquire(timeout=1.0)
