@@ -98,7 +98,7 @@ def scale(array: Array, factor: float) -> None:
         np.multiply(wide, np.float32(factor), out=wide)
         _narrow(wide, array)
     elif data_type in FLOATING:
-        np.multiply(array, array.dtype.type(factor), out=array)
+        np.multiply(array, factor, out=array)
     else:
         np.copyto(array, array.astype(np.float64) * factor, casting="unsafe")
 

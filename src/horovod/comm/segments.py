@@ -15,14 +15,16 @@ class Segments:
     """The concatenation of one-dimensional arrays of one dtype, addressed by element index. Holds views, copies nothing.
 
     Attributes:
+        count: how many arrays.
         length: elements in total.
     """
 
-    __slots__ = ("_arrays", "_ends", "length")
+    __slots__ = ("_arrays", "_ends", "count", "length")
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = arrays
-        self._ends = list(accumulate(array.size for array in arrays))
+        self.count = len(arrays)
+        self._ends = [arrays[0].size] if len(arrays) == 1 else list(accumulate([array.size for array in arrays]))
         self.length = self._ends[-1] if self._ends else 0
 
     def runs(self, start: int, stop: int) -> list[Array]:
@@ -30,6 +32,8 @@ class Segments:
         if start >= stop:
             return []
         arrays, ends = self._arrays, self._ends
+        if len(arrays) == 1:
+            return [arrays[0][start:stop]]
         index = bisect_right(ends, start)
         begin = start - (ends[index] - arrays[index].size)
         if stop <= ends[index]:

@@ -37,7 +37,7 @@ _ALIGNMENT = 64
 """Shards begin at multiples of this many elements, so that they never share a cache line."""
 
 _SCATTERED = 16 << 10
-"""A shard whose tensors are smaller than this on average is packed and folded at once, not tensor by tensor."""
+"""A shard whose tensors are smaller than this on average is packed, folded and scaled at once, not tensor by tensor."""
 
 
 class ShmCommunicator(Communicator):
@@ -124,10 +124,10 @@ class ShmCommunicator(Communicator):
     ) -> None:
         counters, size, rank = self._counters, self.size, self.rank
         factor = 1.0
-        if (
-            dtype.kind == "f" and dtype.itemsize >= 4
-        ):  # scaled by everybody while unpacking: a multiplication costs no more
-            postscale, factor = 1.0, postscale  # than a copy, and saves the owner a pass
+        scattered = source.length * dtype.itemsize < _SCATTERED * source.count
+        if dtype.kind == "f" and dtype.itemsize >= 4 and not scattered:
+            # Scaled by everybody while unpacking: a multiplication costs no more than a copy, and saves the owner a pass.
+            postscale, factor = 1.0, postscale
         step = self._arena.piece_bytes // dtype.itemsize
         starts = range(0, source.length, step)
         piece = self._pack_shards(source, 0, min(step, source.length), dtype)

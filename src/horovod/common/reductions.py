@@ -31,8 +31,8 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     Raises:
         ValueError: both are given, or there is no such reduction.
     """
-    if type(op) is ReduceOp and average is None:
-        return op
+    if average is None and (op is None or type(op) is ReduceOp):
+        return Average if op is None else op
     chosen = handle_average_backwards_compatibility(op, average)
     try:
         return ReduceOp(chosen)

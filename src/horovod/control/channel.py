@@ -39,11 +39,10 @@ class Channel:
 
     def send(self, body: bytes) -> None:
         """Send one message, or queue what does not fit in the socket's buffer."""
-        data = memoryview(frame(body))
-        if not self._outbox:
-            data = data[self._write(data) :]
-        if data:
-            self._outbox.append(data)
+        data = frame(body)
+        sent = 0 if self._outbox else self._write(data)
+        if sent < len(data):
+            self._outbox.append(memoryview(data)[sent:])
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it."""
@@ -81,7 +80,7 @@ class Channel:
     def close(self) -> None:
         self.socket.close()
 
-    def _write(self, data: memoryview) -> int:
+    def _write(self, data: bytes | memoryview) -> int:
         try:
             return self.socket.send(data)
         except (BlockingIOError, InterruptedError):

@@ -30,6 +30,8 @@ class FrameReader:
             FrameError: an announced length is above the limit; the connection must be closed.
         """
         buffer = self._buffer
+        if not buffer and len(data) == LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big") <= self._limit:
+            return [data[LENGTH_BYTES:]]  # mostly just that
         buffer += data
         messages: list[bytes] = []
         position = 0

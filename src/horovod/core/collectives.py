@@ -133,13 +133,12 @@ def allreduce(
         tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(full_name, inputs)]
         request = allreduce_request(full_name, tensors, op, prescale, postscale, line, not name, device)
         return submit(process_set_id, request, inputs, outputs)
-    _, data_type, shape, _ = inputs[0]
-    key = (data_type, shape, op, prescale, postscale, line, device)
+    key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
     known = _requests.get(full_name)
     if known is None or known[0] != key:
         if len(_requests) >= _REMEMBERED:
             _requests.clear()
-        tensors = [(full_name, data_type, shape)]
+        tensors = [(full_name, inputs[0].data_type, inputs[0].shape)]
         known = key, allreduce_request(full_name, tensors, op, prescale, postscale, line, device=device)
         _requests[full_name] = known
     return submit(process_set_id, known[1], inputs, outputs)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 from horovod.core.agreement import describe
+from horovod.core.execution import Batch
 from horovod.core.fusion import fuse
 from horovod.core.lane import Lane
-from horovod.core.messages import Decision, Leave, Listener, Operation, Order, Request, Stop, decode_from_member, encode
+from horovod.core.messages import Leave, Listener, Operation, Order, Request, Stop, decode_from_member, encode
 from horovod.core.negotiator import Negotiator, Ready
 from horovod.observe.activities import activity
 from horovod.observe.stall import Stalled, StallInspector
@@ -117,13 +117,13 @@ class CoordinatorLane(Lane):
             if self.timeline is not None:
                 self.timeline.cycle()
             self._order(batches)
-            self._due.extend([item.decision for item in batch] for batch in batches)
+            self._due.extend([[item.decision for item in batch] for batch in batches])
 
-    def _execute(self, decisions: Sequence[Decision]) -> None:
+    def _execute(self, batch: Batch) -> None:
         if self.timeline is None:
-            self._run_batch(decisions)
+            self._run_batch(batch)
         else:
-            self._run_recorded(self.timeline, decisions)
+            self._run_recorded(self.timeline, batch)
 
     def _before_stop(self, rank: int, reason: str) -> None:
         body = encode(Stop(rank, reason))
@@ -143,23 +143,23 @@ class CoordinatorLane(Lane):
         self._window_end = 0.0
         return False
 
-    def _run_recorded(self, timeline: Timeline, decisions: Sequence[Decision]) -> None:
+    def _run_recorded(self, timeline: Timeline, batch: Batch) -> None:
         """Run a batch with its tensors in the timeline."""
-        operation = decisions[0].operation.name
+        first = batch[0][0]
+        operation = first.operation.name
         tensors = []
-        for decision in decisions:
-            entry = self._table.get(decision.name)
+        for decision, entry in batch:
             request = decision.template if entry is None else entry.request
             tensors += labels(request) if request is not None else []
         timeline.decided(tensors)
-        shown = not decisions[0].error and decisions[0].operation not in (Operation.BARRIER, Operation.JOIN)
+        shown = not first.error and first.operation not in (Operation.BARRIER, Operation.JOIN)
         if not shown:
-            self._run_batch(decisions)
+            self._run_batch(batch)
             return
         engine = self.communicator.name
         timeline.begin(operation, activity(engine, operation), engine, tensors)
         try:
-            self._run_batch(decisions)
+            self._run_batch(batch)
         finally:
             timeline.end(tensors)
 

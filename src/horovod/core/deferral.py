@@ -21,6 +21,20 @@ _NUMBERS = tuple(
 )
 
 
+_seen: list[Any] = []
+_callables: dict[int, Any] = {}
+"""What handles each of the signals, as it was found last; and the handlers among that, by signal."""
+
+
+def _handlers() -> dict[int, Any]:
+    global _seen, _callables
+    found = list(map(_signal.getsignal, _NUMBERS))
+    if found != _seen:
+        _seen = found
+        _callables = {number: handler for number, handler in zip(_NUMBERS, found, strict=True) if callable(handler)}
+    return _callables
+
+
 class _Deferral:
     """Stands in for the handlers of one thread's signals, notes those that come, and delivers them at the end."""
 
@@ -30,14 +44,12 @@ class _Deferral:
         self._over = False
 
     def begin(self) -> None:
-        for number in _NUMBERS:
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                self._handlers[number] = handler
-                try:
-                    _signal.signal(number, self._note)
-                except ValueError:
-                    return  # a program that embeds Python: no handler runs in this thread
+        for number, handler in _handlers().items():
+            self._handlers[number] = handler
+            try:
+                _signal.signal(number, self._note)
+            except ValueError:
+                return  # a program that embeds Python: no handler runs in this thread
 
     def _note(self, number: int, frame: Any) -> None:
         if self._over:  # it could not be put back

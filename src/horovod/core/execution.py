@@ -20,7 +20,7 @@ from horovod.core.messages import Decision, Operation, Request
 from horovod.core.tensor import Allocate
 
 
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """One submitted request with its memory, from submission to completion.
 
     Attributes:
@@ -28,23 +28,16 @@ class Entry:
         since: when it was submitted (``time.monotonic``).
     """
 
-    __slots__ = ("allocate", "handle", "inputs", "outputs", "request", "since")
+    request: Request
+    inputs: Sequence[Array]
+    outputs: Sequence[Array]
+    allocate: Allocate | None
+    handle: Handle
+    since: float
 
-    def __init__(
-        self,
-        request: Request,
-        inputs: Sequence[Array],
-        outputs: Sequence[Array],
-        allocate: Allocate | None,
-        handle: Handle,
-        since: float,
-    ) -> None:
-        self.request = request
-        self.inputs = inputs
-        self.outputs = outputs
-        self.allocate = allocate
-        self.handle = handle
-        self.since = since
+
+Batch = Sequence[tuple[Decision, Entry | None]]
+"""Decisions that are carried out together, each with this rank's entry; None where this rank has joined and has none."""
 
 
 def shard_rows(rows: int, size: int) -> list[int]:
@@ -53,13 +46,12 @@ def shard_rows(rows: int, size: int) -> list[int]:
     return [base + (rank < extra) for rank in range(size)]
 
 
-def execute(communicator: Communicator, ranks: Sequence[int], batch: Sequence[tuple[Decision, Entry | None]]) -> None:
+def execute(communicator: Communicator, ranks: Sequence[int], batch: Batch) -> None:
     """Run the collective of one batch.
 
     Args:
         ranks: the group's global ranks, in group order.
-        batch: decisions of one operation (of compatible parameters, where there are several), each with this rank's
-            entry; None where this rank has joined and takes part without data.
+        batch: of one operation (of compatible parameters, where there are several decisions).
     """
     operation = batch[0][0].operation
     if operation == Operation.BARRIER:
@@ -116,7 +108,7 @@ def _scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
     return request.reduce_op, request.prescale, request.postscale
 
 
-def _allreduce(communicator: Communicator, batch: Sequence[tuple[Decision, Entry | None]]) -> None:
+def _allreduce(communicator: Communicator, batch: Batch) -> None:
     first, entry = batch[0]
     request = first.template if entry is None else entry.request
     assert request is not None
@@ -153,7 +145,7 @@ def _scaled(array: Array, factor: float) -> Array:
 def _by_type(inputs: list[Array], outputs: list[Array]) -> list[tuple[list[Array], list[Array]]]:
     """Split a batch into vectors of one type each, in the order in which types first appear (the same on all ranks)."""
     first = inputs[0].dtype if inputs else None
-    if all(array.dtype is first or array.dtype == first for array in inputs):
+    if len(inputs) == 1 or all(array.dtype is first or array.dtype == first for array in inputs):
         return [(inputs, outputs)]
     split: dict[object, tuple[list[Array], list[Array]]] = {}
     for source, target in zip(inputs, outputs, strict=True):

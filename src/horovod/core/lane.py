@@ -29,7 +29,7 @@ from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import THREAD_AFFINITY, Config
 from horovod.core.connections import Connections, Ready
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
-from horovod.core.execution import Entry, execute
+from horovod.core.execution import Batch, Entry, execute
 from horovod.core.handle import Handle
 from horovod.core.messages import Decision, MessageError, Request
 from horovod.core.negotiator import NegotiationError
@@ -112,7 +112,7 @@ class Lane(ABC):
         self._latest = Handle()
         # Else a peer needs the core that would look.
         self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
-        self._turns = Turns(self._connections, self._cores_enough)
+        self._turns = Turns(self._connections, self._cores_enough, index == 0)
         self._drivable = not config.cycle_time
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
@@ -215,8 +215,9 @@ class Lane(ABC):
     def _small_turn(self, ready: Ready) -> bool:
         if ready.readable or self._submitted:
             self._turn(ready, driven=True)
-        left = self._due or self._stopping is not None or self._connections.unsent()
-        return bool(left) or self._finished or self._error is not None
+            if self._due or self._stopping is not None or self._connections.unsent():
+                return True
+        return self._finished or self._error is not None
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
@@ -332,20 +333,14 @@ class Lane(ABC):
             self._say_leave(self._leaving or "")
         self._decide()
         while self._due:
-            if driven and not self._quick(self._due[0]):
+            batch = self._batch(self._due[0])
+            if driven and not _quick(batch):
                 return
-            self._execute(self._due.popleft())
+            self._due.popleft()
+            self._execute(batch)
         if self._stopping is not None and not driven:
             self._before_stop(*self._stopping)
             self._stop(*self._stopping)
-
-    def _quick(self, decisions: Sequence[Decision]) -> bool:
-        """Whether a thread that waits may run a batch: one that fails, or all of it small and this rank's own."""
-        if decisions[0].error:
-            return True
-        with self._lock:
-            entries = [self._table.get(decision.name) for decision in decisions]
-        return all(entry is not None and entry.handle.drive is not None for entry in entries)
 
     def _milliseconds(self) -> float | None:
         """How long this lane may sleep: without end, unless somebody waits for an answer."""
@@ -365,20 +360,21 @@ class Lane(ABC):
         if self._connections.drop(member):
             self._watch.report(self.ranks[member], reason, suspected=True)
 
-    def _run_batch(self, decisions: Sequence[Decision]) -> None:
+    def _batch(self, decisions: Sequence[Decision]) -> Batch:
         with self._lock:
             if self._error is not None:
                 raise Aborted
-            batch = [(decision, self._table.get(decision.name)) for decision in decisions]
-        if decisions[0].error:
-            self._complete(decisions, HorovodInternalError(decisions[0].error))
-            return
-        execute(self.communicator, self.ranks, batch)
-        self._complete(decisions, None)
+            return [(decision, self._table.get(decision.name)) for decision in decisions]
 
-    def _complete(self, decisions: Sequence[Decision], error: BaseException | None) -> None:
+    def _run_batch(self, batch: Batch) -> None:
+        failure = batch[0][0].error
+        if not failure:
+            execute(self.communicator, self.ranks, batch)
+        self._complete(batch, HorovodInternalError(failure) if failure else None)
+
+    def _complete(self, batch: Batch, error: BaseException | None) -> None:
         with self._lock:
-            entries = [self._table.pop(decision.name, None) for decision in decisions]
+            entries = [self._table.pop(decision.name, None) for decision, _ in batch]
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
                 entry.handle.complete(error)
@@ -410,9 +406,14 @@ class Lane(ABC):
         """Find out what is due after the messages of this turn."""
 
     @abstractmethod
-    def _execute(self, decisions: Sequence[Decision]) -> None:
-        """Run a batch that is due."""
+    def _execute(self, batch: Batch) -> None:
+        """Run what is due."""
 
     @abstractmethod
     def _before_stop(self, rank: int, reason: str) -> None:
         """What is still to be said when everything has run."""
+
+
+def _quick(batch: Batch) -> bool:
+    """Whether a thread that waits may run this: it fails, or all of it is small and this rank's own."""
+    return bool(batch[0][0].error) or all(entry is not None and entry.handle.drive is not None for _, entry in batch)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from horovod.core.execution import Batch
 from horovod.core.lane import Lane
 from horovod.core.messages import (
     Announce,
@@ -37,7 +36,7 @@ class MemberLane(Lane):
         if isinstance(message, Stop):
             self._stopping = (message.rank, message.reason)
         else:
-            self._due.extend([self._decision(item) for item in batch] for batch in message.batches)
+            self._due.extend([[self._decision(item) for item in batch] for batch in message.batches])
 
     def _decide(self) -> None:
         pass  # the coordinator has
@@ -45,8 +44,8 @@ class MemberLane(Lane):
     def _before_stop(self, rank: int, reason: str) -> None:
         pass  # the coordinator knows
 
-    def _execute(self, decisions: Sequence[Decision]) -> None:
-        self._run_batch(decisions)
+    def _execute(self, batch: Batch) -> None:
+        self._run_batch(batch)
         self._announce_submitted()
 
     def _announce_submitted(self) -> None:

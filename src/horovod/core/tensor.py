@@ -7,7 +7,9 @@ tells when it has come and takes the result back. The core knows no more of devi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from horovod.comm.datatypes import Array, DataType
 
@@ -36,7 +38,7 @@ class Passage(Protocol):
         """
 
 
-class Tensor(NamedTuple):
+class Tensor(msgspec.Struct, frozen=True):
     """One contiguous tensor in host memory.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from horovod.core.connections import Connections, Ready
+from horovod.core.connections import NOTHING, Connections, Ready
 from horovod.core.deferral import with_signals_deferred
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
@@ -50,11 +50,13 @@ class Turns:
     Args:
         connections: the lane's; its bell wakes the lane's thread.
         cores_enough: whether every rank has a core, so that one may look instead of sleeping.
+        coordinates: whether this is the lane that waits for others' announcements; others announce before they look.
     """
 
-    def __init__(self, connections: Connections, cores_enough: bool) -> None:
+    def __init__(self, connections: Connections, cores_enough: bool, coordinates: bool) -> None:
         self._connections = connections
         self._looks = LOOKS if cores_enough else 1
+        self._coordinates = coordinates
         self._taken = threading.Lock()
         self._open = True
         self._failure: Exception | None = None
@@ -96,12 +98,14 @@ class Turns:
 
     def _until_done(self, handle: Handle, turn: Callable[[Ready], bool]) -> bool:
         """Whether it is done, and nothing is left that only the lane's thread does."""
+        ready = self._connections.arrivals(0) if self._coordinates else NOTHING
         for look in range(self._looks + SLEEPS):
-            if turn(self._connections.arrivals(0 if look < self._looks else 1)):
+            if turn(ready):
                 return False
             if handle.done():
                 return True
-        return False
+            ready = self._connections.arrivals(0 if look < self._looks else 1)
+        return not turn(ready) and handle.done()
 
     # For the lane's thread.
 

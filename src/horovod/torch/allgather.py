@@ -85,7 +85,7 @@ HorovodGroupedAllgather = HorovodAllgather
 
 def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Any:
     """Gathered, in a way that autograd knows of if it is interested."""
-    if any(tracked(tensor) for tensor in tensors):
+    if tracked(*tensors):
         return HorovodAllgather.apply(prefix, name, process_set, *tensors)  # type: ignore[no-untyped-call]  # torch's
     return synchronize(_start(prefix, tensors, name, process_set))
 

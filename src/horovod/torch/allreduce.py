@@ -17,7 +17,7 @@ from horovod.torch.arguments import Average, Reducing, Sum, compressed, reductio
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import memory_of
-from horovod.torch.tensors import check, empty
+from horovod.torch.tensors import check, empty_like
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -27,7 +27,7 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
     if not in_place:
         for tensor in tensors:
             check(tensor)
-    outputs = tensors if in_place else [empty(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+    outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
     memory = memory_of(tensors)
     sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(
@@ -152,7 +152,7 @@ HorovodGroupedAllreduce = HorovodAllreduce
 
 def _reduced(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
     """New tensors, which know where they come from if autograd is interested."""
-    if any(tracked(tensor) for tensor in tensors):
+    if tracked(*tensors):
         result = HorovodAllreduce.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
     else:
         result = synchronize(_start(prefix, tensors, name, how, in_place=False))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import torch
 
 from horovod.comm.reduction import ReduceOp
@@ -19,7 +20,7 @@ from horovod.common.reductions import (
     reduction,
 )
 from horovod.core.process_set import ProcessSet
-from horovod.torch.compression import Compressor
+from horovod.torch.compression import Compressor, NoneCompressor
 
 __all__ = [
     "Adasum",
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-class Reducing(NamedTuple):
+class Reducing(msgspec.Struct, frozen=True):
     """How to reduce: what all forms of allreduce and reducescatter are told.
 
     Attributes:
@@ -76,9 +77,13 @@ def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
     return [int(split) for split in splits]
 
 
-def tracked(tensor: torch.Tensor) -> bool:
-    """Whether autograd must know what becomes of ``tensor``; telling it costs as much as a small collective's arguments."""
-    return torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad
+def tracked(*tensors: torch.Tensor) -> bool:
+    """Whether autograd must know what becomes of the tensors; telling it costs as much as a small collective's arguments."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                return True
+    return False
 
 
 def compressed(
@@ -87,6 +92,8 @@ def compressed(
     reduce: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
 ) -> list[torch.Tensor]:
     """What ``reduce`` makes of the tensors, which travel compressed."""
+    if compression is NoneCompressor:
+        return list(reduce(list(tensors)))
     pairs = [compression.compress(tensor) for tensor in tensors]
     reduced = reduce([travels for travels, _ in pairs])
     return [compression.decompress(each, context) for each, (_, context) in zip(reduced, pairs, strict=True)]

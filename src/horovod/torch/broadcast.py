@@ -13,7 +13,7 @@ from horovod.torch.allreduce import allreduce
 from horovod.torch.arguments import tracked
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import memory_of
-from horovod.torch.tensors import check, empty
+from horovod.torch.tensors import check, empty_like
 
 
 def broadcast_async_(
@@ -46,7 +46,7 @@ def broadcast_async(
 ) -> int:
     """Like :func:`broadcast_async_`, into a new tensor."""
     check(tensor)
-    new = empty(tensor.shape, tensor.dtype, tensor.device)
+    new = empty_like(tensor)
     if _is_root(root_rank):
         new.copy_(tensor.detach())
     return broadcast_async_(new, root_rank, name, process_set)

@@ -96,7 +96,7 @@ HorovodGroupedReducescatter = HorovodReducescatter
 
 def _scattered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
     """New tensors, which know where they come from if autograd is interested."""
-    if any(tracked(tensor) for tensor in tensors):
+    if tracked(*tensors):
         result = HorovodReducescatter.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
     else:
         result = synchronize(_start(prefix, tensors, name, how))

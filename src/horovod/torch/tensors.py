@@ -38,7 +38,13 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def flat_array(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array; nothing is copied.
+    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array; nothing is copied. Raises as :func:`_array`."""
+    array = _array(tensor)
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    """The memory of a contiguous CPU tensor as a NumPy array of its shape; nothing is copied.
 
     Raises:
         ValueError: what lies there is not what the tensor stands for.
@@ -47,13 +53,12 @@ def flat_array(tensor: torch.Tensor) -> Array:
         tensor = tensor.detach()
     try:
         if tensor.dtype is torch.bfloat16:  # NumPy has no such type of its own
-            return tensor.view(torch.int16).numpy().reshape(-1).view(_BFLOAT16)
-        array = tensor.numpy()
+            return tensor.view(torch.int16).numpy().view(_BFLOAT16)
+        return tensor.numpy()
     except RuntimeError:
         if tensor.is_neg():
             raise ValueError(_NEGATIVE) from None
         raise
-    return array if array.ndim == 1 else array.reshape(-1)
 
 
 def _plain(tensor: torch.Tensor, data_type: DataType | None) -> bool:
@@ -96,17 +101,28 @@ def _type_name(tensor: torch.Tensor) -> str:
 def view(tensor: torch.Tensor) -> Tensor:
     """A tensor in host memory for the core. Raises as :func:`check`, and for a tensor on a device."""
     data_type = DATA_TYPES.get(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
-    # What is left to flat_array() to see, is_neg(), lets another thread run each time it is asked.
+    # What is left to _array() to see, is_neg(), lets another thread run each time it is asked.
     if data_type is None or not (_plain(tensor, data_type) and tensor.is_cpu):
         check(tensor)
         raise ValueError(f"Tensors in list must be on same device. One is on cpu, another on {tensor.device}.")
-    return Tensor(flat_array(tensor), data_type, tuple(tensor.shape))
+    array = _array(tensor)
+    shape = array.shape
+    return Tensor(array if len(shape) == 1 else array.reshape(-1), data_type, shape)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A new tensor for a result, contiguous."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
-    if tensor.is_cpu:
+    return _prepared(tensor)
+
+
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor for a result of the shape and type of ``tensor``, on its device, contiguous."""
+    return _prepared(torch.empty_like(tensor, memory_format=torch.contiguous_format))
+
+
+def _prepared(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.nbytes >= pages.LEAST_BYTES and tensor.is_cpu:
         pages.prefer_huge(tensor.data_ptr(), tensor.nbytes)
     return tensor
 
