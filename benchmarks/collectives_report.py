@@ -16,10 +16,13 @@ ONE_SMALL = "1 KB allreduce, synchronous"
 MANY_SMALL = "500 x 4 KB allreduce, asynchronous"
 RESNET = "ResNet-50, 161 gradients, asynchronous"
 OBJECT = "broadcast_object, 1 KB"
+LARGE = 64 << 20
 WIDTHS = {f"64 MB of {name}": getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+FLOAT32, *HALVES = WIDTHS
 PATTERNS = (ONE_SMALL, MANY_SMALL, RESNET, *WIDTHS, OBJECT)
 
 OURS = "horovod"
+COPY_ALONE, COPY_TOGETHER = "memcpy by one rank", "memcpy by all ranks"
 
 
 @dataclass
@@ -50,8 +53,6 @@ class Job:
 
     engine: str
     ranks: int
-    copy_alone: float
-    copy_together: float
     idle: float | None = None
     rows: list[Row] = field(default_factory=list)
 
@@ -65,7 +66,7 @@ class Job:
     @property
     def peer(self) -> str:
         """The other contender's name, "" where there was none."""
-        return next((row.contender for row in self.rows if row.contender != OURS), "")
+        return next((row.contender for row in self.rows if row.contender not in (OURS, COPY_ALONE, COPY_TOGETHER)), "")
 
     def find(self, contender: str, operation: str, size: int) -> Row | None:
         key = (contender, operation, size)
@@ -79,12 +80,7 @@ def print_tables(jobs: Sequence[Job], description: dict[str, Any]) -> None:
         console = Console(width=120)
     console.print(machine.in_words(description), highlight=False, soft_wrap=True)
     for job in jobs:
-        console.print(
-            f"\n{job.ranks} ranks, engine {job.engine}; one thread copies {job.copy_alone / 1e9:.1f} GB/s alone, "
-            f"{job.copy_together / 1e9:.1f} GB/s when all ranks copy",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"\n{job.ranks} ranks, engine {job.engine}", highlight=False)
         for table in (_operations_table(job), _patterns_table(job)):
             if table.row_count:
                 console.print(table)
@@ -120,6 +116,8 @@ def _patterns_table(job: Job) -> Table:
     for heading in ("median", "p95", *((f"{job.peer} median", "p95", "ratio") if job.peer else ())):
         table.add_column(heading, justify="right")
     for row in job.rows:
+        if row.contender in (COPY_ALONE, COPY_TOGETHER):
+            table.add_row(f"64 MB, {row.contender}", seconds_in_words(row.median), seconds_in_words(row.p95))
         if row.contender != OURS or row.operation not in PATTERNS:
             continue
         cells = [row.operation, seconds_in_words(row.median), seconds_in_words(row.p95)]
@@ -143,6 +141,7 @@ def plot(jobs: Sequence[Job], description: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(
         2, len(operations), figsize=(3.3 * len(operations) + 0.8, 6.4), sharex=True, sharey="row", squeeze=False
     )
+    copy = jobs[0].find(COPY_TOGETHER, FLOAT32, LARGE)
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     for column, operation in enumerate(operations):
         time_axis, bandwidth_axis = axes[0][column], axes[1][column]
@@ -162,7 +161,8 @@ def plot(jobs: Sequence[Job], description: dict[str, Any], path: Path) -> None:
                 sizes = [row.size for row in rows]
                 time_axis.plot(sizes, [row.median for row in rows], **style)
                 bandwidth_axis.plot(sizes, [row.bus_bandwidth(job.ranks) / 1e9 for row in rows], **style)
-        bandwidth_axis.axhline(jobs[0].copy_together / 1e9, color="0.7", linewidth=1, linestyle=":")
+        if copy is not None:
+            bandwidth_axis.axhline(copy.algorithm_bandwidth / 1e9, color="0.7", linewidth=1, linestyle=":")
         time_axis.set(title=operation, xscale="log", yscale="log")
         bandwidth_axis.set(xlabel="size")
         sizes = sorted({row.size for job in jobs for row in job.rows if row.operation == operation})
@@ -177,15 +177,16 @@ def plot(jobs: Sequence[Job], description: dict[str, Any], path: Path) -> None:
     axes[1][0].set_ylim(bottom=0)  # only now: it ends the shared axis' growing with what is drawn
     axes[0][0].set_ylabel("time of one call, median")
     axes[1][0].set_ylabel("bus bandwidth, GB/s")
-    axes[1][-1].annotate(
-        "memcpy, all ranks at once",
-        (1, jobs[0].copy_together / 1e9),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="bottom",
-        fontsize=8,
-        color="0.4",
-    )
+    if copy is not None:
+        axes[1][-1].annotate(
+            COPY_TOGETHER,
+            (1, copy.algorithm_bandwidth / 1e9),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color="0.4",
+        )
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False, bbox_to_anchor=(0.5, 0.955))
     figure.suptitle(f"Collectives between {jobs[0].ranks} ranks on one host", fontsize=13, y=0.99)

@@ -30,7 +30,6 @@ TOLERANCE = 0.2
 """A ratio that fell by less is noise: two runs in a row differ by so much on a machine that others share."""
 
 MODELS = {"cnn": 0.98, "transformer": 0.96, "mlp": 0.87}
-FLOAT32, *HALVES = collectives.WIDTHS
 
 
 @dataclass
@@ -89,17 +88,20 @@ def of_collectives(job: Job) -> Iterator[Figure]:
             continue
         peer = job.find(job.peer, row.operation, row.size)
         ratio = peer.median / row.median if peer else None
-        if row.operation == FLOAT32:
-            speed = row.algorithm_bandwidth
-            yield Figure(
-                f"{crowd}allreduce of 64 MB in place",
-                f"{speed / 1e9:.1f} GB/s",
-                "0.65 of memcpy" if not crowd else "",
-                speed >= 0.65 * job.copy_together if not crowd else None,
-                speed / job.copy_together,
-                "memcpy",
-            )
-        if row.operation in HALVES and (whole := job.find(collectives.OURS, FLOAT32, row.size)) is not None:
+        for copies in (collectives.COPY_ALONE, collectives.COPY_TOGETHER):
+            copy = job.find(copies, row.operation, row.size)
+            if copy is not None:
+                share = copy.median / row.median
+                yield Figure(
+                    f"{crowd}allreduce of 64 MB in place",
+                    f"{row.algorithm_bandwidth / 1e9:.1f} GB/s",
+                    "0.65 of memcpy" if not crowd else "",
+                    share >= 0.65 if not crowd else None,
+                    share,
+                    copies,
+                )
+        whole = job.find(collectives.OURS, collectives.FLOAT32, row.size)
+        if row.operation in collectives.HALVES and whole is not None:
             share = whole.median / row.median
             yield Figure(
                 f"{crowd}allreduce of {row.operation}",

@@ -1,4 +1,4 @@
-"""What the figures were measured on: the machine in words, and how fast it copies memory."""
+"""What the figures were measured on: the machine in words."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import datetime
 import importlib.metadata
 import os
 import platform
-import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,21 +44,6 @@ def in_words(machine: dict[str, str | int | float]) -> str:
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB; "
         f"Python {machine['python']}, {frameworks}; {machine['date']}{busy}"
     )
-
-
-def copy_bandwidth(megabytes: int = 64, trials: int = 9) -> float:
-    """Bytes per second that one thread copies from one array to another, each byte counted once; the median trial.
-
-    A collective on one host cannot be faster than the copies it is made of, so this is the scale to hold it against.
-    """
-    source = np.ones(megabytes << 20, dtype=np.uint8)
-    target = np.zeros_like(source)
-    seconds = []
-    for _ in range(trials):
-        started = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - started)
-    return source.nbytes / statistics.median(seconds)
 
 
 def _processor() -> str:

@@ -24,19 +24,19 @@ import horovod.torch as hvd
 def microseconds(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], steps: int) -> float:
     """Processor time of this thread for a step, the median of ``steps`` after some to warm up."""
     taken = []
-    for _ in range(steps + 20):
+    for _ in range(steps + 10):
         started = time.thread_time()
         optimizer.zero_grad()
         torch.stack([p.sum() for p in parameters]).sum().backward()
         optimizer.step()
         taken.append(time.thread_time() - started)
-    return statistics.median(taken[20:]) * 1e6
+    return statistics.median(taken[10:]) * 1e6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=500)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     hvd.init()

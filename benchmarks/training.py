@@ -80,7 +80,7 @@ def measure(model: str, arrangements: Sequence[str], options: argparse.Namespace
         with started(options.framework, model, arrangements, options.np) as teams:
             for team in teams.values():
                 team.turn(1)  # the first step of all allocates memory, makes connections and graphs
-            steps = min(20, max(2, math.ceil(TURN_SECONDS / teams[ALONE].turn(2))))
+            steps = min(20, math.ceil(TURN_SECONDS / teams[ALONE].turn(1)))
             for number in range(options.rounds):
                 first = number % len(arrangements)
                 for arrangement in [*arrangements[first:], *arrangements[:first]]:
