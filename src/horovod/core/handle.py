@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import _thread
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
+
+
+class Driver(Protocol):
+    """A lane, as what waits for a small collective knows it."""
+
+    def drive(self, handle: Handle) -> None:
+        """Do what is left to do for it on the calling thread, or return before."""
+
+    def hasten(self, handle: Handle) -> None:
+        """Have the lane's own thread do it without delay, for no other thread will."""
 
 
 class Handle:
@@ -13,20 +23,19 @@ class Handle:
     Attributes:
         error: why the collective failed, once done.
         result: what the operation produces beyond the tensors it fills, for example received splits.
-        drive: does what is left to do for a small collective on the thread that waits, or returns before; None if only a
-            lane's thread may.
+        driver: of a small collective that the thread that waits for it may carry out; None if only a lane's thread may.
 
     Args:
         end: called by whoever completes it, just before, with the error; returns the error that waiters get.
     """
 
-    __slots__ = ("_end", "_finished", "_next", "drive", "error", "result")
+    __slots__ = ("_end", "_finished", "_next", "driver", "error", "result")
 
     def __init__(self, end: Callable[[BaseException | None], BaseException | None] | None = None) -> None:
         self._end = end
         self._next: list[Callable[[], None]] = []
         self._finished = False
-        self.drive: Callable[[Handle], None] | None = None
+        self.driver: Driver | None = None
         self.error: BaseException | None = None
         self.result: Any = None
 
@@ -44,7 +53,7 @@ class Handle:
             error, self._end = self._end(error), None
         self.error = error
         self._finished = True
-        self.drive = None
+        self.driver = None
         if self._next:
             self._call_next()
 
@@ -56,6 +65,14 @@ class Handle:
         self._next.append(callback)
         if self._finished:
             self._call_next()
+        else:
+            self.hasten()
+
+    def hasten(self) -> None:
+        """Somebody wants the result who does not wait here, so leave it to the lane's thread, without delay."""
+        driver, self.driver = self.driver, None
+        if driver is not None:
+            driver.hasten(self)
 
     def _call_next(self) -> None:
         while True:
@@ -72,9 +89,9 @@ class Handle:
             the collective's error, as a new exception of its type with the same message, each time it is asked for.
             TimeoutError: it was not done within ``timeout`` seconds (-1: the runtime's own bounds decide).
         """
-        drive = self.drive
-        if drive is not None and timeout < 0:
-            drive(self)
+        driver = self.driver
+        if driver is not None and timeout < 0:
+            driver.drive(self)
         if not self._finished:
             gate = _thread.allocate_lock()
             gate.acquire()

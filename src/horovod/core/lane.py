@@ -110,6 +110,7 @@ class Lane(ABC):
         self._said_leave = False
         self._finished = False
         self._latest = Handle()
+        self._hastened: Handle | None = None
         # Else a peer needs the core that would look.
         self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
         self._turns = Turns(self._connections, self._cores_enough, index == 0)
@@ -141,7 +142,7 @@ class Lane(ABC):
             self._table[entry.request.name] = entry
             self._latest = entry.handle
             if not held and self._drivable and is_quick(entry):
-                entry.handle.drive = self.drive
+                entry.handle.driver = self
             wake = not held and self._queue(entry)
         if wake:
             self._connections.ring()
@@ -175,7 +176,7 @@ class Lane(ABC):
         wake = (
             self._asleep
             or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
-            or (self._parked and entry.handle.drive is None)  # else whoever waits for it takes the turn
+            or (self._parked and entry.handle.driver is None)  # else whoever waits for it takes the turn
         )
         if wake:
             self._asleep = self._napping = False
@@ -211,6 +212,14 @@ class Lane(ABC):
     def drive(self, handle: Handle) -> None:
         """Carry out a small collective on the calling thread, which waits for it, as far as that is quick."""
         self._turns.drive(handle, self._small_turn)
+
+    def hasten(self, handle: Handle) -> None:
+        """Have the lane's thread take the turns until this is done, if it leaves them to others."""
+        with self._lock:
+            self._hastened = handle
+            parked = self._parked
+        if parked:
+            self._connections.ring()
 
     def _small_turn(self, ready: Ready) -> bool:
         if ready.readable or self._submitted:
@@ -271,7 +280,9 @@ class Lane(ABC):
             if not self._turns.driven():
                 return
             with self._lock:
-                if any(entry.handle.drive is None for entry in self._submitted):
+                if self._hastened is not None and not self._hastened.done():
+                    return
+                if any(entry.handle.driver is None for entry in self._submitted):
                     return
                 self._parked = True
             rung = self._connections.listen(PARK_MILLISECONDS)
@@ -416,4 +427,4 @@ class Lane(ABC):
 
 def _quick(batch: Batch) -> bool:
     """Whether a thread that waits may run this: it fails, or all of it is small and this rank's own."""
-    return bool(batch[0][0].error) or all(entry is not None and entry.handle.drive is not None for _, entry in batch)
+    return bool(batch[0][0].error) or all(entry is not None and entry.handle.driver is not None for _, entry in batch)

@@ -37,7 +37,10 @@ def poll(handle: int) -> bool:
         promise, memory, _ = _open[handle]
     except KeyError:
         raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
-    return promise.done() and memory.arrived()
+    if not promise.done():
+        promise.hasten()
+        return False
+    return memory.arrived()
 
 
 def synchronize(handle: int) -> Any:

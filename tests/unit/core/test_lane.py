@@ -1069,6 +1069,33 @@ def test_large_ones_and_joins_are_left_to_the_lanes_thread(process_set: Set) -> 
 
 
 @pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("how", ["a callback", "a look", "a wait that may end"])
+def test_who_does_not_wait_himself_is_served_by_the_lanes_thread_at_once(
+    process_set: Set, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Though it leaves small collectives to those that wait, for ever if need be."""
+    monkeypatch.setattr("horovod.core.lane.PARK_MILLISECONDS", 1e6)
+    ranks = process_set.whole(2)
+
+    def script(rank: Rank) -> None:
+        for _ in range(20):
+            rank.allreduce("waited", ones()).wait()
+            handle = rank.allreduce("not waited for", ones())
+            if how == "a callback":
+                called = threading.Event()
+                handle.then(called.set)
+                assert called.wait(SECONDS)
+            elif how == "a look":
+                handle.hasten()
+                wait_until(handle.done, "a collective that somebody asks for")
+            else:
+                handle.wait(SECONDS)
+            assert handle.error is None
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("cores")
 def test_what_nobody_waits_for_is_done_too_after_small_ones(process_set: Set) -> None:
     ranks = process_set.whole(2)
 
