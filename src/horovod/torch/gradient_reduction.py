@@ -17,6 +17,7 @@ from horovod.torch.buckets import Bucket, Slot
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.optimizer_arguments import Settings
 from horovod.torch.readiness import Readiness
+from horovod.torch.uncompiled import wait
 
 _SKIPPED = (
     "optimizer.step() was called inside optimizer.skip_synchronize() while gradients are being reduced; "
@@ -61,7 +62,7 @@ class GradientReduction(Readiness):
             if bucket.handle is None:  # could not be sent
                 continue
             try:
-                bucket.handle.wait()
+                wait(bucket.handle)
                 for finish in bucket.after:
                     finish()
             except BaseException as failure:

@@ -8,6 +8,7 @@ from typing import Any
 
 from horovod.core.handle import Handle
 from horovod.torch.memory import Memory
+from horovod.torch.uncompiled import wait
 
 _numbers = itertools.count(1)
 _last = 0
@@ -60,7 +61,7 @@ def synchronize(handle: int) -> Any:
         return None
     promise, memory, output = entry
     try:
-        promise.wait()
+        wait(promise)
     except BaseException as error:
         failed = type(error) is type(promise.error)
         if failed:  # else something interrupted the wait, which can be taken up again

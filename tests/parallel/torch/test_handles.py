@@ -232,3 +232,23 @@ def test_join_with_what_cannot_do_without_anyone(job: Any) -> None:
 
 def test_join_of_one(job: Any) -> None:
     assert job(1, lambda: hvd.join()) == [0]
+
+
+def test_small_collectives_in_a_compiled_function(job: Any) -> None:
+    """They run on the thread whose code the compiler looks at, and it must leave them alone."""
+
+    def check() -> None:
+        @torch.compile(backend="eager")
+        def step(x: torch.Tensor) -> torch.Tensor:
+            twice = 2 * x
+            total = hvd.allreduce(twice, name="compiled", op=hvd.Sum)
+            hvd.barrier()
+            return total + 1
+
+        try:
+            for _ in range(20):
+                assert step(torch.full((4,), hvd.rank() + 1.0)).tolist() == [7.0] * 4
+        finally:
+            torch.compiler.reset()
+
+    job(2, check)
