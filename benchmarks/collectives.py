@@ -280,12 +280,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--engine", type=lambda text: text.split(","), default=["shm"], metavar="NAME,...")
     parser.add_argument("--peer", choices=PEERS, help="measure this library in the same processes")
     parser.add_argument("--mpi", type=Path, metavar="DIR", help="where a wheel's MPI was installed (pip --prefix DIR)")
-    parser.add_argument("--operations", type=operations, default=OPERATIONS, metavar="NAME,...")
+    parser.add_argument("--operations", type=partial(chosen, OPERATIONS), default=OPERATIONS, metavar="NAME,...")
     parser.add_argument("--min", type=byte_count, default="1K", metavar="BYTES", help="smallest size (default: 1K)")
     parser.add_argument("--max", type=byte_count, default="256M", metavar="BYTES", help="largest size (default: 256M)")
     parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
     parser.add_argument(
-        "--patterns", type=patterns, default=PATTERNS, metavar="NAME,...", help="all by default; none: leave them out"
+        "--patterns",
+        type=partial(chosen, PATTERNS),
+        default=PATTERNS,
+        metavar="NAME,...",
+        help="all by default, or none",
     )
     parser.add_argument("--seconds", type=float, default=0.5, help="for each contender and row (default: 0.5)")
     parser.add_argument(
@@ -300,17 +304,10 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def operations(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(OPERATIONS):
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(OPERATIONS)}")
-    return names
-
-
-def patterns(text: str) -> list[str]:
+def chosen(known: Sequence[str], text: str) -> list[str]:
     names = [] if text == "none" else text.split(",")
-    if unknown := set(names) - set(PATTERNS):
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(PATTERNS)}")
+    if unknown := set(names) - set(known):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: none, {', '.join(known)}")
     return names
 
 

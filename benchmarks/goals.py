@@ -21,7 +21,7 @@ from typing import Any
 
 import collectives_report as collectives
 import machine
-from collectives_report import Job
+from collectives_report import Job, Row
 from rich.console import Console
 from rich.table import Table
 from training_report import DDP, HVD, KEPT, ONE_RANK, SIDE_BY_SIDE
@@ -88,29 +88,12 @@ def of_collectives(job: Job) -> Iterator[Figure]:
             continue
         peer = job.find(job.peer, row.operation, row.size)
         ratio = peer.median / row.median if peer else None
-        for copies in (collectives.COPY_ALONE, collectives.COPY_TOGETHER):
-            copy = job.find(copies, row.operation, row.size)
-            if copy is not None:
-                share = copy.median / row.median
-                yield Figure(
-                    f"{crowd}allreduce of 64 MB in place",
-                    f"{row.algorithm_bandwidth / 1e9:.1f} GB/s",
-                    "0.65 of memcpy" if not crowd else "",
-                    share >= 0.65 if not crowd else None,
-                    share,
-                    copies,
-                )
+        for scale in (collectives.COPY_ALONE, collectives.COPY_TOGETHER):
+            if (copy := job.find(scale, row.operation, row.size)) is not None:
+                yield share(f"{crowd}allreduce of 64 MB in place", row, copy, None if crowd else 0.65, scale)
         whole = job.find(collectives.OURS, collectives.FLOAT32, row.size)
         if row.operation in collectives.HALVES and whole is not None:
-            share = whole.median / row.median
-            yield Figure(
-                f"{crowd}allreduce of {row.operation}",
-                f"{row.algorithm_bandwidth / 1e9:.1f} GB/s",
-                "0.7 of float32's" if not crowd else "",
-                share >= 0.7 if not crowd else None,
-                share,
-                "float32",
-            )
+            yield share(f"{crowd}allreduce of {row.operation}", row, whole, None if crowd else 0.7, "float32")
         if row.operation in collectives.PATTERNS and peer:
             goal = goals.get(row.operation)
             yield Figure(
@@ -123,6 +106,19 @@ def of_collectives(job: Job) -> Iterator[Figure]:
             )
     if job.idle is not None:
         yield Figure(f"{crowd}idle", f"{job.idle:.3f} % of a core", "0.2 %", job.idle <= 0.2)
+
+
+def share(name: str, row: Row, scale: Row, goal: float | None, beside: str) -> Figure:
+    """A bandwidth, as a share of another in the same run."""
+    ratio = scale.median / row.median
+    return Figure(
+        name,
+        f"{row.algorithm_bandwidth / 1e9:.1f} GB/s",
+        "" if goal is None else f"{goal:g} of it",
+        None if goal is None else ratio >= goal,
+        ratio,
+        beside,
+    )
 
 
 def of_training(model: dict[str, Any]) -> Iterator[Figure]:

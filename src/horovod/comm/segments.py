@@ -24,7 +24,7 @@ class Segments:
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = arrays
         self.count = len(arrays)
-        self._ends = [arrays[0].size] if len(arrays) == 1 else list(accumulate([array.size for array in arrays]))
+        self._ends = [arrays[0].size] if self.count == 1 else list(accumulate([array.size for array in arrays]))
         self.length = self._ends[-1] if self._ends else 0
 
     def runs(self, start: int, stop: int) -> list[Array]:
@@ -32,7 +32,7 @@ class Segments:
         if start >= stop:
             return []
         arrays, ends = self._arrays, self._ends
-        if len(arrays) == 1:
+        if self.count == 1:
             return [arrays[0][start:stop]]
         index = bisect_right(ends, start)
         begin = start - (ends[index] - arrays[index].size)

@@ -26,7 +26,6 @@ from horovod.torch.buckets import Bucket
 from horovod.torch.compression import Compressor
 from horovod.torch.optimizer_arguments import Settings
 from horovod.torch.readiness import Readiness
-from horovod.torch.uncompiled import wait
 from horovod.torch.wrapped_optimizer import WrappedOptimizer
 
 
@@ -45,7 +44,7 @@ class AdasumReduction(Readiness):
         for bucket in self.buckets:
             try:
                 if bucket.handle is not None:
-                    wait(bucket.handle)
+                    bucket.handle.wait()
             except BaseException as failure:
                 error = error or failure
         if error is None:
@@ -61,7 +60,7 @@ class AdasumReduction(Readiness):
         for bucket in self.buckets:
             try:
                 if bucket.handle is not None:
-                    wait(bucket.handle)
+                    bucket.handle.wait()
             except Exception:  # for example that the job has failed, which is why a state is loaded
                 pass
             bucket.reset(self.passes)

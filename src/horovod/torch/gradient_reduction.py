@@ -17,7 +17,6 @@ from horovod.torch.buckets import Bucket, Slot
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.optimizer_arguments import Settings
 from horovod.torch.readiness import Readiness
-from horovod.torch.uncompiled import wait
 
 _SKIPPED = (
     "optimizer.step() was called inside optimizer.skip_synchronize() while gradients are being reduced; "
@@ -62,7 +61,7 @@ class GradientReduction(Readiness):
             if bucket.handle is None:  # could not be sent
                 continue
             try:
-                wait(bucket.handle)
+                bucket.handle.wait()
                 for finish in bucket.after:
                     finish()
             except BaseException as failure:

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core.handle import Handle
+from horovod.core.handle import Handle, drive_by
 from horovod.torch.memory import Memory
-from horovod.torch.uncompiled import wait
+from horovod.torch.uncompiled import drive
+
+drive_by(drive)  # so no wait for a collective is compiled
 
 _numbers = itertools.count(1)
 _last = 0
@@ -61,7 +63,7 @@ def synchronize(handle: int) -> Any:
         return None
     promise, memory, output = entry
     try:
-        wait(promise)
+        promise.wait()
     except BaseException as error:
         failed = type(error) is type(promise.error)
         if failed:  # else something interrupted the wait, which can be taken up again

@@ -53,7 +53,6 @@ from horovod.torch.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
-from horovod.torch.uncompiled import wait
 
 __all__ = [
     "Adasum",
@@ -144,11 +143,11 @@ def join(device: int = -1) -> int:
     """
     staging.drain()  # what was submitted before comes before
     handle = collectives.join()
-    wait(handle)
+    handle.wait()
     running().everybody_joined()
     return int(handle.result)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every member of ``process_set`` has called it."""
-    wait(collectives.barrier(process_set.process_set_id))
+    collectives.barrier(process_set.process_set_id).wait()

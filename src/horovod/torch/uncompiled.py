@@ -1,41 +1,36 @@
-"""Keeps PyTorch's compiler out of the wait for a collective.
+"""Keeps PyTorch's compiler out of what a thread does that carries out a collective it waits for.
 
 Within a compiled function the compiler looks at every Python function that runs on the thread, also after a break of the graph.
-A thread that waits may carry out a small collective itself, and the engine's code is nothing to be compiled.
+The engine's code is nothing to be compiled.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from horovod.core.handle import Driver, Handle
 
-class Promise(Protocol):
-    """A handle of the core, or what several make up."""
-
-    def wait(self) -> Any: ...
+_apart: Callable[[Driver, Handle], None] | None = None
 
 
-_apart: Callable[[Promise], None] | None = None
-
-
-def wait(promise: Promise) -> None:
-    """``promise.wait()``, and nothing of it is compiled."""
+def drive(driver: Driver, handle: Handle) -> None:
+    """``driver.drive(handle)``, and nothing of it is compiled."""
     global _apart
     if not torch.compiler.is_compiling() and not _watched():
-        _plainly(promise)
+        driver.drive(handle)
         return
     if _apart is None:
         disable: Any = torch.compiler.disable
         _apart = disable(_plainly)
-    _apart(promise)
+    _apart(driver, handle)
 
 
-def _plainly(promise: Promise) -> None:
-    promise.wait()
+def _plainly(driver: Driver, handle: Handle) -> None:
+    driver.drive(handle)
 
 
 def _watched() -> bool:
