@@ -3,7 +3,9 @@
 The memory has no name: the first rank makes it with ``memfd_create`` and passes the descriptor, so nothing is left behind
 however the ranks end, and no limit of ``/dev/shm`` applies. n ranks, pieces of P bytes::
 
-    counters   one line of 128 bytes a rank:  packed | reduced | note 0 | note 1      (64-bit words, written by that rank only)
+    counters   one line of 128 bytes a rank:  packed | reduced | note 0 | note 1 | offer | verdict | shut
+               (64-bit words, written by that rank only; the last three: see horovod.comm.express)
+    express    two slots, each with a block of every rank
     slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
     slot 1     the same: piece k lives in slot k mod 2
 
@@ -29,9 +31,17 @@ from horovod.comm.datatypes import Array
 PACKED = 0
 REDUCED = 1
 NOTES = 2
+OFFER = 4
+VERDICT = 5
+SHUT = 6
+
+WORD = 8
+"""Bytes of a word."""
+
+EXPRESS_BYTES = 20 << 10
+"""What one rank lays down for a small collective that travels by express."""
 
 _LINE_WORDS = 16
-_WORD = 8
 _POISON = 1 << 62
 SHORT_SPIN = 40
 """Looks at a counter before sleeping: about two microseconds, what a sleep and a wake-up would cost at least."""
@@ -45,6 +55,15 @@ _PAGE = mmap.PAGESIZE
 
 def _round_up(value: int, to: int) -> int:
     return -(-value // to) * to
+
+
+def word_index(rank: int, kind: int) -> int:
+    """The index of a rank's counter among the words."""
+    return rank * _LINE_WORDS + kind
+
+
+def _counter_bytes(size: int) -> int:
+    return _round_up(size * _LINE_WORDS * WORD, _PAGE)
 
 
 class Arena:
@@ -68,7 +87,13 @@ class Arena:
 
     @staticmethod
     def header_bytes(size: int) -> int:
-        return _round_up(size * _LINE_WORDS * _WORD, _PAGE)
+        """How far the slots of the pieces are from the beginning."""
+        return _counter_bytes(size) + _round_up(2 * size * EXPRESS_BYTES, _PAGE)
+
+    def express_block(self, slot: int, rank: int, size: int) -> Array:
+        """The bytes of one rank's block in one of the two slots of the express."""
+        start = _counter_bytes(size) + (slot * size + rank) * EXPRESS_BYTES
+        return self.bytes[start : start + EXPRESS_BYTES]
 
     @classmethod
     def create(cls, size: int, piece_bytes: int = 0) -> Arena:
@@ -148,7 +173,7 @@ class Counters:
             futex.fence()  # what was written before must be seen before the count
         word = self._own + kind
         self._words[word] = value
-        futex.wake(self._address + word * _WORD)
+        futex.wake(self._address + word * WORD)
 
     def note(self, parity: int, value: int) -> None:
         """Leave a number for the others, to be read once the piece it belongs to is signalled."""
@@ -189,7 +214,7 @@ class Counters:
             self.wait(peer, kind, value, spin)
 
     def _sleep(self, peer: int, word: int, value: int) -> int:
-        words, address = self._words, self._address + word * _WORD
+        words, address = self._words, self._address + word * WORD
         deadline = time.monotonic() + self._seconds
         while True:
             seen = words[word]
@@ -221,7 +246,7 @@ class Counters:
                 for kind in (PACKED, REDUCED):
                     word = peer * _LINE_WORDS + kind
                     self._words[word] = (self._words[word] ^ 0x80000000) | _POISON
-                    futex.wake(self._address + word * _WORD)
+                    futex.wake(self._address + word * WORD)
 
     def release(self) -> None:
         """Forget the arena."""

@@ -18,6 +18,7 @@ import msgspec
 
 from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
+from horovod.comm.express import Express
 from horovod.comm.select import EngineError, choose
 from horovod.comm.shm import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
@@ -97,6 +98,7 @@ def assemble(
     index = list(ranks).index(rank)
     connections = {list(ranks).index(wire.peer): sockets[wire] for wire in control_wires(group, ranks, rank)}
     communicator: Communicator
+    express: Express | None = None
     if len(ranks) == 1:
         choose([config.cpu_operations], [""], CPU_OPERATIONS)  # a wrong name is an error in a group of one, too
         communicator = SingleCommunicator()
@@ -111,6 +113,7 @@ def assemble(
         if engine == "shm":
             assert arena is not None
             communicator = ShmCommunicator(index, len(ranks), arena, timeout)
+            express = Express(arena, index, len(ranks))
         else:
             if arena is not None:
                 arena.close()
@@ -122,7 +125,7 @@ def assemble(
     core = None
     if config.thread_affinity and local_rank < len(config.thread_affinity):
         core = config.thread_affinity[local_rank]
-    return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, core)
+    return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, core, express)
 
 
 def _offer(

@@ -9,7 +9,18 @@ from horovod.core.agreement import describe
 from horovod.core.execution import Batch
 from horovod.core.fusion import fuse
 from horovod.core.lane import Lane
-from horovod.core.messages import Leave, Listener, Operation, Order, Request, Stop, decode_from_member, encode
+from horovod.core.messages import (
+    Leave,
+    Listener,
+    MessageError,
+    Operation,
+    Order,
+    Request,
+    Stop,
+    Succeeded,
+    decode_from_member,
+    encode,
+)
 from horovod.core.negotiator import Negotiator, Ready
 from horovod.observe.activities import activity
 from horovod.observe.stall import Stalled, StallInspector
@@ -51,6 +62,8 @@ class CoordinatorLane(Lane):
         return shutdown.total_seconds()
 
     def _announce(self, requests: list[Request]) -> None:
+        if self._shortcut is not None:
+            self._shortcut.shut()
         now = time.monotonic()
         for request in requests:
             self._count(0, request, now)
@@ -70,8 +83,29 @@ class CoordinatorLane(Lane):
             return
         now = time.monotonic()
         listener = self._listeners[member]
-        for item in message.items:
-            self._count(member, listener.request(item), now)
+        requests = [listener.request(item) for item in message.items]
+        if message.attempt and self._had_succeeded(message.attempt):
+            self._connections.send(member, encode(Succeeded()))
+            del requests[:1]
+        for request in requests:
+            self._count(member, request, now)
+        if self._shortcut is not None and not self._hurries():
+            self._shortcut.shut()  # who has announced something, or joined, makes no offer
+
+    def _had_succeeded(self, attempt: int) -> bool:
+        if self._shortcut is None:
+            raise MessageError("there are no attempts without shared memory")
+        try:
+            return self._shortcut.give_up(attempt)
+        except ValueError as error:
+            raise MessageError(str(error)) from error
+
+    def _hurries(self) -> bool:
+        return self._negotiator.idle and self.timeline is None
+
+    def _at_rest(self) -> None:
+        if self._shortcut is not None and self._hurries():
+            self._shortcut.reopen()
 
     def _milliseconds(self) -> float | None:
         if self._negotiator.has_ready:  # inside a gathering window

@@ -101,8 +101,8 @@ def _stand_in(decision: Decision) -> Entry:
     return Entry(without_rows, [np.empty(0, spec.data_type.numpy) for spec in specs], [], allocate, Handle(), 0.0)
 
 
-def _scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
-    """Average is a Sum with 1/size in the postscale."""
+def scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
+    """The engine's operation and factors for a reduction over ``size`` ranks: Average is a Sum with 1/size in the postscale."""
     if request.reduce_op == ReduceOp.AVERAGE:
         return ReduceOp.SUM, request.prescale, request.postscale / size
     return request.reduce_op, request.prescale, request.postscale
@@ -112,7 +112,7 @@ def _allreduce(communicator: Communicator, batch: Batch) -> None:
     first, entry = batch[0]
     request = first.template if entry is None else entry.request
     assert request is not None
-    op, prescale, postscale = _scaling(request, communicator.size)
+    op, prescale, postscale = scaling(request, communicator.size)
     # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
     # decisions, or in none.
     scale_here = first.template is not None and op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
@@ -200,7 +200,7 @@ def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> None
         for tensor in entry.request.tensors:
             row_elements = _elements(tensor.shape[1:])
             counts.append([rows * row_elements for rows in shard_rows(tensor.shape[0], communicator.size)])
-    op, prescale, postscale = _scaling(entries[0].request, communicator.size)
+    op, prescale, postscale = scaling(entries[0].request, communicator.size)
     for dtype in dict.fromkeys(array.dtype for array in inputs):
         chosen = [index for index, array in enumerate(inputs) if array.dtype == dtype]
         communicator.reducescatter(

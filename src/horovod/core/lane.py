@@ -25,6 +25,7 @@ from typing import Protocol
 import numpy as np
 
 from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.express import Express
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import THREAD_AFFINITY, Config
 from horovod.core.connections import Connections, Ready
@@ -33,6 +34,7 @@ from horovod.core.execution import Batch, Entry, execute
 from horovod.core.handle import Handle
 from horovod.core.messages import Decision, MessageError, Request
 from horovod.core.negotiator import NegotiationError
+from horovod.core.shortcut import Shortcut
 from horovod.core.turns import PARK_MILLISECONDS, PARKS, Turns, is_quick
 
 _log = logging.getLogger("horovod.core")
@@ -73,6 +75,8 @@ class Lane(ABC):
         watch: hears of failures and knows who is alive.
         on_stopped: called on the lane's thread when the set was shut down in good order, with the rank that left, its
             reason, and whether this rank was waiting for something.
+        core: where the lane's thread runs; None: anywhere.
+        express: for small collectives among ranks of one host.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Lane(ABC):
         watch: Watch,
         on_stopped: Callable[[int, str, bool], None],
         core: int | None = None,
+        express: Express | None = None,
     ) -> None:
         self.ranks = list(ranks)
         self.index = index
@@ -115,6 +120,9 @@ class Lane(ABC):
         self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
         self._turns = Turns(self._connections, self._cores_enough, index == 0)
         self._drivable = not config.cycle_time
+        self._shortcut: Shortcut | None = None
+        if express is not None:
+            self._shortcut = Shortcut(express, self.ranks, index, self._connections, self._cores_enough)
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-lane-{name}", daemon=True)
@@ -202,6 +210,8 @@ class Lane(ABC):
     def close(self) -> None:
         """Give everything back; the thread has ended."""
         self._turns.close()
+        if self._shortcut is not None:
+            self._shortcut.release()
         self.communicator.close()
         self._connections.close()
 
@@ -211,7 +221,7 @@ class Lane(ABC):
 
     def drive(self, handle: Handle) -> None:
         """Carry out a small collective on the calling thread, which waits for it, as far as that is quick."""
-        self._turns.drive(handle, self._small_turn)
+        self._turns.drive(handle, self._hurry, self._small_turn)
 
     def hasten(self, handle: Handle) -> None:
         """Have the lane's thread take the turns until this is done, if it leaves them to others."""
@@ -220,6 +230,27 @@ class Lane(ABC):
             parked = self._parked
         if parked:
             self._connections.ring()
+
+    def _hurry(self, handle: Handle) -> bool:
+        """Carry out a small collective by shortcut, if nothing else is under way; whether it is done."""
+        shortcut = self._shortcut
+        if shortcut is None or not self._hurries():
+            return False
+        with self._lock:
+            if len(self._table) != 1 or len(self._submitted) != 1 or self._submitted[0].handle is not handle:
+                return False
+            entry = self._submitted.pop()
+        done = False
+        try:
+            done = shortcut.attempt(entry, lambda: bool(self._submitted) or handle.done())
+        finally:
+            if not done:
+                with self._lock:
+                    if self._error is None:
+                        self._submitted.insert(0, entry)
+        if done:
+            self._done(entry)
+        return done
 
     def _small_turn(self, ready: Ready) -> bool:
         if ready.readable or self._submitted:
@@ -383,9 +414,19 @@ class Lane(ABC):
             execute(self.communicator, self.ranks, batch)
         self._complete(batch, HorovodInternalError(failure) if failure else None)
 
+    def _done(self, entry: Entry) -> None:
+        """A request was carried out without an order."""
+        with self._lock:
+            known = self._table.pop(entry.request.name, None)
+        if known is not None:  # else an abort has completed it
+            entry.handle.complete()
+
     def _complete(self, batch: Batch, error: BaseException | None) -> None:
         with self._lock:
             entries = [self._table.pop(decision.name, None) for decision, _ in batch]
+            rest = not self._table
+        if rest:
+            self._at_rest()
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
                 entry.handle.complete(error)
@@ -399,6 +440,14 @@ class Lane(ABC):
             reason += f" while rank {self.ranks[self.index]} waited for {pending!r}"
         self._fail_all(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
         self._on_stopped(rank, reason, bool(pending))
+
+    def _hurries(self) -> bool:
+        """Whether small collectives may be carried out without an order now."""
+        return True
+
+    @abstractmethod
+    def _at_rest(self) -> None:
+        """Everything that was announced is done."""
 
     @abstractmethod
     def _announce(self, requests: list[Request]) -> None:

@@ -12,6 +12,7 @@ from horovod.core.messages import (
     MessageError,
     Request,
     Stop,
+    Succeeded,
     decode_from_coordinator,
     encode,
 )
@@ -26,7 +27,8 @@ class MemberLane(Lane):
         self._decisions: dict[int, Decision] = {}
 
     def _announce(self, requests: list[Request]) -> None:
-        self._connections.send(0, encode(Announce([self._announcer.item(request) for request in requests])))
+        attempt = self._shortcut.given_up(requests[0]) if self._shortcut is not None else 0
+        self._connections.send(0, encode(Announce([self._announcer.item(request) for request in requests], attempt)))
 
     def _say_leave(self, reason: str) -> None:
         self._connections.send(0, encode(Leave(reason)))
@@ -35,11 +37,26 @@ class MemberLane(Lane):
         message = decode_from_coordinator(body)
         if isinstance(message, Stop):
             self._stopping = (message.rank, message.reason)
+        elif isinstance(message, Succeeded):
+            self._resolve()
         else:
             self._due.extend([[self._decision(item) for item in batch] for batch in message.batches])
 
+    def _resolve(self) -> None:
+        """What this rank has given up, and announced, is done all the same."""
+        if self._shortcut is None:
+            raise MessageError("there are no attempts without shared memory")
+        try:
+            entry = self._shortcut.resolve()
+        except ValueError as error:
+            raise MessageError(str(error)) from error
+        self._done(entry)
+
     def _decide(self) -> None:
         pass  # the coordinator has
+
+    def _at_rest(self) -> None:
+        pass
 
     def _before_stop(self, rank: int, reason: str) -> None:
         pass  # the coordinator knows

@@ -91,9 +91,14 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Announce(msgspec.Struct, tag=0, array_like=True):
-    """Member to coordinator: requests, each new or by its identifier, in order of submission."""
+    """Member to coordinator: requests, each new or by its identifier, in order of submission.
+
+    Attributes:
+        attempt: the number of an attempt by shortcut at the first of them, which this rank has given up; 0 for none.
+    """
 
     items: list[int | Definition]
+    attempt: int = 0
 
 
 class Leave(msgspec.Struct, tag=1, array_like=True):
@@ -115,13 +120,17 @@ class Stop(msgspec.Struct, tag=3, array_like=True):
     reason: str
 
 
+class Succeeded(msgspec.Struct, tag=4, array_like=True):
+    """Coordinator to member: the attempt that it has given up had succeeded."""
+
+
 class MessageError(Exception):
     """The other side sent something that is no message, or refers to what it never defined."""
 
 
 encode = msgspec.msgpack.Encoder().encode
 _from_member = msgspec.msgpack.Decoder(Announce | Leave)
-_from_coordinator = msgspec.msgpack.Decoder(Order | Stop)
+_from_coordinator = msgspec.msgpack.Decoder(Order | Stop | Succeeded)
 
 
 def decode_from_member(body: bytes) -> Announce | Leave:
@@ -133,10 +142,10 @@ def decode_from_member(body: bytes) -> Announce | Leave:
         raise MessageError(str(error)) from error
 
 
-def decode_from_coordinator(body: bytes) -> Order | Stop:
+def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded:
     """Raises :class:`MessageError` for anything else."""
     try:
-        message: Order | Stop = _from_coordinator.decode(body)
+        message: Order | Stop | Succeeded = _from_coordinator.decode(body)
         return message
     except msgspec.DecodeError as error:
         raise MessageError(str(error)) from error

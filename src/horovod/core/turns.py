@@ -62,17 +62,18 @@ class Turns:
         self._failure: Exception | None = None
         self._driven = self._seen = 0
 
-    def drive(self, handle: Handle, turn: Callable[[Ready], bool]) -> None:
+    def drive(self, handle: Handle, hurry: Callable[[Handle], bool], turn: Callable[[Ready], bool]) -> None:
         """Take turns on the calling thread until ``handle`` is done; return before if that takes long or others must do it.
 
         Nothing is left undone: what this thread leaves, the lane's thread is woken for.
 
         Args:
+            hurry: does it without a turn if it can, and says whether it has.
             turn: does what is small, and says whether anything is left.
         """
-        with_signals_deferred(self._drive, handle, turn)
+        with_signals_deferred(self._drive, handle, hurry, turn)
 
-    def _drive(self, handle: Handle, turn: Callable[[Ready], bool]) -> None:
+    def _drive(self, handle: Handle, hurry: Callable[[Handle], bool], turn: Callable[[Ready], bool]) -> None:
         if not self._taken.acquire(blocking=False):
             self._connections.ring()  # that turn may not have seen what was submitted
             return
@@ -82,7 +83,7 @@ class Turns:
                 return  # the lane has failed, and the verdict will fail the handle
             self._driven += 1
             with np.errstate(all="ignore"):
-                finished = self._until_done(handle, turn)
+                finished = hurry(handle) or self._until_done(handle, turn)
         except Exception as error:
             self._failure, self._open = error, False
         except BaseException as error:  # only what another thread threw into this one: no signal's handler runs here

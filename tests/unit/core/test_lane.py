@@ -7,8 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,21 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import make_group
-from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.base import Aborted, PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
-from horovod.comm.single import SingleCommunicator
-from horovod.control.channel import Channel
 from horovod.control.framing import frame
 from horovod.core import lane as lane_module
-from horovod.core.config import Config
-from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
-from horovod.core.lane import Lane
-from horovod.core.member import MemberLane
 from horovod.core.messages import (
     Announce,
     Decision,
@@ -41,218 +33,21 @@ from horovod.core.messages import (
     Request,
     Stop,
     TensorSpec,
-    decode_from_coordinator,
-    decode_from_member,
     encode,
 )
 from unit.control.together import wait_until
-
-SECONDS = 20.0
-
-
-class Watch:
-    """Notes what a lane tells the sentinel."""
-
-    def __init__(self) -> None:
-        self.whereabouts: dict[int, str] = {}
-        self.reports: list[tuple[int, str, bool]] = []
-        self.probes = 0
-
-    def report(self, rank: int, reason: str, suspected: bool = False) -> None:
-        self.reports.append((rank, reason, suspected))
-
-    def probe(self) -> None:
-        self.probes += 1
-
-
-class Noting(Communicator):
-    """Wraps an engine: notes what is called, and lets a test step in before each collective."""
-
-    name = "noting"
-
-    def __init__(self, engine: Communicator) -> None:
-        super().__init__(engine.rank, engine.size)
-        self._engine = engine
-        self.batches: list[int] = []
-        self.before: Callable[[], None] = lambda: None
-        self.aborts = 0
-
-    def allreduce(self, inputs: Sequence[Array], *rest: Any) -> None:
-        self.batches.append(len(inputs))
-        self.before()
-        self._engine.allreduce(inputs, *rest)
-
-    def allgather(self, inputs: Sequence[Array], *rest: Any) -> None:
-        self.batches.append(len(inputs))
-        self.before()
-        self._engine.allgather(inputs, *rest)
-
-    def broadcast(self, *arguments: Any) -> None:
-        self.before()
-        self._engine.broadcast(*arguments)
-
-    def alltoall(self, *arguments: Any) -> None:
-        self.before()
-        self._engine.alltoall(*arguments)
-
-    def reducescatter(self, *arguments: Any) -> None:
-        self.before()
-        self._engine.reducescatter(*arguments)
-
-    def barrier(self) -> None:
-        self.before()
-        self._engine.barrier()
-
-    def abort(self) -> None:
-        self.aborts += 1
-        self._engine.abort()
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-class Rank:
-    """One rank's lane with its surroundings."""
-
-    def __init__(self, lane: Lane, communicator: Noting, watch: Watch, stopped: list[tuple[int, str, bool]]) -> None:
-        self.lane = lane
-        self.communicator = communicator
-        self.watch = watch
-        self.stopped = stopped
-
-    def submit(self, request: Request, *arrays: Array, allocate: Callable[[int, int], Array] | None = None) -> Handle:
-        handle = Handle()
-        flat = [array.reshape(-1) for array in arrays]
-        self.lane.submit(Entry(request, flat, flat, allocate, handle, time.monotonic()))
-        return handle
-
-    def allreduce(self, name: str, array: Array, op: ReduceOp = ReduceOp.SUM, **fields: Any) -> Handle:
-        return self.submit(allreduce_request(name, array.shape, op, **fields), array)
-
-
-def allreduce_request(name: str, shape: tuple[int, ...] = (1,), op: ReduceOp = ReduceOp.SUM, **fields: Any) -> Request:
-    return Request(Operation.ALLREDUCE, name, (TensorSpec(name, DataType.FLOAT32, shape),), op, **fields)
-
-
-JOIN = Request(Operation.JOIN, "join.noname", transient=True)
-
-
-def ones(number: float = 1.0, length: int = 4) -> Array:
-    return np.full(length, number, np.float32)
-
-
-class Set:
-    """A process set, every rank of which lives here; or some of its ranks, the test playing the others."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-
-    def lane(
-        self,
-        ranks: Sequence[int],
-        index: int,
-        connections: dict[int, socket.socket],
-        communicator: Communicator,
-        config: Config,
-    ) -> Rank:
-        watch, stopped, noting = Watch(), [], Noting(communicator)
-        kind = CoordinatorLane if index == 0 else MemberLane
-        channels = {member: Channel(connection) for member, connection in connections.items()}
-
-        def on_stopped(rank: int, reason: str, interrupted: bool) -> None:
-            stopped.append((rank, reason, interrupted))
-
-        lane = kind(f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped)
-        self._stack.callback(self._end, lane)
-        return Rank(lane, noting, watch, stopped)
-
-    @staticmethod
-    def _end(lane: Lane) -> None:
-        if lane._thread.ident is not None:
-            lane.abort(HorovodInternalError("the test is over"))
-            assert lane.join(10)
-        lane.close()
-
-    def whole(
-        self, size: int, engine: str = "shm", ranks: Sequence[int] | None = None, start: bool = True, **settings: Any
-    ) -> list[Rank]:
-        ranks = ranks or range(size)
-        pairs = {member: socket.socketpair() for member in range(1, size)}
-        group = make_group("single" if size == 1 else engine, size, timedelta(seconds=SECONDS))
-        links = [{member: pair[0] for member, pair in pairs.items()}]
-        links += [{0: pairs[member][1]} for member in range(1, size)]
-        config = Config(**settings)
-        made = [self.lane(ranks, index, links[index], group[index], config) for index in range(size)]
-        if start:
-            for rank in made:
-                rank.lane.start()
-        return made
-
-    def part(self, index: int, size: int, start: bool = True, **settings: Any) -> tuple[Rank, dict[int, Peer]]:
-        """One lane, with an engine that needs no peers; the test speaks for the others."""
-        others = range(1, size) if index == 0 else [0]
-        pairs = {member: socket.socketpair() for member in others}
-        links = {member: pair[0] for member, pair in pairs.items()}
-        rank = self.lane(range(size), index, links, SingleCommunicator(), Config(**settings))
-        peers = {member: Peer(pair[1]) for member, pair in pairs.items()}
-        for peer in peers.values():
-            self._stack.callback(peer.channel.close)
-        if start:
-            rank.lane.start()
-        return rank, peers
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-class Peer:
-    """The far end of a lane's channel."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.channel = Channel(connection)
-        self._inbox: list[bytes] = []
-
-    def say(self, message: Any) -> None:
-        self.channel.send(encode(message))
-
-    def hear(self) -> bytes:
-        def arrived() -> bool:
-            if not self._inbox:
-                self._inbox += self.channel.receive()
-            return bool(self._inbox)
-
-        wait_until(arrived, "a message")
-        return self._inbox.pop(0)
-
-    def ordered(self) -> list[list[Any]]:
-        """The batches of the next order."""
-        order = decode_from_coordinator(self.hear())
-        assert isinstance(order, Order)
-        return order.batches
-
-    def announced(self) -> list[Any]:
-        message = decode_from_member(self.hear())
-        assert isinstance(message, Announce)
-        return message.items
-
-
-@pytest.fixture
-def process_set() -> Iterator[Set]:
-    made = Set()
-    yield made
-    made.close()
-
-
-def wait(*handles: Handle) -> None:
-    for handle in handles:
-        handle.wait(SECONDS)
-
-
-def error_of(handle: Handle) -> str:
-    with pytest.raises(HorovodInternalError) as caught:
-        handle.wait(SECONDS)
-    return str(caught.value)
-
+from unit.core.lanes import (
+    JOIN,
+    SECONDS,
+    Rank,
+    Set,
+    allreduce_request,
+    error_of,
+    on_every_rank,
+    ones,
+    threads_of,
+    wait,
+)
 
 # Requests whose inputs are still to come
 
@@ -993,39 +788,6 @@ def test_leaving_at_the_moment_in_which_the_lane_reads_its_wake_up(process_set, 
 
 
 # Turns that a waiting thread takes
-
-
-def on_every_rank(ranks: Sequence[Rank], function: Callable[[Rank], None]) -> None:
-    """Run ``function`` in a thread of its own for each rank."""
-    failed: list[BaseException] = []
-
-    def run(rank: Rank) -> None:
-        try:
-            function(rank)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), name=f"script-{rank.lane.index}") for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive()
-    if failed:
-        raise failed[0]
-
-
-@pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many cores as any set here has ranks."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-
-
-def threads_of(rank: Rank) -> list[str]:
-    """The names of the threads that run this rank's collectives, one after another."""
-    names: list[str] = []
-    rank.communicator.before = lambda: names.append(threading.current_thread().name)
-    return names
 
 
 @pytest.mark.usefixtures("cores")

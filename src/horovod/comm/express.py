@@ -1,0 +1,196 @@
+"""Small collectives of one host in a single step: all ranks lay down what they want, and one sees whether it is the same.
+
+To agree by messages takes longer than a small collective does. Here every rank writes an offer into shared memory: what it asks
+for, to the last byte, and its contribution. The group's first rank, the judge, ends each attempt for all: either the offers are
+alike, and everybody computes the result from the contributions; or it is over, and everybody goes the ordinary way.
+
+Words of the arena's counters, each with one writer::
+
+    offer     of every rank: the number of the attempt it takes part in
+    verdict   of the judge: how many attempts are over, times two, plus one if an odd number of them succeeded
+    shut      of the judge: 1 while it goes the ordinary way, so that no offer can succeed
+
+Attempt a+1 begins when attempt a is over. An offer cannot be taken back, only the judge ends an attempt; a rank that has waited
+long enough tells it so by message. Contributions to success m lie in slot m mod 2. Success m needed an offer of every rank,
+made when it had finished success m-1; so nobody still reads that one, whose slot the offers for success m+1 are written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.comm import futex
+from horovod.comm.arena import EXPRESS_BYTES, OFFER, SHUT, VERDICT, WORD, Arena, word_index
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.segments import Segments
+
+IDENTITY_BYTES = 1 << 10
+"""How long the description of a collective may be."""
+
+_FUTEX_BITS = 0xFFFFFFFF
+
+
+class Express:
+    """One rank's end of it. One thread at a time may use it, but for :meth:`over` and :meth:`hopeless`.
+
+    Args:
+        arena: attached by every rank.
+        rank, size: this rank in the group; rank 0 is the judge.
+    """
+
+    def __init__(self, arena: Arena, rank: int, size: int) -> None:
+        self.judges = rank == 0
+        self.data_bytes = EXPRESS_BYTES - IDENTITY_BYTES
+        self._words, self._address = arena.words, arena.address
+        self._rank, self._size = rank, size
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._offer, self._verdict, self._shut = word_index(rank, OFFER), word_index(0, VERDICT), word_index(0, SHUT)
+        self._blocks = [[arena.express_block(slot, each, size) for each in range(size)] for slot in range(2)]
+        self._identities = [[block[:IDENTITY_BYTES].data for block in row] for row in self._blocks]
+        self._typed: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
+        self._workspace = Workspace()
+        self._slot = 0
+        self._last_success = 0
+
+    # For every rank.
+
+    def offer(self, identity: bytes, arrays: Sequence[Array]) -> int:
+        """Take part in the attempt that is on, whose number is returned.
+
+        Args:
+            identity: what must be the same on all ranks, at most ``IDENTITY_BYTES``; none may be the beginning of another.
+            arrays: this rank's contribution, of one dtype, together at most ``data_bytes``.
+        """
+        verdict = self._words[self._verdict]
+        number = (verdict >> 1) + 1
+        self._slot = slot = ~verdict & 1  # this rank has taken part in every success so far
+        if arrays:
+            source = Segments(arrays)
+            source.read(0, source.length, self._contributions(arrays[0].dtype)[self._rank][: source.length])
+        self._identities[slot][self._rank][: len(identity)] = identity
+        self._write(self._offer, number)
+        return number
+
+    def hopeless(self) -> bool:
+        """Whether the judge goes the ordinary way. Asked after an offer, too: it may not have seen that one."""
+        return bool(self._words[self._shut])
+
+    def over(self, number: int) -> bool:
+        """Whether the attempt has been judged."""
+        return self._words[self._verdict] >> 1 >= number
+
+    def succeeded(self) -> bool:
+        """Whether the attempt succeeded that this rank's last offer took part in, and is :meth:`over`."""
+        if futex.weakly_ordered:
+            futex.fence()
+        return self._words[self._verdict] & 1 == self._slot
+
+    def await_verdict(self, number: int, spins: int, seconds: float) -> bool:
+        """Whether the attempt is over; looks ``spins`` times in a row, then sleeps for so long at most."""
+        words, verdict = self._words, self._verdict
+        for _ in range(spins):
+            if words[verdict] >> 1 >= number:
+                return True
+        if seconds:
+            seen = words[verdict]
+            if seen >> 1 < number:
+                futex.wait(self._address + verdict * WORD, seen & _FUTEX_BITS, seconds)
+        return words[verdict] >> 1 >= number
+
+    def allreduce(self, outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float) -> None:
+        """After a success: reduce everybody's contribution into ``outputs``, as an engine's allreduce does."""
+        target = Segments(outputs)
+        length = target.length
+        contributions = [each[:length] for each in self._contributions(outputs[0].dtype)]
+        whole = target.whole(0, length)
+        if whole is not None:
+            reduce_into(whole, contributions, op, prescale, postscale, self._workspace)
+        elif length:
+            result = self._workspace.array(2, contributions[0].dtype, length)
+            reduce_into(result, contributions, op, prescale, postscale, self._workspace)
+            target.write(0, length, result)
+
+    def broadcast(self, outputs: Sequence[Array], root: int) -> None:
+        """After a success: copy the contribution of ``root`` into ``outputs``."""
+        if outputs and root != self._rank:
+            target = Segments(outputs)
+            target.write(0, target.length, self._contributions(outputs[0].dtype)[root][: target.length])
+
+    # For the judge.
+
+    def await_offer(self, peer: int, number: int, spins: int, seconds: float) -> bool:
+        """Whether a peer takes part in the attempt; looks ``spins`` times in a row, then sleeps for so long at most."""
+        words, offer = self._words, word_index(peer, OFFER)
+        for _ in range(spins):
+            if words[offer] == number:
+                return True
+        if seconds:
+            seen = words[offer]
+            if seen != number:
+                futex.wait(self._address + offer * WORD, seen & _FUTEX_BITS, seconds)
+        return words[offer] == number
+
+    def alike(self, peer: int, identity: bytes) -> bool:
+        """Whether a peer that takes part wants what this rank wants."""
+        if futex.weakly_ordered:
+            futex.fence()
+        return bool(self._identities[self._slot][peer][: len(identity)] == identity)
+
+    def judge(self, success: bool) -> None:
+        """End the attempt that is on; a success if all ranks take part and are alike."""
+        verdict = self._words[self._verdict]
+        if success:
+            self._last_success = (verdict >> 1) + 1
+        self._write(self._verdict, (verdict + 2) ^ success)
+
+    def give_up(self, number: int) -> bool:
+        """A peer has given up an attempt: end it if it is still on. Returns whether it had succeeded.
+
+        Raises:
+            ValueError: there has been no such attempt.
+        """
+        over = self._words[self._verdict] >> 1
+        if not 0 < number <= over + 1:
+            raise ValueError(f"attempt {number} of {over + 1}")
+        if number > over:
+            self.judge(False)
+        return number == self._last_success
+
+    def shut(self) -> None:
+        """The judge goes the ordinary way: nobody need wait for it."""
+        if self._words[self._shut]:
+            return
+        self._words[self._shut] = 1
+        futex.fence()  # a peer that does not see this has made its offer, which is seen here
+        number = (self._words[self._verdict] >> 1) + 1
+        if any(self._words[word_index(peer, OFFER)] == number for peer in self._peers):
+            self.judge(False)
+
+    def reopen(self) -> None:
+        """The judge has nothing more on the ordinary way."""
+        self._words[self._shut] = 0
+
+    def _write(self, index: int, value: int) -> None:
+        if futex.weakly_ordered:
+            futex.fence()  # what was written before must be seen before the word
+        self._words[index] = value
+        futex.wake(self._address + index * WORD)  # a system call is a fence, too
+
+    def _contributions(self, dtype: np.dtype[Any]) -> list[Array]:
+        key = (self._slot, dtype)
+        found = self._typed.get(key)
+        if found is None:
+            found = [block[IDENTITY_BYTES:].view(dtype) for block in self._blocks[self._slot]]
+            self._typed[key] = found
+        return found
+
+    def release(self) -> None:
+        """Forget the arena."""
+        self._typed.clear()
+        self._blocks.clear()
+        self._identities.clear()
+        self._words = memoryview(b"")

@@ -1,0 +1,199 @@
+"""Small collectives that a waiting thread carries out without the coordinator's order (:mod:`horovod.comm.express`).
+
+A rank tries it when nothing else of its process set is under way. Where it does not succeed at once, because a peer does
+something else or comes late, the request takes the ordinary way, as if nothing had been tried. The judge of the attempts is the
+process set's first rank, on whose lane the coordinator lives: so a word to the coordinator can end an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from horovod.comm.datatypes import Array
+from horovod.comm.express import IDENTITY_BYTES, Express
+from horovod.core.connections import Connections
+from horovod.core.execution import Entry, scaling
+from horovod.core.messages import Operation, Request, encode
+
+OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER})
+
+SPINS = 40
+ROUNDS = 50
+"""Looks at a peer's word in a row, and how often: about a hundred microseconds, where ranks do not share cores."""
+
+SLEEP_SECONDS = 1e-3
+SLEEPS = 10
+"""How long it waits after that. Then a peer is so late that the ordinary way costs nothing more."""
+
+_REMEMBERED = 4096
+
+
+class Shortcut:
+    """One rank's attempts. All methods are for whoever has the lane's turn.
+
+    Args:
+        ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
+        cores_enough: whether every rank has a core, so that one may look instead of sleeping.
+    """
+
+    def __init__(
+        self, express: Express, ranks: Sequence[int], index: int, connections: Connections, cores_enough: bool
+    ) -> None:
+        self._express = express
+        self._ranks = ranks
+        self._index = index
+        self._connections = connections
+        self._rounds, self._spins = (ROUNDS, SPINS) if cores_enough else (1, 1)
+        self._identities: dict[str, tuple[Request, bytes]] = {}
+        self._unresolved: tuple[int, Entry] | None = None
+
+    def attempt(self, entry: Entry, disturbed: Callable[[], bool]) -> bool:
+        """Try to carry out a small request; whether its outputs are there. If not, it is to be announced.
+
+        Args:
+            disturbed: whether this thread has something better to do than to wait.
+        """
+        request = entry.request
+        if request.operation not in OPERATIONS or any(
+            each.dtype != entry.outputs[0].dtype for each in entry.outputs[1:]
+        ):
+            return False
+        identity = self._identity(request)
+        if len(identity) > IDENTITY_BYTES:
+            return False
+        self._unresolved = None
+        succeeded = (self._judge if self._express.judges else self._obey)(entry, identity, disturbed)
+        if succeeded:
+            self._collect(entry)
+        return succeeded
+
+    def _judge(self, entry: Entry, identity: bytes, disturbed: Callable[[], bool]) -> bool:
+        express = self._express
+        if self._connections.arrivals(0).readable:
+            return False  # somebody goes the ordinary way
+        express.reopen()
+        number = express.offer(identity, self._contribution(entry))
+        success = all(
+            self._comes(peer, number, disturbed) and express.alike(peer, identity)
+            for peer in range(1, len(self._ranks))
+        )
+        express.judge(success)
+        return success
+
+    def _comes(self, peer: int, number: int, disturbed: Callable[[], bool]) -> bool:
+        express, arrivals = self._express, self._connections.arrivals
+        for _ in range(self._rounds):
+            if express.await_offer(peer, number, self._spins, 0):
+                return True
+            if arrivals(0).readable:
+                return False
+        for _ in range(SLEEPS):
+            if express.await_offer(peer, number, 1, SLEEP_SECONDS):
+                return True
+            if disturbed() or arrivals(0).readable:
+                return False
+        return False
+
+    def _obey(self, entry: Entry, identity: bytes, disturbed: Callable[[], bool]) -> bool:
+        express = self._express
+        if express.hopeless():
+            return False
+        number = express.offer(identity, self._contribution(entry))
+        self._unresolved = (number, entry)
+        if not self._judged(number, disturbed) and not express.over(number):
+            return False
+        self._unresolved = None
+        return express.succeeded()
+
+    def _judged(self, number: int, disturbed: Callable[[], bool]) -> bool:
+        express = self._express
+        for _ in range(self._rounds):
+            if express.await_verdict(number, self._spins, 0):
+                return True
+            if express.hopeless():
+                return False
+        for _ in range(SLEEPS):
+            if express.await_verdict(number, 1, SLEEP_SECONDS):
+                return True
+            if disturbed() or express.hopeless():
+                return False
+        return False
+
+    # For the judge, that is, the coordinator.
+
+    def shut(self) -> None:
+        """This rank goes the ordinary way: nobody need wait for it in an attempt."""
+        self._express.shut()
+
+    def reopen(self) -> None:
+        """This rank has nothing more on the ordinary way."""
+        self._express.reopen()
+
+    def give_up(self, number: int) -> bool:
+        """A peer has given up an attempt, which is over now; whether it had succeeded. ValueError: there was none."""
+        return self._express.give_up(number)
+
+    # For all others.
+
+    def resolve(self) -> Entry:
+        """What this rank has given up, and the judge says has succeeded: with its outputs.
+
+        Raises:
+            ValueError: it has given up nothing.
+        """
+        if self._unresolved is None or not self._express.over(self._unresolved[0]) or not self._express.succeeded():
+            raise ValueError("no attempt that was given up has succeeded")
+        entry = self._unresolved[1]
+        self._unresolved = None
+        self._collect(entry)
+        return entry
+
+    def given_up(self, request: Request) -> int:
+        """The number of the attempt that must be named where this request is announced; 0 for none. Asked once."""
+        if self._unresolved is None or self._unresolved[1].request is not request:
+            return 0
+        number = self._unresolved[0]
+        if self._express.over(number) and not self._express.succeeded():
+            self._unresolved = None
+            return 0
+        return number
+
+    def release(self) -> None:
+        """Forget the shared memory."""
+        self._express.release()
+
+    def _identity(self, request: Request) -> bytes:
+        """All that must agree, which is all but the place in the script."""
+        known = self._identities.get(request.name)
+        if known is not None and known[0] is request:
+            return known[1]
+        identity = encode(
+            (
+                request.operation,
+                request.name,
+                request.tensors,
+                request.reduce_op,
+                request.prescale,
+                request.postscale,
+                request.root,
+                request.device,
+            )
+        )
+        if not request.transient:
+            if len(self._identities) >= _REMEMBERED:
+                self._identities.clear()
+            self._identities[request.name] = (request, identity)
+        return identity
+
+    def _contribution(self, entry: Entry) -> Sequence[Array]:
+        request = entry.request
+        if request.operation is Operation.BROADCAST:
+            return entry.outputs if self._ranks[self._index] == request.root else ()
+        return entry.inputs
+
+    def _collect(self, entry: Entry) -> None:
+        request = entry.request
+        if request.operation is Operation.ALLREDUCE:
+            self._express.allreduce(entry.outputs, *scaling(request, len(self._ranks)))
+        elif request.operation is Operation.BROADCAST:
+            self._express.broadcast(entry.outputs, self._ranks.index(request.root))
