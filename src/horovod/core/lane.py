@@ -34,20 +34,11 @@ from horovod.core.execution import Batch, Entry, execute
 from horovod.core.handle import Handle
 from horovod.core.messages import Decision, MessageError, Request
 from horovod.core.negotiator import NegotiationError
+from horovod.core.requests import Requests
 from horovod.core.shortcut import Shortcut
-from horovod.core.turns import PARK_MILLISECONDS, PARKS, Turns, is_quick
+from horovod.core.turns import PARK_MILLISECONDS, PARKS, Turns
 
 _log = logging.getLogger("horovod.core")
-
-DUPLICATE_NAME = (
-    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
-    "being processed. If you want to request another tensor, use a different tensor name."
-)
-
-NAP_SECONDS = 200e-6
-"""After an announcement, how long submissions gather before one of them wakes the lane again: a burst of small tensors
-costs a few wake-ups instead of one each. The lane naps so for at most a millisecond, and only while an answer is due."""
-
 
 GLANCES = 50
 """Looks at the connections before sleeping while somebody waits for this lane: about a hundred microseconds, of a process
@@ -100,26 +91,16 @@ class Lane(ABC):
         self._watch = watch
         self._on_stopped = on_stopped
         self._core = core
-        self._lock = threading.Lock()
-        self._parked = False
+        self._requests = Requests(None if config.cycle_time else self)
         self._due: deque[Sequence[Decision]] = deque()
         self._stopping: tuple[int, str] | None = None
-        self._table: dict[str, Entry] = {}
-        self._submitted: list[Entry] = []
-        self._asleep = False
-        self._napping = self._nap_next = False
-        self._announced_at = 0.0
-        self._error: BaseException | None = None
         self._settled = threading.Event()
         self._leaving: str | None = None
         self._said_leave = False
         self._finished = False
-        self._latest = Handle()
-        self._hastened: Handle | None = None
         # Else a peer needs the core that would look.
         self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
         self._turns = Turns(self._connections, self._cores_enough, index == 0)
-        self._drivable = not config.cycle_time
         self._shortcut: Shortcut | None = None
         if express is not None:
             self._shortcut = Shortcut(express, self.ranks, index, self._connections, self._cores_enough)
@@ -142,17 +123,7 @@ class Lane(ABC):
             ValueError: a request of that name is in flight on this rank.
             HorovodInternalError: the job has failed or was shut down.
         """
-        with self._lock:
-            if self._error is not None:
-                raise type(self._error)(*self._error.args)
-            if entry.request.name in self._table:
-                raise ValueError(f"{DUPLICATE_NAME} The name is {entry.request.name!r}.")
-            self._table[entry.request.name] = entry
-            self._latest = entry.handle
-            if not held and self._drivable and is_quick(entry):
-                entry.handle.driver = self
-            wake = not held and self._queue(entry)
-        if wake:
+        if self._requests.add(entry, held):
             self._connections.ring()
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
@@ -165,35 +136,16 @@ class Lane(ABC):
                 entry.handle.complete(error)
             return
         entry.since = time.monotonic()
-        with self._lock:
-            wake = self._table.get(entry.request.name) is entry and self._queue(entry)
-        if wake:
+        if self._requests.release(entry):
             self._connections.ring()
 
     def withdraw(self, entry: Entry) -> bool:
         """Forget a held request; False if it has failed already."""
-        with self._lock:
-            known = self._table.get(entry.request.name) is entry
-            if known:
-                del self._table[entry.request.name]
-        return known
-
-    def _queue(self, entry: Entry) -> bool:
-        """Have an entry announced; returns whether the thread must be woken for it. The lock is held."""
-        self._submitted.append(entry)
-        wake = (
-            self._asleep
-            or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
-            or (self._parked and entry.handle.driver is None)  # else whoever waits for it takes the turn
-        )
-        if wake:
-            self._asleep = self._napping = False
-        return wake
+        return self._requests.withdraw(entry)
 
     def leave(self, reason: str) -> None:
         """Ask for an orderly end: what is decided still runs, what is not fails. Then the thread ends on every rank."""
-        with self._lock:
-            self._leaving = reason
+        self._leaving = reason
         self._connections.ring()
 
     def abort(self, error: BaseException) -> None:
@@ -225,10 +177,7 @@ class Lane(ABC):
 
     def hasten(self, handle: Handle) -> None:
         """Have the lane's thread take the turns until this is done, if it leaves them to others."""
-        with self._lock:
-            self._hastened = handle
-            parked = self._parked
-        if parked:
+        if self._requests.hasten(handle):
             self._connections.ring()
 
     def _hurry(self, handle: Handle) -> bool:
@@ -236,36 +185,28 @@ class Lane(ABC):
         shortcut = self._shortcut
         if shortcut is None or not self._hurries():
             return False
-        with self._lock:
-            if len(self._table) != 1 or len(self._submitted) != 1 or self._submitted[0].handle is not handle:
-                return False
-            entry = self._submitted.pop()
+        entry = self._requests.take_alone(handle)
+        if entry is None:
+            return False
         done = False
         try:
-            done = shortcut.attempt(entry, lambda: bool(self._submitted) or handle.done())
+            done = shortcut.attempt(entry, lambda: self._requests.waiting() or handle.done())
         finally:
             if not done:
-                with self._lock:
-                    if self._error is None:
-                        self._submitted.insert(0, entry)
+                self._requests.put_back(entry)
         if done:
             self._done(entry)
         return done
 
     def _small_turn(self, ready: Ready) -> bool:
-        if ready.readable or self._submitted:
+        if ready.readable or self._requests.waiting():
             self._turn(ready, driven=True)
             if self._due or self._stopping is not None or self._connections.unsent():
                 return True
-        return self._finished or self._error is not None
+        return self._finished or self._requests.error is not None
 
     def _fail_all(self, error: BaseException) -> None:
-        with self._lock:
-            if self._error is None:
-                self._error = error
-            entries = list(self._table.values())
-            self._table.clear()
-            self._submitted.clear()
+        entries = self._requests.fail(error)
         self._settled.set()
         for entry in entries:
             try:
@@ -285,7 +226,7 @@ class Lane(ABC):
             with np.errstate(
                 all="ignore"
             ):  # an overflow in a gradient is the user's to find, not a warning from a thread
-                while not self._finished and self._error is None:
+                while not self._finished and self._requests.error is None:
                     self._park()
                     self._turns.take(self._wait(), self._turn)
         except PeerFailure as failure:
@@ -310,35 +251,22 @@ class Lane(ABC):
         for _ in range(PARKS):
             if not self._turns.driven():
                 return
-            with self._lock:
-                if self._hastened is not None and not self._hastened.done():
-                    return
-                if any(entry.handle.driver is None for entry in self._submitted):
-                    return
-                self._parked = True
+            if not self._requests.park():
+                return
             rung = self._connections.listen(PARK_MILLISECONDS)
-            with self._lock:
-                self._parked = False
+            self._requests.rise()
             if rung:
                 return
 
     def _wait(self) -> Ready:
-        if self._cores_enough and self._latest.awaited():
+        if self._cores_enough and self._requests.latest.awaited():
             for _ in range(GLANCES):
                 ready = self._connections.look(0)
-                if ready.readable or ready.rung or self._submitted:
+                if ready.readable or ready.rung or self._requests.waiting():
                     return ready
-        with self._lock:
-            if self._submitted or (self._leaving is not None and not self._said_leave):
-                limit: float | None = 0
-            elif self._nap_next and self._table:
-                self._napping, limit = True, 1
-            else:
-                self._asleep, limit = True, -1
-            self._nap_next = False
+        limit: float | None = self._requests.rest(busy=self._leaving is not None and not self._said_leave)
         ready = self._connections.look(self._turns.between(self._milliseconds) if limit == -1 else limit)
-        with self._lock:
-            self._asleep = self._napping = False
+        self._requests.rise()
         return ready
 
     def _turn(self, ready: Ready, driven: bool = False) -> None:
@@ -347,14 +275,13 @@ class Lane(ABC):
         Args:
             driven: by a thread that waits for a small collective: what is large, or the last, stays for the lane's thread.
         """
-        with self._lock:
-            if self._error is not None:
-                return
-            submitted, self._submitted = self._submitted, []
-            leaving = self._leaving is not None and not self._said_leave
+        if self._requests.error is not None:
+            return
+        leaving = self._leaving is not None and not self._said_leave
+        submitted = self._requests.take()
         if submitted:
             self._announce([entry.request for entry in submitted])
-            self._nap_next, self._announced_at = not driven, time.monotonic()
+            self._requests.announced(nap=not driven)
         for member in ready.writable:
             if member in self._connections:
                 self._connections.flush(member)
@@ -386,8 +313,7 @@ class Lane(ABC):
 
     def _milliseconds(self) -> float | None:
         """How long this lane may sleep: without end, unless somebody waits for an answer."""
-        with self._lock:
-            oldest = next(iter(self._table.values()), None)
+        oldest = self._requests.oldest()
         if oldest is None:
             return None
         now = time.monotonic()
@@ -403,10 +329,10 @@ class Lane(ABC):
             self._watch.report(self.ranks[member], reason, suspected=True)
 
     def _batch(self, decisions: Sequence[Decision]) -> Batch:
-        with self._lock:
-            if self._error is not None:
-                raise Aborted
-            return [(decision, self._table.get(decision.name)) for decision in decisions]
+        entries = self._requests.find(decision.name for decision in decisions)
+        if self._requests.error is not None:
+            raise Aborted
+        return list(zip(decisions, entries, strict=True))
 
     def _run_batch(self, batch: Batch) -> None:
         failure = batch[0][0].error
@@ -416,16 +342,13 @@ class Lane(ABC):
 
     def _done(self, entry: Entry) -> None:
         """A request was carried out without an order."""
-        with self._lock:
-            known = self._table.pop(entry.request.name, None)
-        if known is not None:  # else an abort has completed it
-            entry.handle.complete()
+        for known in self._requests.finish([entry.request.name]):
+            if known is not None:  # else an abort has completed it
+                known.handle.complete()
 
     def _complete(self, batch: Batch, error: BaseException | None) -> None:
-        with self._lock:
-            entries = [self._table.pop(decision.name, None) for decision, _ in batch]
-            rest = not self._table
-        if rest:
+        entries = self._requests.finish(decision.name for decision, _ in batch)
+        if self._requests.none():
             self._at_rest()
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
@@ -434,12 +357,11 @@ class Lane(ABC):
     def _stop(self, rank: int, reason: str) -> None:
         """Everything ordered before has run; what is still pending never will."""
         self._finished = True
-        with self._lock:
-            pending = next(iter(self._table), "")
-        if pending:
-            reason += f" while rank {self.ranks[self.index]} waited for {pending!r}"
+        pending = self._requests.oldest()
+        if pending is not None:
+            reason += f" while rank {self.ranks[self.index]} waited for {pending.request.name!r}"
         self._fail_all(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
-        self._on_stopped(rank, reason, bool(pending))
+        self._on_stopped(rank, reason, pending is not None)
 
     def _hurries(self) -> bool:
         """Whether small collectives may be carried out without an order now."""

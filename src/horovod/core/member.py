@@ -67,8 +67,7 @@ class MemberLane(Lane):
 
     def _announce_submitted(self) -> None:
         """Between batches, so that the coordinator hears early what comes next."""
-        with self._lock:
-            submitted, self._submitted = self._submitted, []
+        submitted = self._requests.take()
         if submitted:
             self._announce([entry.request for entry in submitted])
 

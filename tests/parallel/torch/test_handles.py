@@ -252,3 +252,52 @@ def test_small_collectives_in_a_compiled_function(job: Any) -> None:
             torch.compiler.reset()
 
     job(2, check)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_rank_in_a_rhythm_of_its_own(job: Any, size: int) -> None:
+    """The same collectives everywhere; who waits at once, asks, comes late or waits for several together differs by rank."""
+
+    def check() -> None:
+        import random
+
+        program, rhythm = random.Random(7), random.Random(hvd.rank())
+        size, total = hvd.size(), sum(range(hvd.size()))
+        open_handles: list[tuple[int, float]] = []
+        for turn in range(600):
+            kind = program.choice(["named", "unnamed", "named", "broadcast", "barrier", "gather", "large"])
+            if rhythm.random() < 0.02:
+                time.sleep(rhythm.random() * 0.015)
+            tensor = torch.full((program.choice([1, 7, 300]),), float(turn + hvd.rank()))
+            if kind == "barrier":
+                hvd.barrier()
+                continue
+            if kind == "broadcast":
+                root = program.randrange(size)
+                handle, expected = hvd.broadcast_async(tensor, root, name=f"b{turn % 5}.{turn}"), float(turn + root)
+            elif kind == "gather":
+                handle, expected = hvd.allgather_async(tensor, name=f"g{turn}"), float(turn)
+            elif kind == "large":
+                handle = hvd.allreduce_async(tensor.repeat(9000), name=f"l{turn}", op=hvd.Sum)
+                expected = turn * size + total
+            else:
+                name = f"n{turn % 3}" if kind == "named" else None
+                if name is not None:
+                    while open_handles:  # of the same name there is one at a time
+                        number, value = open_handles.pop()
+                        assert hvd.synchronize(number)[0] == value
+                handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum)
+                expected = turn * size + total
+            open_handles.append((handle, expected))
+            patience = rhythm.random()
+            if patience < 0.1:
+                hvd.poll(handle)
+            elif patience < 0.8:
+                while open_handles:
+                    number, value = open_handles.pop()
+                    assert hvd.synchronize(number)[0] == value
+        while open_handles:
+            number, value = open_handles.pop()
+            assert hvd.synchronize(number)[0] == value
+
+    job(size, check)

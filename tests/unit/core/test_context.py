@@ -186,8 +186,8 @@ def test_what_is_pending_at_shutdown_fails() -> None:
     context.init()
     lane = context.current().lanes[0]
     handle = Handle()
-    with lane._lock:  # as if a peer had not answered yet
-        lane._table["pending"] = Entry(Request(Operation.ALLREDUCE, "pending"), [], [], None, handle, 0.0)
+    with lane._requests._lock:  # as if a peer had not answered yet
+        lane._requests._known["pending"] = Entry(Request(Operation.ALLREDUCE, "pending"), [], [], None, handle, 0.0)
     context.shutdown()
     with pytest.raises(HorovodInternalError, match="Horovod has been shut down"):
         handle.wait(SECONDS)

@@ -19,7 +19,7 @@ from horovod.comm.base import Aborted, PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.control.framing import frame
-from horovod.core import lane as lane_module
+from horovod.core import requests as requests_module
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
@@ -79,7 +79,7 @@ def test_a_held_request_fails_with_the_job_and_its_release_comes_to_nothing(proc
     rank.lane.abort(HorovodInternalError("rank 3 failed"))
     assert error_of(entry.handle) == "rank 3 failed"
     rank.lane.release(entry)
-    assert rank.lane._submitted == []
+    assert rank.lane._requests._unannounced == []
 
 
 def test_a_held_request_whose_inputs_never_come_fails_on_this_rank(process_set: Set) -> None:
@@ -738,7 +738,7 @@ def test_a_submission_at_the_moment_in_which_the_lane_looks_for_its_oldest(
         threads[-1].join(0.1)
         return made
 
-    monkeypatch.setattr(lane_module, "iter", interrupted_iter, raising=False)
+    monkeypatch.setattr(requests_module, "iter", interrupted_iter, raising=False)
     rank.allreduce("first", ones())
     wait_until(lambda: threads, "the interruption")
     threading.Event().wait(0.1)

@@ -77,7 +77,7 @@ def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple
         counts = {index: successes.count((index, name)) for index in range(size)}
         assert len(set(counts.values())) == 1  # all ranks take the same way
         assert counts[0] > 0
-    assert all(not rank.lane._table and not rank.lane._submitted for rank in ranks)
+    assert all(not rank.lane._requests._known and not rank.lane._requests._unannounced for rank in ranks)
 
 
 def test_a_root_that_is_not_the_judge_and_global_ranks_that_are_no_indices(process_set: Set) -> None:
@@ -241,7 +241,7 @@ def test_an_abort_during_an_attempt(process_set: Set) -> None:
     assert not attempt.is_alive()
     assert error_of(handle) == "rank 0 failed"
     assert ranks[1].lane.join(5)
-    assert ranks[1].lane._submitted == []
+    assert ranks[1].lane._requests._unannounced == []
 
 
 def test_a_failure_inside_an_attempt_is_the_lanes(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +354,7 @@ def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set) ->
     peers[0].say(Succeeded())
     handle.wait(SECONDS)
     assert array.tolist() == [3.0] * 4
-    assert not rank.lane._table
+    assert not rank.lane._requests._known
 
 
 @pytest.mark.parametrize("shortcut", [True, False])

@@ -1,0 +1,200 @@
+"""This rank's requests in flight in one process set, and when one of them must wake the lane's thread. For any thread.
+
+A request is in flight from its submission until it is done, failed or withdrawn. It is announced once, by whoever takes the
+lane's turn next. The lane's thread says how it rests, and here is decided, under one lock, who has to disturb it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+from horovod.core.execution import Entry
+from horovod.core.handle import Driver, Handle
+from horovod.core.turns import is_quick
+
+DUPLICATE_NAME = (
+    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+    "being processed. If you want to request another tensor, use a different tensor name."
+)
+
+NAP_SECONDS = 200e-6
+"""After an announcement, how long submissions gather before one of them wakes the lane again: a burst of small tensors
+costs a few wake-ups instead of one each. The lane naps so for at most a millisecond, and only while an answer is due."""
+
+NAP_MILLISECONDS = 1
+
+
+class Requests:
+    """What is in flight.
+
+    Args:
+        driver: what a thread that waits for a small request takes turns of; None if it is not to.
+
+    Attributes:
+        error: why the lane has failed, and with it everything that was in flight; set once.
+        latest: the handle of what was submitted last.
+    """
+
+    def __init__(self, driver: Driver | None) -> None:
+        self.error: BaseException | None = None
+        self.latest = Handle()
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._known: dict[str, Entry] = {}
+        self._unannounced: list[Entry] = []
+        self._hastened: Handle | None = None
+        self._asleep = self._napping = self._parked = False
+        self._nap_next = False
+        self._announced_at = 0.0
+
+    # The next three return whether the lane's thread must be woken.
+
+    def add(self, entry: Entry, held: bool) -> bool:
+        """A request is submitted.
+
+        Args:
+            held: it is not announced before :meth:`release`.
+
+        Raises:
+            ValueError: a request of that name is in flight.
+            the error with which the lane has failed.
+        """
+        with self._lock:
+            if self.error is not None:
+                raise type(self.error)(*self.error.args)
+            if entry.request.name in self._known:
+                raise ValueError(f"{DUPLICATE_NAME} The name is {entry.request.name!r}.")
+            self._known[entry.request.name] = entry
+            self.latest = entry.handle
+            if held:
+                return False
+            if self._driver is not None and is_quick(entry):
+                entry.handle.driver = self._driver
+            return self._queue(entry)
+
+    def release(self, entry: Entry) -> bool:
+        """A held request may be announced, unless it is no longer in flight."""
+        with self._lock:
+            return self._known.get(entry.request.name) is entry and self._queue(entry)
+
+    def hasten(self, handle: Handle) -> bool:
+        """The lane's thread is to take turns until this is done, and not to leave them to threads that wait."""
+        with self._lock:
+            self._hastened = handle
+            return self._parked
+
+    def _queue(self, entry: Entry) -> bool:
+        self._unannounced.append(entry)
+        wake = (
+            self._asleep
+            or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
+            or (self._parked and entry.handle.driver is None)  # else whoever waits for it takes the turn
+        )
+        if wake:
+            self._asleep = self._napping = False
+        return wake
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Forget a held request; False if it has failed already."""
+        with self._lock:
+            known = self._known.get(entry.request.name) is entry
+            if known:
+                del self._known[entry.request.name]
+        return known
+
+    def fail(self, error: BaseException) -> list[Entry]:
+        """Everything fails with ``error``, and so does whatever is submitted from now on. Returns what was in flight."""
+        with self._lock:
+            if self.error is None:
+                self.error = error
+            entries = list(self._known.values())
+            self._known.clear()
+            self._unannounced.clear()
+        return entries
+
+    def oldest(self) -> Entry | None:
+        """What was submitted first of all that is in flight."""
+        with self._lock:
+            return next(iter(self._known.values()), None)
+
+    # For whoever takes the lane's turn.
+
+    def waiting(self) -> bool:
+        """Whether there is anything to announce."""
+        return bool(self._unannounced)
+
+    def take(self) -> list[Entry]:
+        """All that is to be announced, in the order of submission."""
+        with self._lock:
+            taken, self._unannounced = self._unannounced, []
+        return taken
+
+    def take_alone(self, handle: Handle) -> Entry | None:
+        """The request of ``handle``, if it has not been announced, and nothing else is in flight."""
+        with self._lock:
+            if len(self._known) != 1 or len(self._unannounced) != 1 or self._unannounced[0].handle is not handle:
+                return None
+            return self._unannounced.pop()
+
+    def put_back(self, entry: Entry) -> None:
+        """Of :meth:`take_alone`: it is to be announced after all, before anything else."""
+        with self._lock:
+            if self.error is None:
+                self._unannounced.insert(0, entry)
+
+    def find(self, names: Iterable[str]) -> list[Entry | None]:
+        """The requests of these names; None for what is not in flight."""
+        with self._lock:
+            return [self._known.get(name) for name in names]
+
+    def finish(self, names: Iterable[str]) -> list[Entry | None]:
+        """The same, and they are not in flight any more."""
+        with self._lock:
+            return [self._known.pop(name, None) for name in names]
+
+    def none(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._known
+
+    def announced(self, nap: bool) -> None:
+        """What was taken has been announced.
+
+        Args:
+            nap: the lane's thread naps before it sleeps, if an answer is due.
+        """
+        self._nap_next, self._announced_at = nap, time.monotonic()
+
+    # For the lane's thread.
+
+    def park(self) -> bool:
+        """Leave turns to threads that wait; False if there is something that those do not do."""
+        with self._lock:
+            if self._hastened is not None and not self._hastened.done():
+                return False
+            if any(entry.handle.driver is None for entry in self._unannounced):
+                return False
+            self._parked = True
+        return True
+
+    def rest(self, busy: bool) -> int:
+        """How many milliseconds to wait for something to do, until which the thread is to be woken; -1: without end.
+
+        Args:
+            busy: not at all.
+        """
+        with self._lock:
+            nap, self._nap_next = self._nap_next, False
+            if busy or self._unannounced:
+                return 0
+            if nap and self._known:
+                self._napping = True
+                return NAP_MILLISECONDS
+            self._asleep = True
+            return -1
+
+    def rise(self) -> None:
+        """The thread does not rest any more."""
+        with self._lock:
+            self._asleep = self._napping = self._parked = False
