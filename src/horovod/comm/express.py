@@ -103,6 +103,8 @@ class Express:
 
     def allreduce(self, outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float) -> None:
         """After a success: reduce everybody's contribution into ``outputs``, as an engine's allreduce does."""
+        if not outputs:
+            return
         target = Segments(outputs)
         length = target.length
         contributions = [each[:length] for each in self._contributions(outputs[0].dtype)]
