@@ -69,7 +69,9 @@ def allreduce(
         tensor, context = compression.compress(tensor)
     array = _array(tensor)
     tensors = [described(array)]
-    handle = collectives.allreduce("allreduce", name, tensors, tensors, chosen, prescale_factor, postscale_factor)
+    handle = collectives.allreduce(
+        "allreduce", name, tensors, tensors, chosen, prescale_factor, postscale_factor, awaited=True
+    )
     reduced = _finished(handle, array)
     return reduced if compression is None else compression.decompress(reduced, context)
 
@@ -94,7 +96,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     import keras
 
     array = _array(keras.ops.convert_to_tensor(value))
-    return _finished(collectives.broadcast("broadcast", name, [described(array)], root_rank), array)
+    return _finished(collectives.broadcast("broadcast", name, [described(array)], root_rank, awaited=True), array)
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
@@ -113,7 +115,7 @@ def all_say(yes: bool) -> bool:
     """Whether every rank says yes. Every rank calls it."""
     answer = np.array([yes], np.uint8)
     tensors = [described(answer)]
-    collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MIN).wait()
+    collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MIN, awaited=True).wait()
     return bool(answer[0])
 
 
@@ -121,7 +123,7 @@ def highest(value: float) -> float:
     """The largest of all ranks' values. Every rank calls it."""
     values = np.array([value], np.float64)
     tensors = [described(values)]
-    collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MAX).wait()
+    collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MAX, awaited=True).wait()
     return float(values[0])
 
 
@@ -133,5 +135,5 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     if not variables:
         return
     arrays = contents.read(variables)
-    collectives.broadcast("broadcast", None, [described(array) for array in arrays], root_rank).wait()
+    collectives.broadcast("broadcast", None, [described(array) for array in arrays], root_rank, awaited=True).wait()
     contents.write(variables, arrays)

@@ -45,7 +45,8 @@ def broadcast_object(
 
     def broadcast(array: Array, data_type: DataType, label: str) -> None:
         tensors = [Tensor(array, data_type, array.shape)]
-        collectives.broadcast("broadcast", f"{name}.{label}", tensors, root_rank, process_set.process_set_id).wait()
+        set_id = process_set.process_set_id
+        collectives.broadcast("broadcast", f"{name}.{label}", tensors, root_rank, set_id, awaited=True).wait()
 
     data = _pickled(obj) if rank() == root_rank else None
     length = np.array([0 if data is None else data.size], np.int64)

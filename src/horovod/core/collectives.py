@@ -8,6 +8,8 @@ Common arguments:
         Without a name the calls with one prefix are counted, so the n-th of all members belong together; a call that is
         refused here does not count.
     process_set_id: 0 for all ranks.
+    awaited: the caller waits for the handle next, on this thread. That saves waking another; who then does not wait leaves
+        the collective to the next one of the process set.
 
 Common errors:
     ValueError: bad arguments, a name in flight, not initialised, or not a member of the process set.
@@ -55,6 +57,7 @@ def submit(
     inputs: Sequence[Tensor] = (),
     outputs: Sequence[Tensor] = (),
     allocate: Allocate | None = None,
+    awaited: bool = False,
 ) -> Handle:
     """Submit a request that was made before and checked then; for callers that repeat one many times."""
     passage = _passage(inputs or outputs)
@@ -64,7 +67,7 @@ def submit(
     lane = running().lane(process_set_id, request.operation)
     entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
     if passage is None:
-        lane.submit(entry)
+        lane.submit(entry, awaited=awaited)
         return handle
     lane.submit(entry, held=True)
     try:
@@ -117,6 +120,7 @@ def allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set_id: int | None = 0,
+    awaited: bool = False,
 ) -> Handle:
     """``outputs[i] = postscale * reduce(op, prescale * inputs[i] of every rank)``.
 
@@ -132,7 +136,7 @@ def allreduce(
         full_name = full_name or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
         tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(full_name, inputs)]
         request = allreduce_request(full_name, tensors, op, prescale, postscale, line, not name, device)
-        return submit(process_set_id, request, inputs, outputs)
+        return submit(process_set_id, request, inputs, outputs, awaited=awaited)
     key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
     known = _requests.get(full_name)
     if known is None or known[0] != key:
@@ -141,7 +145,7 @@ def allreduce(
         tensors = [(full_name, inputs[0].data_type, inputs[0].shape)]
         known = key, allreduce_request(full_name, tensors, op, prescale, postscale, line, device=device)
         _requests[full_name] = known
-    return submit(process_set_id, known[1], inputs, outputs)
+    return submit(process_set_id, known[1], inputs, outputs, awaited=awaited)
 
 
 def allgather(
@@ -165,6 +169,7 @@ def broadcast(
     tensors: Sequence[Tensor],
     root: int,
     process_set_id: int | None = 0,
+    awaited: bool = False,
 ) -> Handle:
     """Overwrite ``tensors`` on every rank with those of global rank ``root``, which must be a member of the set.
 
@@ -177,7 +182,7 @@ def broadcast(
             f"ranks {lane.ranks}"
         )
     request = _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root)
-    return submit(process_set_id, request, outputs=tensors)
+    return submit(process_set_id, request, outputs=tensors, awaited=awaited)
 
 
 def alltoall(
@@ -252,9 +257,10 @@ def reducescatter(
     return submit(process_set_id, request, inputs, outputs)
 
 
-def barrier(process_set_id: int | None = 0) -> Handle:
+def barrier(process_set_id: int | None = 0, awaited: bool = False) -> Handle:
     """Done when every member has called it."""
-    return submit(process_set_id, Request(Operation.BARRIER, "barrier.noname", caller=caller(), transient=True))
+    request = Request(Operation.BARRIER, "barrier.noname", caller=caller(), transient=True)
+    return submit(process_set_id, request, awaited=awaited)
 
 
 def join() -> Handle:

@@ -113,17 +113,18 @@ class Lane(ABC):
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, entry: Entry, held: bool = False) -> None:
+    def submit(self, entry: Entry, held: bool = False, awaited: bool = False) -> None:
         """Queue a request; never blocks on peers.
 
         Args:
             held: its inputs are not there yet, so it is announced by :meth:`release` only.
+            awaited: the calling thread calls ``entry.handle.wait()`` next, so a sleeping lane need not be woken for it.
 
         Raises:
             ValueError: a request of that name is in flight on this rank.
             HorovodInternalError: the job has failed or was shut down.
         """
-        if self._requests.add(entry, held):
+        if self._requests.add(entry, held, awaited):
             self._connections.ring()
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:

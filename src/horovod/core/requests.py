@@ -51,11 +51,12 @@ class Requests:
 
     # The next three return whether the lane's thread must be woken.
 
-    def add(self, entry: Entry, held: bool) -> bool:
+    def add(self, entry: Entry, held: bool, awaited: bool) -> bool:
         """A request is submitted.
 
         Args:
             held: it is not announced before :meth:`release`.
+            awaited: the calling thread waits for it next, and carries it out where it is quick.
 
         Raises:
             ValueError: a request of that name is in flight.
@@ -72,25 +73,26 @@ class Requests:
                 return False
             if self._driver is not None and is_quick(entry):
                 entry.handle.driver = self._driver
-            return self._queue(entry)
+            return self._queue(entry, awaited)
 
     def release(self, entry: Entry) -> bool:
         """A held request may be announced, unless it is no longer in flight."""
         with self._lock:
-            return self._known.get(entry.request.name) is entry and self._queue(entry)
+            return self._known.get(entry.request.name) is entry and self._queue(entry, awaited=False)
 
     def hasten(self, handle: Handle) -> bool:
         """The lane's thread is to take turns until this is done, and not to leave them to threads that wait."""
         with self._lock:
             self._hastened = handle
-            return self._parked
+            return self._parked or (self._asleep and bool(self._unannounced))
 
-    def _queue(self, entry: Entry) -> bool:
+    def _queue(self, entry: Entry, awaited: bool) -> bool:
         self._unannounced.append(entry)
+        driven = entry.handle.driver is not None  # whoever waits for it takes the turn
         wake = (
-            self._asleep
+            (self._asleep and not (driven and awaited))
             or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
-            or (self._parked and entry.handle.driver is None)  # else whoever waits for it takes the turn
+            or (self._parked and not driven)
         )
         if wake:
             self._asleep = self._napping = False

@@ -22,8 +22,15 @@ from horovod.torch.tensors import check, empty_like
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
 
-def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing, in_place: bool) -> int:
-    """Start to reduce; a group's result is a tuple."""
+def _start(
+    prefix: str,
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    how: Reducing,
+    in_place: bool,
+    awaited: bool = False,
+) -> int:
+    """Start to reduce; a group's result is a tuple. ``awaited``: what follows is to wait for it."""
     if not in_place:
         for tensor in tensors:
             check(tensor)
@@ -31,7 +38,7 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
     memory = memory_of(tensors)
     sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(
-        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
     return register(handle, memory, lambda _: result)
@@ -84,7 +91,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce ``tensor`` in place and return it. No gradient flows through it."""
     how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
-    result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=True))
+    result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=True, awaited=True))
     return result
 
 
@@ -130,7 +137,9 @@ def grouped_allreduce_(
 ) -> tuple[torch.Tensor, ...]:
     """Reduce several tensors in place, as one group, and return them."""
     how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
-    result: tuple[torch.Tensor, ...] = synchronize(_start(_GROUP, list(tensors), name, how, in_place=True))
+    result: tuple[torch.Tensor, ...] = synchronize(
+        _start(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
+    )
     return result
 
 
@@ -140,7 +149,7 @@ class HorovodAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
         ctx.prefix, ctx.how = prefix, how
-        return synchronize(_start(prefix, tensors, name, how, in_place=False))
+        return synchronize(_start(prefix, tensors, name, how, in_place=False, awaited=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -155,7 +164,7 @@ def _reduced(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how
     if tracked(*tensors):
         result = HorovodAllreduce.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
     else:
-        result = synchronize(_start(prefix, tensors, name, how, in_place=False))
+        result = synchronize(_start(prefix, tensors, name, how, in_place=False, awaited=True))
     return [result] if prefix == _SINGLE else result
 
 

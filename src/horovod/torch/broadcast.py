@@ -23,9 +23,16 @@ def broadcast_async_(
 
     Shape, dtype and root must agree. Errors as :func:`allreduce_async`; ValueError for a root that is not a member.
     """
+    return _start(tensor, root_rank, name, process_set)
+
+
+def _start(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, awaited: bool = False
+) -> int:
+    """``awaited``: what follows is to wait for it."""
     memory = memory_of([tensor])
     tensors = memory.read([tensor]) if _is_root(root_rank) else memory.write([tensor])
-    handle = collectives.broadcast("broadcast", name, tensors, root_rank, process_set.process_set_id)
+    handle = collectives.broadcast("broadcast", name, tensors, root_rank, process_set.process_set_id, awaited)
     return register(handle, memory, lambda _: tensor)
 
 
@@ -37,7 +44,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Overwrite ``tensor`` on every member with that of global rank ``root_rank``, and return it."""
-    result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    result: torch.Tensor = synchronize(_start(tensor, root_rank, name, process_set, awaited=True))
     return result
 
 
@@ -45,11 +52,16 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Like :func:`broadcast_async_`, into a new tensor."""
+    return _start(_copy(tensor, root_rank), root_rank, name, process_set)
+
+
+def _copy(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
+    """A new tensor, with the contents of ``tensor`` on the root."""
     check(tensor)
     new = empty_like(tensor)
     if _is_root(root_rank):
         new.copy_(tensor.detach())
-    return broadcast_async_(new, root_rank, name, process_set)
+    return new
 
 
 class HorovodBroadcast(torch.autograd.Function):
@@ -61,7 +73,7 @@ class HorovodBroadcast(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.root_rank = root_rank
         ctx.process_set = process_set
-        result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        result: torch.Tensor = synchronize(_start(_copy(tensor, root_rank), root_rank, name, process_set, awaited=True))
         return result
 
     @staticmethod
@@ -78,7 +90,9 @@ def broadcast(
 ) -> torch.Tensor:
     """The tensor of global rank ``root_rank``, as a new tensor on every member. Differentiable."""
     if not tracked(tensor):
-        untracked: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        untracked: torch.Tensor = synchronize(
+            _start(_copy(tensor, root_rank), root_rank, name, process_set, awaited=True)
+        )
         return untracked
     result: torch.Tensor = HorovodBroadcast.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         tensor, root_rank, name, process_set

@@ -150,4 +150,4 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every member of ``process_set`` has called it."""
-    collectives.barrier(process_set.process_set_id).wait()
+    collectives.barrier(process_set.process_set_id, awaited=True).wait()

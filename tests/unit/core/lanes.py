@@ -113,10 +113,16 @@ class Rank:
         self.watch = watch
         self.stopped = stopped
 
-    def submit(self, request: Request, *arrays: Array, allocate: Callable[[int, int], Array] | None = None) -> Handle:
+    def submit(
+        self,
+        request: Request,
+        *arrays: Array,
+        allocate: Callable[[int, int], Array] | None = None,
+        awaited: bool = False,
+    ) -> Handle:
         handle = Handle()
         flat = [array.reshape(-1) for array in arrays]
-        self.lane.submit(Entry(request, flat, flat, allocate, handle, time.monotonic()))
+        self.lane.submit(Entry(request, flat, flat, allocate, handle, time.monotonic()), awaited=awaited)
         return handle
 
     def allreduce(self, name: str, array: Array, op: ReduceOp = ReduceOp.SUM, **fields: Any) -> Handle:

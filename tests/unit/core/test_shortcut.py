@@ -80,6 +80,51 @@ def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple
     assert all(not rank.lane._requests._known and not rank.lane._requests._unannounced for rank in ranks)
 
 
+@pytest.mark.usefixtures("patient")
+def test_who_waits_at_once_wakes_no_other_thread(process_set: Set, successes: list[tuple[int, str]]) -> None:
+    ranks = process_set.whole(3, express=True)
+    for rank in ranks:
+        wait_until(lambda lane=rank.lane: lane._requests._asleep, "a lane that sleeps")
+
+    def script(rank: Rank) -> None:
+        for turn in range(100):
+            array = ones(turn)
+            rank.submit(allreduce_request("x", (4,)), array, awaited=True).wait()
+            assert array[0] == 3 * turn
+
+    on_every_rank(ranks, script)
+    assert len(successes) == 300
+    assert all(rank.lane._requests._asleep for rank in ranks)
+
+
+def test_a_large_one_that_is_awaited_is_done_by_the_lanes_thread(process_set: Set) -> None:
+    ranks = process_set.whole(2, express=True)
+
+    def script(rank: Rank) -> None:
+        for turn in range(20):
+            array = ones(turn, 100_000)
+            rank.submit(allreduce_request("x", (100_000,)), array, awaited=True).wait()
+            assert array[0] == array[-1] == 2 * turn
+
+    on_every_rank(ranks, script)
+
+
+def test_an_awaited_one_that_is_asked_for_in_another_way_is_done(process_set: Set) -> None:
+    ranks = process_set.whole(2, express=True)
+    for rank in ranks:
+        wait_until(lambda lane=rank.lane: lane._requests._asleep, "a lane that sleeps")
+    wait(*[rank.submit(allreduce_request("x", (4,)), ones(), awaited=True) for rank in ranks])  # with a limit
+
+
+def test_what_its_caller_does_not_wait_for_after_all_goes_with_the_next(process_set: Set) -> None:
+    ranks = process_set.whole(2, express=True)
+    for rank in ranks:
+        wait_until(lambda lane=rank.lane: lane._requests._asleep, "a lane that sleeps")
+    left = [rank.submit(allreduce_request("left", (4,)), ones(), awaited=True) for rank in ranks]
+    wait(*(rank.allreduce("next", ones()) for rank in ranks))
+    wait(*left)
+
+
 def test_a_root_that_is_not_the_judge_and_global_ranks_that_are_no_indices(process_set: Set) -> None:
     ranks = process_set.whole(2, ranks=[3, 7], express=True)
 
