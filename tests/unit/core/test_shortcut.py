@@ -113,7 +113,11 @@ def test_an_awaited_one_that_is_asked_for_in_another_way_is_done(process_set: Se
     ranks = process_set.whole(2, express=True)
     for rank in ranks:
         wait_until(lambda lane=rank.lane: lane._requests._asleep, "a lane that sleeps")
-    wait(*[rank.submit(allreduce_request("x", (4,)), ones(), awaited=True) for rank in ranks])  # with a limit
+
+    def script(rank: Rank) -> None:
+        rank.submit(allreduce_request("x", (4,)), ones(), awaited=True).wait(SECONDS)  # with a limit
+
+    on_every_rank(ranks, script)
 
 
 def test_what_its_caller_does_not_wait_for_after_all_goes_with_the_next(process_set: Set) -> None:
