@@ -87,7 +87,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
         gathered.append(np.empty((rows, *array.shape[1:]), array.dtype))
         return gathered[0].reshape(-1)
 
-    collectives.allgather("allgather", name, [described(array)], allocate).wait()
+    collectives.allgather("allgather", name, [described(array)], allocate, awaited=True).wait()
     return _tensor(gathered[0])
 
 

@@ -28,8 +28,11 @@ from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments
 
-IDENTITY_BYTES = 1 << 10
+IDENTITY_BYTES = 1000
 """How long the description of a collective may be."""
+
+_HEAD_BYTES = 1 << 10
+_NOTE = slice(_HEAD_BYTES - 8, _HEAD_BYTES)
 
 _FUTEX_BITS = 0xFFFFFFFF
 
@@ -44,13 +47,13 @@ class Express:
 
     def __init__(self, arena: Arena, rank: int, size: int) -> None:
         self.judges = rank == 0
-        self.data_bytes = EXPRESS_BYTES - IDENTITY_BYTES
+        self.data_bytes = EXPRESS_BYTES - _HEAD_BYTES
         self._words, self._address = arena.words, arena.address
         self._rank, self._size = rank, size
         self._peers = [peer for peer in range(size) if peer != rank]
         self._offer, self._verdict, self._shut = word_index(rank, OFFER), word_index(0, VERDICT), word_index(0, SHUT)
         self._blocks = [[arena.express_block(slot, each, size) for each in range(size)] for slot in range(2)]
-        self._identities = [[block[:IDENTITY_BYTES].data for block in row] for row in self._blocks]
+        self._heads = [[block[:_HEAD_BYTES].data for block in row] for row in self._blocks]
         self._typed: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
         self._workspace = Workspace()
         self._slot = 0
@@ -58,12 +61,13 @@ class Express:
 
     # For every rank.
 
-    def offer(self, identity: bytes, arrays: Sequence[Array]) -> int:
+    def offer(self, identity: bytes, arrays: Sequence[Array], note: int = 0) -> int:
         """Take part in the attempt that is on, whose number is returned.
 
         Args:
             identity: what must be the same on all ranks, at most ``IDENTITY_BYTES``; none may be the beginning of another.
             arrays: this rank's contribution, of one dtype, together at most ``data_bytes``.
+            note: a number of this rank for the others, see :meth:`notes`.
         """
         verdict = self._words[self._verdict]
         number = (verdict >> 1) + 1
@@ -71,7 +75,9 @@ class Express:
         if arrays:
             source = Segments(arrays)
             source.read(0, source.length, self._contributions(arrays[0].dtype)[self._rank][: source.length])
-        self._identities[slot][self._rank][: len(identity)] = identity
+        head = self._heads[slot][self._rank]
+        head[: len(identity)] = identity
+        head[_NOTE] = note.to_bytes(8, "little")
         self._write(self._offer, number)
         return number
 
@@ -101,6 +107,10 @@ class Express:
                 futex.wait(self._address + verdict * WORD, seen & _FUTEX_BITS, seconds)
         return words[verdict] >> 1 >= number
 
+    def notes(self) -> list[int]:
+        """After a success: everybody's notes, by rank."""
+        return [int.from_bytes(head[_NOTE], "little") for head in self._heads[self._slot]]
+
     def allreduce(self, outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float) -> None:
         """After a success: reduce everybody's contribution into ``outputs``, as an engine's allreduce does."""
         if not outputs:
@@ -122,6 +132,13 @@ class Express:
             target = Segments(outputs)
             target.write(0, target.length, self._contributions(outputs[0].dtype)[root][: target.length])
 
+    def allgather(self, output: Array, counts: Sequence[int]) -> None:
+        """After a success: concatenate everybody's contribution, ``counts[r]`` elements of rank r, into ``output``."""
+        start = 0
+        for contribution, count in zip(self._contributions(output.dtype), counts, strict=True):
+            output[start : start + count] = contribution[:count]
+            start += count
+
     # For the judge.
 
     def await_offer(self, peer: int, number: int, spins: int, seconds: float) -> bool:
@@ -140,7 +157,7 @@ class Express:
         """Whether a peer that takes part wants what this rank wants."""
         if futex.weakly_ordered:
             futex.fence()
-        return bool(self._identities[self._slot][peer][: len(identity)] == identity)
+        return bool(self._heads[self._slot][peer][: len(identity)] == identity)
 
     def judge(self, success: bool) -> None:
         """End the attempt that is on; a success if all ranks take part and are alike."""
@@ -186,7 +203,7 @@ class Express:
         key = (self._slot, dtype)
         found = self._typed.get(key)
         if found is None:
-            found = [block[IDENTITY_BYTES:].view(dtype) for block in self._blocks[self._slot]]
+            found = [block[_HEAD_BYTES:].view(dtype) for block in self._blocks[self._slot]]
             self._typed[key] = found
         return found
 
@@ -194,5 +211,5 @@ class Express:
         """Forget the arena."""
         self._typed.clear()
         self._blocks.clear()
-        self._identities.clear()
+        self._heads.clear()
         self._words = memoryview(b"")

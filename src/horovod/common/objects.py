@@ -77,7 +77,8 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         return gathered[0]
 
     tensors = [Tensor(data, DataType.UINT8, data.shape)]
-    handle = collectives.allgather("allgather", f"{name}.t", tensors, allocate, process_set.process_set_id)
+    set_id = process_set.process_set_id
+    handle = collectives.allgather("allgather", f"{name}.t", tensors, allocate, set_id, awaited=True)
     handle.wait()
     objects, start = [], 0
     for length in filter(None, handle.result[0]):  # even nothing makes a pickle of some length

@@ -154,13 +154,14 @@ def allgather(
     inputs: Sequence[Tensor],
     allocate: Allocate,
     process_set_id: int | None = 0,
+    awaited: bool = False,
 ) -> Handle:
     """Concatenate ``inputs[i]`` of every rank along the first dimension into what ``allocate(i, rows)`` makes.
 
     Types and all dimensions but the first must agree.
     """
     request = _request(Operation.ALLGATHER, prefix, name, process_set_id, inputs)
-    return submit(process_set_id, request, inputs, allocate=allocate)
+    return submit(process_set_id, request, inputs, allocate=allocate, awaited=awaited)
 
 
 def broadcast(

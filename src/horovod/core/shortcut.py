@@ -7,15 +7,15 @@ process set's first rank, on whose lane the coordinator lives: so a word to the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-from horovod.comm.datatypes import Array
 from horovod.comm.express import IDENTITY_BYTES, Express
 from horovod.core.connections import Connections
 from horovod.core.execution import Entry, scaling
-from horovod.core.messages import Operation, Request, encode
+from horovod.core.messages import Operation, Request, TensorSpec, encode
 
-OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER})
+OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
 
 SPINS = 40
 ROUNDS = 50
@@ -54,9 +54,7 @@ class Shortcut:
             disturbed: whether this thread has something better to do than to wait.
         """
         request = entry.request
-        if request.operation not in OPERATIONS or any(
-            each.dtype != entry.outputs[0].dtype for each in entry.outputs[1:]
-        ):
+        if request.operation not in OPERATIONS or not _uniform(request):
             return False
         identity = self._identity(request)
         if len(identity) > IDENTITY_BYTES:
@@ -72,7 +70,7 @@ class Shortcut:
         if self._connections.arrivals(0).readable:
             return False  # somebody goes the ordinary way
         express.reopen()
-        number = express.offer(identity, self._contribution(entry))
+        number = self._offer(entry, identity)
         success = all(
             self._comes(peer, number, disturbed) and express.alike(peer, identity)
             for peer in range(1, len(self._ranks))
@@ -98,7 +96,7 @@ class Shortcut:
         express = self._express
         if express.hopeless():
             return False
-        number = express.offer(identity, self._contribution(entry))
+        number = self._offer(entry, identity)
         self._unresolved = (number, entry)
         if not self._judged(number, disturbed) and not express.over(number):
             return False
@@ -163,15 +161,18 @@ class Shortcut:
         self._express.release()
 
     def _identity(self, request: Request) -> bytes:
-        """All that must agree, which is all but the place in the script."""
+        """All that must agree, which is all but the place in the script, and the rows of an allgather."""
         known = self._identities.get(request.name)
         if known is not None and known[0] is request:
             return known[1]
+        tensors = request.tensors
+        if request.operation is Operation.ALLGATHER:
+            tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
         identity = encode(
             (
                 request.operation,
                 request.name,
-                request.tensors,
+                tensors,
                 request.reduce_op,
                 request.prescale,
                 request.postscale,
@@ -185,11 +186,13 @@ class Shortcut:
             self._identities[request.name] = (request, identity)
         return identity
 
-    def _contribution(self, entry: Entry) -> Sequence[Array]:
-        request = entry.request
+    def _offer(self, entry: Entry, identity: bytes) -> int:
+        request, arrays, rows = entry.request, entry.inputs, 0
         if request.operation is Operation.BROADCAST:
-            return entry.outputs if self._ranks[self._index] == request.root else ()
-        return entry.inputs
+            arrays = entry.outputs if self._ranks[self._index] == request.root else ()
+        elif request.operation is Operation.ALLGATHER:
+            rows = request.tensors[0].shape[0]
+        return self._express.offer(identity, arrays, rows)
 
     def _collect(self, entry: Entry) -> None:
         request = entry.request
@@ -197,3 +200,17 @@ class Shortcut:
             self._express.allreduce(entry.outputs, *scaling(request, len(self._ranks)))
         elif request.operation is Operation.BROADCAST:
             self._express.broadcast(entry.outputs, self._ranks.index(request.root))
+        elif request.operation is Operation.ALLGATHER:
+            assert entry.allocate is not None
+            rows = self._express.notes()
+            entry.handle.result = (tuple(rows),)
+            row_elements = math.prod(request.tensors[0].shape[1:])
+            self._express.allgather(entry.allocate(0, sum(rows)), [row_elements * each for each in rows])
+
+
+def _uniform(request: Request) -> bool:
+    """Whether all its elements are of one type; and for an allgather, whether its rows are one number."""
+    tensors = request.tensors
+    if request.operation is Operation.ALLGATHER:
+        return len(tensors) == 1 and len(tensors[0].shape) > 0
+    return len(tensors) < 2 or all(each.data_type is tensors[0].data_type for each in tensors[1:])

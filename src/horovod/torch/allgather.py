@@ -27,12 +27,19 @@ def _start(
     name: str | None,
     process_set: ProcessSet,
     with_rows: bool = False,
+    awaited: bool = False,
 ) -> int:
-    """Start to gather; a group's result is a tuple. ``with_rows``: the result comes with where it came from."""
+    """Start to gather; a group's result is a tuple.
+
+    Args:
+        with_rows: the result comes with where it came from.
+        awaited: what follows is to wait for it.
+    """
     memory = memory_of(tensors)
     outputs: dict[int, torch.Tensor] = {}
     inputs = memory.read(tensors)
-    handle = collectives.allgather(prefix, name, inputs, memory.grow(tensors, outputs), process_set.process_set_id)
+    grow = memory.grow(tensors, outputs)
+    handle = collectives.allgather(prefix, name, inputs, grow, process_set.process_set_id, awaited)
 
     def result(done: Handle) -> Any:
         gathered = outputs[0] if prefix == _SINGLE else tuple(outputs[index] for index in range(len(tensors)))
@@ -71,7 +78,7 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, prefix: str, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        gathered, ctx.rows = synchronize(_start(prefix, tensors, name, process_set, with_rows=True))
+        gathered, ctx.rows = synchronize(_start(prefix, tensors, name, process_set, with_rows=True, awaited=True))
         ctx.process_set = process_set
         return gathered
 
@@ -87,7 +94,7 @@ def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, pr
     """Gathered, in a way that autograd knows of if it is interested."""
     if tracked(*tensors):
         return HorovodAllgather.apply(prefix, name, process_set, *tensors)  # type: ignore[no-untyped-call]  # torch's
-    return synchronize(_start(prefix, tensors, name, process_set))
+    return synchronize(_start(prefix, tensors, name, process_set, awaited=True))
 
 
 def allgather(

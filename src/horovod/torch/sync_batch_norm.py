@@ -18,10 +18,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.torch.allgather import allgather_async
-from horovod.torch.allreduce import allreduce_async_
+from horovod.torch.allgather import allgather
+from horovod.torch.allreduce import allreduce_
 from horovod.torch.arguments import Sum
-from horovod.torch.handles import synchronize
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -135,7 +134,7 @@ def _gather_statistics(input: torch.Tensor, process_set: ProcessSet) -> _Statist
         row[0, :channels] = mean.double() + correction
         row[0, channels:-1] = centred.square_().sum(others).double() - count * correction.square()
         row[0, -1] = count
-    rows: torch.Tensor = synchronize(allgather_async(row, f"sync_batch_norm.statistics.{channels}", process_set))
+    rows = allgather(row, f"sync_batch_norm.statistics.{channels}", process_set)
     means, deviations, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:]
     total = counts.sum().item()
     if total < 2:
@@ -184,7 +183,7 @@ class _Normalize(torch.autograd.Function):
         grad_input = None
         if wants_input:
             name = f"sync_batch_norm.sums.{len(mean)}"
-            synchronize(allreduce_async_(sums, name=name, op=Sum, process_set=ctx.process_set))
+            allreduce_(sums, name=name, op=Sum, process_set=ctx.process_set)
             factor = inverse_deviation if weight is None else inverse_deviation * weight
             slope = sums[1] * inverse_deviation.square() / ctx.elements
             centred.mul_(_per_channel(slope, grad)).add_(_per_channel(sums[0] / ctx.elements, grad))

@@ -222,8 +222,20 @@ def test_broadcast(group: Group, root: int) -> None:
             assert [target.tolist() for target in targets[rank]] == [array.tolist() for array in source]
 
 
+def test_allgather_of_parts_of_any_length(group: Group) -> None:
+    counts = [3 * (rank % 3) for rank in range(len(group))]
+    for rank, express in enumerate(group):
+        express.offer(b"x", [np.full(counts[rank], rank, np.int32)], counts[rank] // 3)
+    assert judged(group)
+    for express in group:
+        assert express.notes() == [count // 3 for count in counts]
+        output = np.full(sum(counts), -1, np.int32)
+        express.allgather(output, counts)
+        assert output.tolist() == [rank for rank, count in enumerate(counts) for _ in range(count)]
+
+
 def test_identities_and_data_as_long_as_they_may_be(group: Group) -> None:
-    identity = bytes(range(256)) * (IDENTITY_BYTES // 256)
+    identity = bytes(number % 251 for number in range(IDENTITY_BYTES))
     arrays = [np.full(group[0].data_bytes, rank, np.uint8) for rank in range(len(group))]
     for express, array in zip(group, arrays, strict=True):
         express.offer(identity, [array])

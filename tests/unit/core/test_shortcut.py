@@ -72,12 +72,47 @@ def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple
             assert array[0] == size - 1
             rank.submit(Request(Operation.BARRIER, "barrier.noname", transient=True)).wait()
 
+            assert gathered(rank, index + turn % 2, 3).tolist() == [
+                float(each) for each in range(size) for _ in range(3 * (each + turn % 2))
+            ]
+
     on_every_rank(ranks, script)
-    for name in ("x", "b", "barrier.noname"):
+    for name in ("x", "b", "g", "barrier.noname"):
         counts = {index: successes.count((index, name)) for index in range(size)}
         assert len(set(counts.values())) == 1  # all ranks take the same way
         assert counts[0] > 0
     assert all(not rank.lane._requests._known and not rank.lane._requests._unannounced for rank in ranks)
+
+
+def gathered(rank: Rank, rows: int, columns: int) -> Array:
+    """What an allgather of so many rows of every rank's number makes."""
+    made: list[Array] = []
+
+    def allocate(_: int, total: int) -> Array:
+        made.append(np.full(total * columns, -1, np.float32))
+        return made[0]
+
+    request = Request(Operation.ALLGATHER, "g", (TensorSpec("g", DataType.FLOAT32, (rows, columns)),))
+    handle = rank.submit(request, ones(rank.lane.index, rows * columns), allocate=allocate)
+    handle.wait()
+    (received,) = handle.result
+    assert received[rank.lane.index] == rows and sum(received) * columns == made[0].size
+    return made[0]
+
+
+@pytest.mark.usefixtures("patient")
+def test_rows_may_differ_and_other_dimensions_may_not(process_set: Set) -> None:
+    ranks = process_set.whole(2, express=True)
+
+    def script(rank: Rank) -> None:
+        for turn in range(20):
+            assert gathered(rank, 2, 2).tolist() == [0.0] * 4 + [1.0] * 4
+            if turn % 4 == 0:
+                with pytest.raises(HorovodInternalError, match="Mismatched"):
+                    gathered(rank, 1, 2 + rank.lane.index)
+            assert gathered(rank, 10_000 * rank.lane.index, 1).size == 10_000  # large on one of them
+
+    on_every_rank(ranks, script)
 
 
 @pytest.mark.usefixtures("patient")
