@@ -192,7 +192,7 @@ def test_several_passes_for_one_step(job: Any, averaged: bool) -> None:
         sent = [0]
         lane = context.current().lanes[0]
         submit = lane.submit
-        lane.submit = lambda entry: (sent.__setitem__(0, sent[0] + 1), submit(entry))[1]
+        lane.submit = lambda entry, **how: (sent.__setitem__(0, sent[0] + 1), submit(entry, **how))[1]
         x, y = data(hvd.size(), hvd.rank())
         for step in range(4):
             model.train_on_batch(x[step * BATCH :][:BATCH], y[step * BATCH :][:BATCH])
