@@ -53,6 +53,9 @@ class _Purpose(msgspec.Struct, array_like=True):
     group: int
 
 
+_decode_purpose = msgspec.msgpack.Decoder(_Purpose).decode
+
+
 class WiringError(RuntimeError):
     """Some ranks could not be connected; the message says which."""
 
@@ -158,7 +161,7 @@ class Switchboard:
 
         def welcome(connection: socket.socket, text: bytes, rest: bytes) -> None:
             try:
-                purpose = msgspec.msgpack.decode(text, type=_Purpose)
+                purpose = _decode_purpose(text)
             except msgspec.DecodeError:
                 connection.close()
                 return

@@ -45,6 +45,9 @@ class _Offer(msgspec.Struct, array_like=True):
     piece_bytes: int
 
 
+_decode_offer = msgspec.msgpack.Decoder(_Offer).decode
+
+
 class _Reply(msgspec.Struct, array_like=True):
     """Member to coordinator."""
 
@@ -52,11 +55,17 @@ class _Reply(msgspec.Struct, array_like=True):
     shm_obstacle: str
 
 
+_decode_reply = msgspec.msgpack.Decoder(_Reply).decode
+
+
 class _Choice(msgspec.Struct, array_like=True):
     """Coordinator to member."""
 
     engine: str
     error: str
+
+
+_decode_choice = msgspec.msgpack.Decoder(_Choice).decode
 
 
 Connect = Callable[[list[Wire]], dict[Wire, socket.socket]]
@@ -167,7 +176,7 @@ def _settle(
             connection.sendall(offer)
     obstacles, wishes = [own_obstacle], [forced]
     for connection in connections.values():
-        reply = msgspec.msgpack.decode(_receive(connection, deadline), type=_Reply)
+        reply = _decode_reply(_receive(connection, deadline))
         obstacles.append(reply.shm_obstacle)
         wishes.append(reply.forced)
     try:
@@ -196,7 +205,7 @@ def _accept_offer(connection: socket.socket, config: Config, deadline: float) ->
     else:
         data, descriptors = receive_exactly(connection, LENGTH_BYTES, deadline), []
     body = receive_exactly(connection, int.from_bytes(data, "big"), deadline)
-    offer = msgspec.msgpack.decode(body, type=_Offer)
+    offer = _decode_offer(body)
     arena, obstacle = None, ""
     if not offer.arena_bytes:
         obstacle = "" if config.cpu_operations == "tcp" else "the set's first rank offered no shared memory"
@@ -210,7 +219,7 @@ def _accept_offer(connection: socket.socket, config: Config, deadline: float) ->
         finally:
             os.close(descriptors[0])
     connection.sendall(frame(msgspec.msgpack.encode(_Reply(config.cpu_operations, obstacle))))
-    choice = msgspec.msgpack.decode(_receive(connection, deadline), type=_Choice)
+    choice = _decode_choice(_receive(connection, deadline))
     if choice.error:
         if arena is not None:
             arena.close()

@@ -33,6 +33,9 @@ class _Wish(msgspec.Struct, array_like=True):
     card: Card | None
 
 
+_decode_wish = msgspec.msgpack.Decoder(_Wish).decode
+
+
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set; returns when every rank of the job has registered the same one.
 
@@ -149,7 +152,7 @@ def _exchange(context: Generation, wish: _Wish) -> list[_Wish]:
         handle.wait()
     ends = lengths.cumsum()
     return [
-        msgspec.msgpack.decode(gathered[0][end - length : end].tobytes(), type=_Wish)
+        _decode_wish(gathered[0][end - length : end].tobytes())
         for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
     ]
 

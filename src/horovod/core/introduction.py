@@ -31,6 +31,10 @@ class Introduction(msgspec.Struct, array_like=True):
     threads: int
 
 
+_decode = msgspec.msgpack.Decoder(Introduction).decode
+# Made on import: where several threads make the first decoder of a type at the same time, msgspec 0.22 was seen to crash.
+
+
 def introduce(
     own: Introduction, roster: Roster, place: MeetingPlace | None, attempt: int, seconds: float
 ) -> list[Introduction]:
@@ -51,7 +55,7 @@ def introduce(
         bodies = meeting_over_mpi.exchange(roster.communicator, body, seconds)
     else:
         bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, roster.listed)
-    return [msgspec.msgpack.decode(each, type=Introduction) for each in bodies]
+    return [_decode(each) for each in bodies]
 
 
 def meeting_place(launched: Identity, env: Mapping[str, str] | None = None) -> MeetingPlace:
