@@ -25,7 +25,7 @@ import numpy as np
 from horovod.comm import futex
 from horovod.comm.arena import EXPRESS_BYTES, OFFER, SHUT, VERDICT, WORD, Arena, word_index
 from horovod.comm.datatypes import Array
-from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.segments import Segments
 
 IDENTITY_BYTES = 1000
@@ -49,7 +49,7 @@ class Express:
         self.judges = rank == 0
         self.data_bytes = EXPRESS_BYTES - _HEAD_BYTES
         self._words, self._address = arena.words, arena.address
-        self._rank, self._size = rank, size
+        self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._offer, self._verdict, self._shut = word_index(rank, OFFER), word_index(0, VERDICT), word_index(0, SHUT)
         self._blocks = [[arena.express_block(slot, each, size) for each in range(size)] for slot in range(2)]
@@ -97,15 +97,7 @@ class Express:
 
     def await_verdict(self, number: int, spins: int, seconds: float) -> bool:
         """Whether the attempt is over; looks ``spins`` times in a row, then sleeps for so long at most."""
-        words, verdict = self._words, self._verdict
-        for _ in range(spins):
-            if words[verdict] >> 1 >= number:
-                return True
-        if seconds:
-            seen = words[verdict]
-            if seen >> 1 < number:
-                futex.wait(self._address + verdict * WORD, seen & _FUTEX_BITS, seconds)
-        return words[verdict] >> 1 >= number
+        return self._await(self._verdict, 2 * number, spins, seconds)
 
     def notes(self) -> list[int]:
         """After a success: everybody's notes, by rank."""
@@ -116,15 +108,8 @@ class Express:
         if not outputs:
             return
         target = Segments(outputs)
-        length = target.length
-        contributions = [each[:length] for each in self._contributions(outputs[0].dtype)]
-        whole = target.whole(0, length)
-        if whole is not None:
-            reduce_into(whole, contributions, op, prescale, postscale, self._workspace)
-        elif length:
-            result = self._workspace.array(2, contributions[0].dtype, length)
-            reduce_into(result, contributions, op, prescale, postscale, self._workspace)
-            target.write(0, length, result)
+        contributions = [each[: target.length] for each in self._contributions(outputs[0].dtype)]
+        target.reduce(0, target.length, contributions, op, prescale, postscale, self._workspace)
 
     def broadcast(self, outputs: Sequence[Array], root: int) -> None:
         """After a success: copy the contribution of ``root`` into ``outputs``."""
@@ -143,15 +128,7 @@ class Express:
 
     def await_offer(self, peer: int, number: int, spins: int, seconds: float) -> bool:
         """Whether a peer takes part in the attempt; looks ``spins`` times in a row, then sleeps for so long at most."""
-        words, offer = self._words, word_index(peer, OFFER)
-        for _ in range(spins):
-            if words[offer] == number:
-                return True
-        if seconds:
-            seen = words[offer]
-            if seen != number:
-                futex.wait(self._address + offer * WORD, seen & _FUTEX_BITS, seconds)
-        return words[offer] == number
+        return self._await(word_index(peer, OFFER), number, spins, seconds)
 
     def alike(self, peer: int, identity: bytes) -> bool:
         """Whether a peer that takes part wants what this rank wants."""
@@ -192,6 +169,18 @@ class Express:
     def reopen(self) -> None:
         """The judge has nothing more on the ordinary way."""
         self._words[self._shut] = 0
+
+    def _await(self, index: int, value: int, spins: int, seconds: float) -> bool:
+        """Whether a word has reached ``value``. The sleep may end early."""
+        words = self._words
+        for _ in range(spins):
+            if words[index] >= value:
+                return True
+        if seconds:
+            seen = words[index]
+            if seen < value:
+                futex.wait(self._address + index * WORD, seen & _FUTEX_BITS, seconds)
+        return words[index] >= value
 
     def _write(self, index: int, value: int) -> None:
         if futex.weakly_ordered:

@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 
 
 class Segments:
@@ -71,3 +72,22 @@ class Segments:
         """Elements ``[start, stop)`` as one view where they lie in one vector, else None."""
         runs = self.runs(start, stop)
         return runs[0] if len(runs) == 1 else None
+
+    def reduce(
+        self,
+        start: int,
+        stop: int,
+        contributions: Sequence[Array],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        workspace: Workspace,
+    ) -> None:
+        """Write the reduction of ``contributions``, vectors of that length, over elements ``[start, stop)``."""
+        whole = self.whole(start, stop)
+        if whole is not None:
+            reduce_into(whole, contributions, op, prescale, postscale, workspace)
+        elif start < stop:
+            result = workspace.array(2, contributions[0].dtype, stop - start)
+            reduce_into(result, contributions, op, prescale, postscale, workspace)
+            self.write(start, stop, result)

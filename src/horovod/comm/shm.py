@@ -111,13 +111,7 @@ class ShmCommunicator(Communicator):
         self._counters.signal(PACKED, piece)
         self._counters.wait_all(PACKED, piece, LONG_SPIN)
         contributions = [self._region(piece, rank, dtype)[:length] for rank in range(self.size)]
-        whole = target.whole(0, length)
-        if whole is not None:
-            reduce_into(whole, contributions, op, prescale, postscale, self._workspace)
-        else:
-            result = self._workspace.array(2, dtype, length)
-            reduce_into(result, contributions, op, prescale, postscale, self._workspace)
-            target.write(0, length, result)
+        target.reduce(0, length, contributions, op, prescale, postscale, self._workspace)
 
     def _allreduce_streamed(
         self, source: Segments, target: Segments, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float

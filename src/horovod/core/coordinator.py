@@ -62,8 +62,8 @@ class CoordinatorLane(Lane):
         return shutdown.total_seconds()
 
     def _announce(self, requests: list[Request]) -> None:
-        if self._shortcut is not None:
-            self._shortcut.shut()
+        if self._express is not None:
+            self._express.shut()
         now = time.monotonic()
         for request in requests:
             self._count(0, request, now)
@@ -89,14 +89,14 @@ class CoordinatorLane(Lane):
             del requests[:1]
         for request in requests:
             self._count(member, request, now)
-        if self._shortcut is not None and not self._hurries():
-            self._shortcut.shut()  # who has announced something, or joined, makes no offer
+        if self._express is not None and not self._hurries():
+            self._express.shut()  # who has announced something, or joined, makes no offer
 
     def _had_succeeded(self, attempt: int) -> bool:
-        if self._shortcut is None:
+        if self._express is None:
             raise MessageError("there are no attempts without shared memory")
         try:
-            return self._shortcut.give_up(attempt)
+            return self._express.give_up(attempt)
         except ValueError as error:
             raise MessageError(str(error)) from error
 
@@ -104,8 +104,8 @@ class CoordinatorLane(Lane):
         return self._negotiator.idle and self.timeline is None
 
     def _at_rest(self) -> None:
-        if self._shortcut is not None and self._hurries():
-            self._shortcut.reopen()
+        if self._express is not None and self._hurries():
+            self._express.reopen()
 
     def _milliseconds(self) -> float | None:
         if self._negotiator.has_ready:  # inside a gathering window

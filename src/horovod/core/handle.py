@@ -17,16 +17,18 @@ class Driver(Protocol):
         """Have the lane's own thread do it without delay, for no other thread will."""
 
 
-def _plainly(driver: Driver, handle: Handle) -> None:
+def drive_plainly(driver: Driver, handle: Handle) -> None:
+    """The call that :func:`drive_by` replaces."""
     driver.drive(handle)
 
 
-_drive: Callable[[Driver, Handle], None] = _plainly
+_drive: Callable[[Driver, Handle], None] = drive_plainly
 
 
 def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
-    """Have ``drive(driver, handle)`` make the calls of ``driver.drive(handle)``: a framework that watches what Python code runs
-    on a thread must not watch that.
+    """Have ``drive(driver, handle)`` called in place of ``driver.drive(handle)``, which it calls itself.
+
+    For a framework that watches what Python code runs on a thread, and must not watch that.
     """
     global _drive
     _drive = drive

@@ -101,9 +101,10 @@ class Lane(ABC):
         # Else a peer needs the core that would look.
         self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
         self._turns = Turns(self._connections, self._cores_enough, index == 0)
+        self._express = express
         self._shortcut: Shortcut | None = None
         if express is not None:
-            self._shortcut = Shortcut(express, self.ranks, index, self._connections, self._cores_enough)
+            self._shortcut = Shortcut(express, self._requests, self.ranks, index, self._connections, self._cores_enough)
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-lane-{name}", daemon=True)
@@ -163,8 +164,8 @@ class Lane(ABC):
     def close(self) -> None:
         """Give everything back; the thread has ended."""
         self._turns.close()
-        if self._shortcut is not None:
-            self._shortcut.release()
+        if self._express is not None:
+            self._express.release()
         self.communicator.close()
         self._connections.close()
 
@@ -183,21 +184,13 @@ class Lane(ABC):
 
     def _hurry(self, handle: Handle) -> bool:
         """Carry out a small collective by shortcut, if nothing else is under way; whether it is done."""
-        shortcut = self._shortcut
-        if shortcut is None or not self._hurries():
+        if self._shortcut is None or not self._hurries():
             return False
-        entry = self._requests.take_alone(handle)
+        entry = self._shortcut.carry_out(handle)
         if entry is None:
             return False
-        done = False
-        try:
-            done = shortcut.attempt(entry, lambda: self._requests.waiting() or handle.done())
-        finally:
-            if not done:
-                self._requests.put_back(entry)
-        if done:
-            self._done(entry)
-        return done
+        self._done(entry)
+        return True
 
     def _small_turn(self, ready: Ready) -> bool:
         if ready.readable or self._requests.waiting():

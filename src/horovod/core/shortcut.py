@@ -8,12 +8,14 @@ process set's first rank, on whose lane the coordinator lives: so a word to the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from horovod.comm.express import IDENTITY_BYTES, Express
 from horovod.core.connections import Connections
 from horovod.core.execution import Entry, scaling
+from horovod.core.handle import Handle
 from horovod.core.messages import Operation, Request, TensorSpec, encode
+from horovod.core.requests import Requests
 
 OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
 
@@ -37,9 +39,16 @@ class Shortcut:
     """
 
     def __init__(
-        self, express: Express, ranks: Sequence[int], index: int, connections: Connections, cores_enough: bool
+        self,
+        express: Express,
+        requests: Requests,
+        ranks: Sequence[int],
+        index: int,
+        connections: Connections,
+        cores_enough: bool,
     ) -> None:
         self._express = express
+        self._requests = requests
         self._ranks = ranks
         self._index = index
         self._connections = connections
@@ -47,12 +56,23 @@ class Shortcut:
         self._identities: dict[str, tuple[Request, bytes]] = {}
         self._unresolved: tuple[int, Entry] | None = None
 
-    def attempt(self, entry: Entry, disturbed: Callable[[], bool]) -> bool:
-        """Try to carry out a small request; whether its outputs are there. If not, it is to be announced.
+    def carry_out(self, handle: Handle) -> Entry | None:
+        """Carry out the small request of ``handle`` if nothing else is in flight; returns it with its outputs, or None.
 
-        Args:
-            disturbed: whether this thread has something better to do than to wait.
+        Then it is announced before anything else.
         """
+        entry = self._requests.take_alone(handle)
+        if entry is None:
+            return None
+        done = False
+        try:
+            done = self._attempt(entry)
+        finally:
+            if not done:
+                self._requests.put_back(entry)
+        return entry if done else None
+
+    def _attempt(self, entry: Entry) -> bool:
         request = entry.request
         if request.operation not in OPERATIONS or not _uniform(request):
             return False
@@ -60,25 +80,28 @@ class Shortcut:
         if len(identity) > IDENTITY_BYTES:
             return False
         self._unresolved = None
-        succeeded = (self._judge if self._express.judges else self._obey)(entry, identity, disturbed)
+        succeeded = (self._judge if self._express.judges else self._obey)(entry, identity)
         if succeeded:
             self._collect(entry)
         return succeeded
 
-    def _judge(self, entry: Entry, identity: bytes, disturbed: Callable[[], bool]) -> bool:
+    def _disturbed(self, entry: Entry) -> bool:
+        """Whether this thread has something better to do than to wait for an attempt."""
+        return self._requests.waiting() or entry.handle.done()
+
+    def _judge(self, entry: Entry, identity: bytes) -> bool:
         express = self._express
         if self._connections.arrivals(0).readable:
             return False  # somebody goes the ordinary way
         express.reopen()
         number = self._offer(entry, identity)
         success = all(
-            self._comes(peer, number, disturbed) and express.alike(peer, identity)
-            for peer in range(1, len(self._ranks))
+            self._comes(peer, number, entry) and express.alike(peer, identity) for peer in range(1, len(self._ranks))
         )
         express.judge(success)
         return success
 
-    def _comes(self, peer: int, number: int, disturbed: Callable[[], bool]) -> bool:
+    def _comes(self, peer: int, number: int, entry: Entry) -> bool:
         express, arrivals = self._express, self._connections.arrivals
         for _ in range(self._rounds):
             if express.await_offer(peer, number, self._spins, 0):
@@ -88,22 +111,22 @@ class Shortcut:
         for _ in range(SLEEPS):
             if express.await_offer(peer, number, 1, SLEEP_SECONDS):
                 return True
-            if disturbed() or arrivals(0).readable:
+            if self._disturbed(entry) or arrivals(0).readable:
                 return False
         return False
 
-    def _obey(self, entry: Entry, identity: bytes, disturbed: Callable[[], bool]) -> bool:
+    def _obey(self, entry: Entry, identity: bytes) -> bool:
         express = self._express
         if express.hopeless():
             return False
         number = self._offer(entry, identity)
         self._unresolved = (number, entry)
-        if not self._judged(number, disturbed) and not express.over(number):
+        if not self._judged(number, entry) and not express.over(number):
             return False
         self._unresolved = None
         return express.succeeded()
 
-    def _judged(self, number: int, disturbed: Callable[[], bool]) -> bool:
+    def _judged(self, number: int, entry: Entry) -> bool:
         express = self._express
         for _ in range(self._rounds):
             if express.await_verdict(number, self._spins, 0):
@@ -113,25 +136,9 @@ class Shortcut:
         for _ in range(SLEEPS):
             if express.await_verdict(number, 1, SLEEP_SECONDS):
                 return True
-            if disturbed() or express.hopeless():
+            if self._disturbed(entry) or express.hopeless():
                 return False
         return False
-
-    # For the judge, that is, the coordinator.
-
-    def shut(self) -> None:
-        """This rank goes the ordinary way: nobody need wait for it in an attempt."""
-        self._express.shut()
-
-    def reopen(self) -> None:
-        """This rank has nothing more on the ordinary way."""
-        self._express.reopen()
-
-    def give_up(self, number: int) -> bool:
-        """A peer has given up an attempt, which is over now; whether it had succeeded. ValueError: there was none."""
-        return self._express.give_up(number)
-
-    # For all others.
 
     def resolve(self) -> Entry:
         """What this rank has given up, and the judge says has succeeded: with its outputs.
@@ -155,10 +162,6 @@ class Shortcut:
             self._unresolved = None
             return 0
         return number
-
-    def release(self) -> None:
-        """Forget the shared memory."""
-        self._express.release()
 
     def _identity(self, request: Request) -> bytes:
         """All that must agree, which is all but the place in the script, and the rows of an allgather."""

@@ -73,8 +73,7 @@ class HorovodBroadcast(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.root_rank = root_rank
         ctx.process_set = process_set
-        result: torch.Tensor = synchronize(_start(_copy(tensor, root_rank), root_rank, name, process_set, awaited=True))
-        return result
+        return broadcast_(_copy(tensor, root_rank), root_rank, name, process_set)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -90,10 +89,7 @@ def broadcast(
 ) -> torch.Tensor:
     """The tensor of global rank ``root_rank``, as a new tensor on every member. Differentiable."""
     if not tracked(tensor):
-        untracked: torch.Tensor = synchronize(
-            _start(_copy(tensor, root_rank), root_rank, name, process_set, awaited=True)
-        )
-        return untracked
+        return broadcast_(_copy(tensor, root_rank), root_rank, name, process_set)
     result: torch.Tensor = HorovodBroadcast.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         tensor, root_rank, name, process_set
     )

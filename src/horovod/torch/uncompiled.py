@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from horovod.core.handle import Driver, Handle
+from horovod.core.handle import Driver, Handle, drive_plainly
 
 _apart: Callable[[Driver, Handle], None] | None = None
 
@@ -21,16 +21,12 @@ def drive(driver: Driver, handle: Handle) -> None:
     """``driver.drive(handle)``, and nothing of it is compiled."""
     global _apart
     if not torch.compiler.is_compiling() and not _watched():
-        driver.drive(handle)
+        drive_plainly(driver, handle)
         return
     if _apart is None:
         disable: Any = torch.compiler.disable
-        _apart = disable(_plainly)
+        _apart = disable(drive_plainly)
     _apart(driver, handle)
-
-
-def _plainly(driver: Driver, handle: Handle) -> None:
-    driver.drive(handle)
 
 
 def _watched() -> bool:

@@ -264,10 +264,16 @@ def test_every_rank_in_a_rhythm_of_its_own(job: Any, size: int) -> None:
         program, rhythm = random.Random(7), random.Random(hvd.rank())
         size, total = hvd.size(), sum(range(hvd.size()))
         open_handles: list[tuple[int, float]] = []
+
+        def collect() -> None:
+            while open_handles:
+                number, value = open_handles.pop()
+                assert hvd.synchronize(number)[0] == value
+
         for turn in range(600):
             kind = program.choice(["named", "unnamed", "named", "broadcast", "barrier", "gather", "large"])
             if rhythm.random() < 0.02:
-                time.sleep(rhythm.random() * 0.015)
+                time.sleep(rhythm.random() * 0.015)  # shorter or longer than a rank waits for a late one by itself
             tensor = torch.full((program.choice([1, 7, 300]),), float(turn + hvd.rank()))
             if kind == "barrier":
                 hvd.barrier()
@@ -283,9 +289,7 @@ def test_every_rank_in_a_rhythm_of_its_own(job: Any, size: int) -> None:
             else:
                 name = f"n{turn % 3}" if kind == "named" else None
                 if name is not None:
-                    while open_handles:  # of the same name there is one at a time
-                        number, value = open_handles.pop()
-                        assert hvd.synchronize(number)[0] == value
+                    collect()  # of the same name there is one at a time
                 handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum)
                 expected = turn * size + total
             open_handles.append((handle, expected))
@@ -293,11 +297,7 @@ def test_every_rank_in_a_rhythm_of_its_own(job: Any, size: int) -> None:
             if patience < 0.1:
                 hvd.poll(handle)
             elif patience < 0.8:
-                while open_handles:
-                    number, value = open_handles.pop()
-                    assert hvd.synchronize(number)[0] == value
-        while open_handles:
-            number, value = open_handles.pop()
-            assert hvd.synchronize(number)[0] == value
+                collect()
+        collect()
 
     job(size, check)

@@ -119,11 +119,11 @@ def test_a_late_offer_meets_a_waiting_judge_and_the_other_way_round(pair: Group)
 
     judge.offer(b"x", [])
     waiting = Together(lambda: persist(lambda: judge.await_offer(1, 1, 1, 10)))
-    time.sleep(0.05)
+    time.sleep(0.05)  # so that it sleeps by then; the test holds if it does not
     member.offer(b"x", [])
     waiting.results()
     waiting = Together(lambda: persist(lambda: member.await_verdict(1, 1, 10)))
-    time.sleep(0.05)
+    time.sleep(0.05)  # as above
     judge.judge(True)
     waiting.results()
 

@@ -282,6 +282,26 @@ def on_every_rank(ranks: Sequence[Rank], function: Callable[[Rank], None]) -> No
         raise failed[0]
 
 
+def abort_when_reported(ranks: Sequence[Rank], text: str) -> threading.Thread:
+    """Play the job's verdict: when the first of these ranks has reported a failure, all fail with ``text``. To be joined."""
+
+    def verdict() -> None:
+        wait_until(lambda: ranks[0].watch.reports, "the report")
+        for rank in ranks:
+            rank.lane.abort(HorovodInternalError(text))
+
+    thread = threading.Thread(target=verdict)
+    thread.start()
+    return thread
+
+
+def asleep(ranks: Sequence[Rank]) -> Sequence[Rank]:
+    """The same ranks, when their lanes' threads sleep."""
+    for rank in ranks:
+        wait_until(lambda lane=rank.lane: lane._requests._asleep, "a lane that sleeps")
+    return ranks
+
+
 def threads_of(rank: Rank) -> list[str]:
     """The names of the threads that run this rank's collectives, one after another."""
     names: list[str] = []

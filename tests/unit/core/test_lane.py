@@ -41,6 +41,7 @@ from unit.core.lanes import (
     SECONDS,
     Rank,
     Set,
+    abort_when_reported,
     allreduce_request,
     error_of,
     on_every_rank,
@@ -934,15 +935,9 @@ def test_a_failure_on_a_waiting_thread_is_the_lanes(
         except HorovodInternalError as error:
             assert str(error) == "rank 1 failed"
 
-    def verdict() -> None:
-        wait_until(lambda: bool(first.watch.reports), "the report")
-        for rank in (first, second):
-            rank.lane.abort(HorovodInternalError("rank 1 failed"))
-
-    judge = threading.Thread(target=verdict)
-    judge.start()
+    verdict = abort_when_reported([first, second], "rank 1 failed")
     on_every_rank([first, second], script)
-    judge.join(SECONDS)
+    verdict.join(SECONDS)
     assert broken.is_set()
     assert first.watch.reports[0][:2] == told
     assert first.lane.join(5)

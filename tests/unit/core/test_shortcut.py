@@ -16,6 +16,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.core import shortcut as shortcut_module
 from horovod.core.errors import HorovodInternalError
+from horovod.core.execution import Entry
 from horovod.core.handle import Handle
 from horovod.core.lane import Lane
 from horovod.core.messages import (
@@ -31,7 +32,19 @@ from horovod.core.messages import (
     decode_from_member,
 )
 from unit.control.together import wait_until
-from unit.core.lanes import JOIN, SECONDS, Rank, Set, allreduce_request, error_of, on_every_rank, ones, wait
+from unit.core.lanes import (
+    JOIN,
+    SECONDS,
+    Rank,
+    Set,
+    abort_when_reported,
+    allreduce_request,
+    asleep,
+    error_of,
+    on_every_rank,
+    ones,
+    wait,
+)
 
 pytestmark = pytest.mark.usefixtures("cores")
 
@@ -42,9 +55,9 @@ def successes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     real = Lane._done
 
-    def done(lane: Lane, entry: object) -> None:
-        found.append((lane.index, entry.request.name))  # type: ignore[attr-defined]
-        real(lane, entry)  # type: ignore[arg-type]
+    def done(lane: Lane, entry: Entry) -> None:
+        found.append((lane.index, entry.request.name))
+        real(lane, entry)
 
     monkeypatch.setattr(Lane, "_done", done)
     return found
@@ -117,9 +130,7 @@ def test_rows_may_differ_and_other_dimensions_may_not(process_set: Set) -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_who_waits_at_once_wakes_no_other_thread(process_set: Set, successes: list[tuple[int, str]]) -> None:
-    ranks = process_set.whole(3, express=True)
-    for rank in ranks:
-        wait_until(lambda lane=rank.lane: lane._requests._asleep, "a lane that sleeps")
+    ranks = asleep(process_set.whole(3, express=True))
 
     def script(rank: Rank) -> None:
         for turn in range(100):
@@ -145,9 +156,7 @@ def test_a_large_one_that_is_awaited_is_done_by_the_lanes_thread(process_set: Se
 
 
 def test_an_awaited_one_that_is_asked_for_in_another_way_is_done(process_set: Set) -> None:
-    ranks = process_set.whole(2, express=True)
-    for rank in ranks:
-        wait_until(lambda lane=rank.lane: lane._requests._asleep, "a lane that sleeps")
+    ranks = asleep(process_set.whole(2, express=True))
 
     def script(rank: Rank) -> None:
         rank.submit(allreduce_request("x", (4,)), ones(), awaited=True).wait(SECONDS)  # with a limit
@@ -156,9 +165,7 @@ def test_an_awaited_one_that_is_asked_for_in_another_way_is_done(process_set: Se
 
 
 def test_what_its_caller_does_not_wait_for_after_all_goes_with_the_next(process_set: Set) -> None:
-    ranks = process_set.whole(2, express=True)
-    for rank in ranks:
-        wait_until(lambda lane=rank.lane: lane._requests._asleep, "a lane that sleeps")
+    ranks = asleep(process_set.whole(2, express=True))
     left = [rank.submit(allreduce_request("left", (4,)), ones(), awaited=True) for rank in ranks]
     wait(*(rank.allreduce("next", ones()) for rank in ranks))
     wait(*left)
@@ -186,7 +193,7 @@ def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float) -> 
     def script(rank: Rank) -> None:
         for turn in range(30):
             if rank.lane.index == late and turn % 3 == 0:
-                time.sleep(seconds)
+                time.sleep(seconds)  # the lateness that the test is about
             array = ones(turn)
             rank.allreduce("x", array).wait()
             assert array[0] == 2 * turn
@@ -297,7 +304,7 @@ def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set)
                 length = chance.choice([1, 10, 10, 10, 20_000])
                 array = ones(number + turn, length)
                 if pauses.random() < 0.1:
-                    time.sleep(pauses.random() * 0.02)
+                    time.sleep(pauses.random() * 0.02)  # shorter or longer than others wait for an offer
                 handle = rank.allreduce(f"x{number}", array)
                 if pauses.random() < 0.2:
                     handle.hasten()
@@ -343,15 +350,9 @@ def test_a_failure_inside_an_attempt_is_the_lanes(process_set: Set, monkeypatch:
         except HorovodInternalError as error:
             assert str(error) == "the verdict"
 
-    def verdict() -> None:
-        wait_until(lambda: bool(first.watch.reports), "the report")
-        for rank in (first, second):
-            rank.lane.abort(HorovodInternalError("the verdict"))
-
-    judge = threading.Thread(target=verdict)
-    judge.start()
+    verdict = abort_when_reported([first, second], "the verdict")
     on_every_rank([first, second], script)
-    judge.join(SECONDS)
+    verdict.join(SECONDS)
     assert first.watch.reports[0][1] == "its lane thread failed: ZeroDivisionError('oh')"
 
 
@@ -377,7 +378,7 @@ def test_a_timeline_sees_everything(process_set: Set, successes: list[tuple[int,
 
     seen: list[str] = []
     ranks = process_set.whole(2, express=True)
-    ranks[0].lane.timeline = Recording()  # type: ignore[attr-defined]
+    ranks[0].lane.timeline = Recording()
 
     def script(rank: Rank) -> None:
         for _ in range(30):
@@ -418,7 +419,7 @@ def test_a_member_that_gave_up_what_had_succeeded_is_told(process_set: Set) -> N
     assert isinstance(decode_from_coordinator(peers[1].hear()), Succeeded)
     rank.submit(allreduce_request("y", (4,)), ones()).wait(SECONDS)  # the rest of what it said counts
     assert [[decision.name for decision in batch] for batch in peers[1].ordered()] == [["y"]]
-    assert rank.lane._negotiator.idle  # type: ignore[attr-defined]
+    assert rank.lane._negotiator.idle
     peers[1].say(Announce([0]))  # x, as it was defined
     rank.submit(request, ones()).wait(SECONDS)
 
