@@ -107,7 +107,9 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
     if not array.shape:
         raise ValueError("Reducescatter does not support scalar inputs")
     mine = np.empty((shard_rows(array.shape[0], size())[rank()], *array.shape[1:]), array.dtype)
-    handle = collectives.reducescatter("reducescatter", name, [described(array)], [described(mine)], reduction(op))
+    handle = collectives.reducescatter(
+        "reducescatter", name, [described(array)], [described(mine)], reduction(op), awaited=True
+    )
     return _finished(handle, mine)
 
 

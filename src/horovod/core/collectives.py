@@ -193,6 +193,7 @@ def alltoall(
     splits: Sequence[int] | None,
     allocate: Allocate,
     process_set_id: int | None = 0,
+    awaited: bool = False,
 ) -> Handle:
     """Send ``splits[r]`` consecutive rows of ``source`` to set rank r; what arrives is concatenated by source rank.
 
@@ -219,7 +220,7 @@ def alltoall(
             f"Sum of splits entries is greater than the first dimension of tensor. {name or prefix!r}: {sum(splits)} > {rows}."
         )
     request = _request(Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits))
-    return submit(process_set_id, request, [source], allocate=allocate)
+    return submit(process_set_id, request, [source], allocate=allocate, awaited=awaited)
 
 
 def reducescatter(
@@ -231,6 +232,7 @@ def reducescatter(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set_id: int | None = 0,
+    awaited: bool = False,
 ) -> Handle:
     """Reduce like :func:`allreduce`, then keep this rank's rows: :func:`horovod.core.execution.shard_rows` deals them.
 
@@ -255,7 +257,7 @@ def reducescatter(
         prescale=prescale,
         postscale=postscale,
     )
-    return submit(process_set_id, request, inputs, outputs)
+    return submit(process_set_id, request, inputs, outputs, awaited=awaited)
 
 
 def barrier(process_set_id: int | None = 0, awaited: bool = False) -> Handle:

@@ -26,6 +26,7 @@ class Entry(msgspec.Struct, eq=False):
     Attributes:
         inputs, outputs: one flat array a tensor; outputs that only the decision can size are made by ``allocate``.
         since: when it was submitted (``time.monotonic``).
+        held: its inputs are not there yet, so it has not been announced.
     """
 
     request: Request
@@ -34,6 +35,16 @@ class Entry(msgspec.Struct, eq=False):
     allocate: Allocate | None
     handle: Handle
     since: float
+    held: bool = False
+
+    def fits(self, limit: int) -> bool:
+        """Whether what this rank contributes or receives has at most so many bytes."""
+        size = 0
+        for array in self.inputs or self.outputs:
+            size += array.nbytes
+            if size > limit:
+                return False
+        return True
 
 
 Batch = Sequence[tuple[Decision, Entry | None]]

@@ -70,6 +70,7 @@ class Requests:
             self._known[entry.request.name] = entry
             self.latest = entry.handle
             if held:
+                entry.held = True
                 return False
             if self._driver is not None and is_quick(entry):
                 entry.handle.driver = self._driver
@@ -78,6 +79,7 @@ class Requests:
     def release(self, entry: Entry) -> bool:
         """A held request may be announced, unless it is no longer in flight."""
         with self._lock:
+            entry.held = False
             return self._known.get(entry.request.name) is entry and self._queue(entry, awaited=False)
 
     def hasten(self, handle: Handle) -> bool:
@@ -175,7 +177,7 @@ class Requests:
         with self._lock:
             if self._hastened is not None and not self._hastened.done():
                 return False
-            if any(entry.handle.driver is None for entry in self._unannounced):
+            if any(entry.handle.driver is None and not entry.held for entry in self._known.values()):
                 return False
             self._parked = True
         return True

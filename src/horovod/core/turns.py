@@ -17,9 +17,10 @@ from horovod.core.execution import Entry
 from horovod.core.handle import Handle
 from horovod.core.messages import Operation
 
-QUICK = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
-QUICK_BYTES = 16 << 10
-"""What a thread that waits may do itself: these operations, of so many bytes at most on this rank."""
+SLOW = frozenset({Operation.JOIN, Operation.ADASUM})
+QUICK_BYTES = 4 << 20
+"""What a thread that waits may do itself: all but these operations, of so many bytes at most on this rank. That takes it some
+milliseconds, for which a signal's handler has to wait."""
 
 LOOKS = 100
 SLEEPS = 10
@@ -34,14 +35,7 @@ everything else there is to do."""
 
 def is_quick(entry: Entry) -> bool:
     """Whether a thread that waits may carry this out."""
-    if entry.request.operation not in QUICK:
-        return False
-    size = 0
-    for array in entry.inputs or entry.outputs:
-        size += array.nbytes
-        if size > QUICK_BYTES:
-            return False
-    return True
+    return entry.request.operation not in SLOW and entry.fits(QUICK_BYTES)
 
 
 class Turns:

@@ -17,6 +17,24 @@ from horovod.torch.memory import memory_of
 Splits = torch.Tensor | Sequence[int] | None
 
 
+def _start(
+    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, awaited: bool = False
+) -> int:
+    """``awaited``: what follows is to wait for it."""
+    rows = split_rows(splits)
+    memory = memory_of([tensor])
+    outputs: dict[int, torch.Tensor] = {}
+    (source,) = memory.read([tensor])
+    grow = memory.grow([tensor], outputs)
+    handle = collectives.alltoall("alltoall", name, source, rows, grow, process_set.process_set_id, awaited)
+
+    def result(done: Handle) -> tuple[torch.Tensor, torch.Tensor]:
+        device = splits.device if isinstance(splits, torch.Tensor) else None
+        return outputs[0], torch.tensor(done.result, dtype=torch.int32, device=device)
+
+    return register(handle, memory, result)
+
+
 def alltoall_async(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
@@ -29,18 +47,7 @@ def alltoall_async(
     Raises:
         ValueError: splits that do not add up, are not one-dimensional, or not int32; otherwise as :func:`allreduce_async`.
     """
-    rows = split_rows(splits)
-    memory = memory_of([tensor])
-    outputs: dict[int, torch.Tensor] = {}
-    (source,) = memory.read([tensor])
-    grow = memory.grow([tensor], outputs)
-    handle = collectives.alltoall("alltoall", name, source, rows, grow, process_set.process_set_id)
-
-    def result(done: Handle) -> tuple[torch.Tensor, torch.Tensor]:
-        device = splits.device if isinstance(splits, torch.Tensor) else None
-        return outputs[0], torch.tensor(done.result, dtype=torch.int32, device=device)
-
-    return register(handle, memory, result)
+    return _start(tensor, splits, name, process_set)
 
 
 class HorovodAlltoall(torch.autograd.Function):
@@ -48,7 +55,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
-        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
+        output, received = synchronize(_start(tensor, splits, name, process_set, awaited=True))
         ctx.received = received.tolist()
         ctx.rows = tensor.shape[0]
         ctx.process_set = process_set
@@ -70,5 +77,5 @@ def alltoall(
     if tracked(tensor):
         output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch's
     else:
-        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
+        output, received = synchronize(_start(tensor, splits, name, process_set, awaited=True))
     return output if splits is None else (output, received)

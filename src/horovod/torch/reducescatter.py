@@ -28,8 +28,8 @@ def _members(process_set: ProcessSet) -> tuple[int, int]:
     return lane.index, len(lane.ranks)
 
 
-def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> int:
-    """Start to reduce and scatter; a group's result is a tuple."""
+def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing, awaited: bool = False) -> int:
+    """Start to reduce and scatter; a group's result is a tuple. ``awaited``: what follows is to wait for it."""
     index, size = _members(how.process_set)
     outputs = []
     for tensor in tensors:
@@ -41,7 +41,7 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
     memory = memory_of(tensors)
     sources, targets = memory.read(tensors), memory.write(outputs)
     handle = collectives.reducescatter(
-        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
     return register(handle, memory, lambda _: result)
@@ -83,7 +83,7 @@ class HorovodReducescatter(torch.autograd.Function):
     def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
         ctx.process_set = how.process_set
         ctx.factor = how.prescale * how.postscale * (_members(how.process_set)[1] if how.op == Sum else 1)
-        return synchronize(_start(prefix, tensors, name, how))
+        return synchronize(_start(prefix, tensors, name, how, awaited=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -99,7 +99,7 @@ def _scattered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, h
     if tracked(*tensors):
         result = HorovodReducescatter.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
     else:
-        result = synchronize(_start(prefix, tensors, name, how))
+        result = synchronize(_start(prefix, tensors, name, how, awaited=True))
     return [result] if prefix == _SINGLE else result
 
 

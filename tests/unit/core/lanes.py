@@ -38,9 +38,16 @@ from horovod.core.messages import (
     decode_from_member,
     encode,
 )
+from horovod.core.turns import QUICK_BYTES
 from unit.control.together import wait_until
 
 SECONDS = 20.0
+
+MEDIUM = 20_000
+"""Elements of an array that no attempt without an order takes, and that a waiting thread carries out all the same."""
+
+LARGE = QUICK_BYTES // 4 + 1
+"""Elements of an array that only a lane's own thread reduces."""
 
 
 class Watch:
@@ -119,10 +126,12 @@ class Rank:
         *arrays: Array,
         allocate: Callable[[int, int], Array] | None = None,
         awaited: bool = False,
+        outputs: Sequence[Array] | None = None,
     ) -> Handle:
         handle = Handle()
         flat = [array.reshape(-1) for array in arrays]
-        self.lane.submit(Entry(request, flat, flat, allocate, handle, time.monotonic()), awaited=awaited)
+        targets = flat if outputs is None else outputs
+        self.lane.submit(Entry(request, flat, targets, allocate, handle, time.monotonic()), awaited=awaited)
         return handle
 
     def allreduce(self, name: str, array: Array, op: ReduceOp = ReduceOp.SUM, **fields: Any) -> Handle:

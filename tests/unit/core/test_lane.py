@@ -38,6 +38,8 @@ from horovod.core.messages import (
 from unit.control.together import wait_until
 from unit.core.lanes import (
     JOIN,
+    LARGE,
+    MEDIUM,
     SECONDS,
     Rank,
     Set,
@@ -817,14 +819,14 @@ def test_large_ones_and_joins_are_left_to_the_lanes_thread(process_set: Set) -> 
 
     def script(rank: Rank) -> None:
         for turn in range(30):
-            small, large = ones(), ones(length=100_000)
+            small, large = ones(), ones(length=LARGE)
             first, second = rank.allreduce("large", large), rank.allreduce("small", small)
             second.wait()
             names[rank.lane.index].append("large?" if not first.done() else "both")
             first.wait()
             assert small[0] == large[-1] == 2
             names[rank.lane.index].clear()
-            rank.allreduce("large", ones(length=100_000)).wait()
+            rank.allreduce("large", ones(length=LARGE)).wait()
             assert set(names[rank.lane.index]) == {f"horovod-lane-test-{rank.lane.index}"}, turn
             names[rank.lane.index].clear()
         rank.submit(JOIN).wait()
@@ -874,13 +876,59 @@ def test_what_nobody_waits_for_is_done_too_after_small_ones(process_set: Set) ->
 
 
 @pytest.mark.usefixtures("cores")
+def test_a_large_one_after_small_ones_is_served_at_once(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the lane's thread leaves the connections to those that wait, for ever if need be."""
+    monkeypatch.setattr("horovod.core.lane.PARK_MILLISECONDS", 1e6)
+    ranks = process_set.whole(2)
+
+    def script(rank: Rank) -> None:
+        for _ in range(10):
+            rank.allreduce("small", ones()).wait()
+            large = rank.allreduce("large", ones(length=LARGE))
+            wait_until(large.done, "a large one")
+            assert large.error is None
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("length", [4, MEDIUM])
+def test_who_waits_carries_out_whatever_is_quick(process_set: Set, length: int) -> None:
+    ranks = process_set.whole(2)
+    names = [threads_of(rank) for rank in ranks]
+    vector = (TensorSpec("x", DataType.FLOAT32, (length,)),)
+    halves = (length // 2, length // 2)
+    requests = [
+        Request(Operation.ALLREDUCE, "x", vector),
+        Request(Operation.BROADCAST, "x", vector, root=0),
+        Request(Operation.REDUCESCATTER, "x", vector),
+        Request(Operation.ALLGATHER, "x", vector),
+        Request(Operation.ALLTOALL, "x", vector, splits=halves),
+        Request(Operation.BARRIER, "x", transient=True),
+    ]
+
+    def script(rank: Rank) -> None:
+        for request in requests:
+            output = [np.empty(length // 2, np.float32)] if request.operation == Operation.REDUCESCATTER else None
+            for _ in range(20):
+                rank.submit(request, ones(length=length), outputs=output, allocate=filled).wait()
+
+    def filled(_: int, rows: int) -> Array:
+        return np.empty(rows, np.float32)
+
+    on_every_rank(ranks, script)
+    for rank, some in zip(ranks, names, strict=True):
+        assert some.count(f"script-{rank.lane.index}") > len(some) / 2  # a peer that is late leaves it to the lanes
+
+
+@pytest.mark.usefixtures("cores")
 def test_many_threads_wait_on_every_rank(process_set: Set) -> None:
     ranks = process_set.whole(2)
 
     def script(rank: Rank) -> None:
         def one(number: int) -> None:
             for turn in range(100):
-                length = 10 if (turn + number) % 3 else 20_000
+                length = 10 if (turn + number) % 3 else MEDIUM
                 array = ones(number, length)
                 rank.allreduce(f"x{number}", array).wait()
                 assert array[0] == array[-1] == 2 * number
@@ -983,7 +1031,7 @@ def test_stalls_are_reported_while_another_thread_takes_all_turns(
 
 
 @pytest.mark.usefixtures("cores")
-@pytest.mark.parametrize("length", [4, 100_000])
+@pytest.mark.parametrize("length", [4, MEDIUM, LARGE])
 def test_after_a_failure_no_thread_takes_a_turn_before_the_verdict(process_set: Set, length: int) -> None:
     """On whichever thread it failed: an engine that gave up in the middle would give wrong results."""
     (rank,) = process_set.whole(1)

@@ -11,7 +11,7 @@ from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
 from horovod.core.requests import NAP_MILLISECONDS, NAP_SECONDS, Requests
-from unit.core.lanes import allreduce_request
+from unit.core.lanes import LARGE, allreduce_request
 
 
 class Driver:
@@ -30,9 +30,6 @@ def requests() -> Requests:
 def entry(name: str = "x", length: int = 4, since: float = 0.0) -> Entry:
     array = np.zeros(length, np.float32)
     return Entry(allreduce_request(name, (length,)), [array], [array], None, Handle(), since)
-
-
-LARGE = 100_000
 
 
 def asleep(requests: Requests) -> None:
@@ -144,7 +141,18 @@ def test_who_parks_is_woken_for_what_nobody_drives(requests: Requests) -> None:
     requests.rise()
     assert not requests.park()  # it is still to be announced
     requests.take()
+    assert not requests.park()  # and then to be carried out
+    requests.finish(["large"])
     assert requests.park()
+
+
+def test_who_parks_does_not_wait_for_what_is_held(requests: Requests) -> None:
+    late = entry()
+    requests.add(late, held=True, awaited=False)
+    assert requests.park()
+    assert requests.release(late)
+    requests.rise()
+    assert not requests.park()
 
 
 def test_who_is_asked_to_hasten_does_not_park_until_that_is_done(requests: Requests) -> None:

@@ -34,6 +34,8 @@ from horovod.core.messages import (
 from unit.control.together import wait_until
 from unit.core.lanes import (
     JOIN,
+    LARGE,
+    MEDIUM,
     SECONDS,
     Rank,
     Set,
@@ -143,16 +145,18 @@ def test_who_waits_at_once_wakes_no_other_thread(process_set: Set, successes: li
     assert all(rank.lane._requests._asleep for rank in ranks)
 
 
-def test_a_large_one_that_is_awaited_is_done_by_the_lanes_thread(process_set: Set) -> None:
+@pytest.mark.parametrize("length", [MEDIUM, LARGE])
+def test_what_does_not_fit_is_ordered(process_set: Set, successes: list[tuple[int, str]], length: int) -> None:
     ranks = process_set.whole(2, express=True)
 
     def script(rank: Rank) -> None:
         for turn in range(20):
-            array = ones(turn, 100_000)
-            rank.submit(allreduce_request("x", (100_000,)), array, awaited=True).wait()
+            array = ones(turn, length)
+            rank.submit(allreduce_request("x", (length,)), array, awaited=True).wait()
             assert array[0] == array[-1] == 2 * turn
 
     on_every_rank(ranks, script)
+    assert successes == []
 
 
 def test_an_awaited_one_that_is_asked_for_in_another_way_is_done(process_set: Set) -> None:
@@ -301,7 +305,7 @@ def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set)
             chance = random.Random(number)  # the same on all ranks
             pauses = random.Random(10 * number + rank.lane.index)
             for turn in range(60):
-                length = chance.choice([1, 10, 10, 10, 20_000])
+                length = chance.choice([1, 10, 10, 10, MEDIUM])
                 array = ones(number + turn, length)
                 if pauses.random() < 0.1:
                     time.sleep(pauses.random() * 0.02)  # shorter or longer than others wait for an offer
