@@ -23,7 +23,7 @@ GROUPED = "HorovodGroupedAllgather"
 def allgather_leg(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> Leg:
     """Gathers some tensors as one request. Outputs: one for each, then int32 (tensors, ranks): rows by rank."""
 
-    def start(inputs: Sequence[Any]) -> tuple[Any, Outputs]:
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         rooms: dict[int, Room] = {}
 
         def allocate(index: int, rows: int) -> Array:
@@ -31,7 +31,7 @@ def allgather_leg(kind: str, name: str | None, tensors: Sequence[Any], process_s
             return rooms[index].array
 
         views = [view(tensor) for tensor in inputs]
-        handle = collectives.allgather(kind, name, views, allocate, process_set.process_set_id)
+        handle = collectives.allgather(kind, name, views, allocate, process_set.process_set_id, awaited)
 
         def outputs() -> list[Any]:
             rows = tf.constant(handle.result, tf.int32)

@@ -34,7 +34,7 @@ def allreduce_leg(
 ) -> Leg:
     """Reduces some tensors as one request. Outputs: one for each."""
 
-    def start(inputs: Sequence[Any]) -> tuple[Any, Outputs]:
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
         rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
         handle = collectives.allreduce(
@@ -46,6 +46,7 @@ def allreduce_leg(
             prescale,
             postscale,
             process_set.process_set_id,
+            awaited,
         )
         return handle, lambda: [room.tensor() for room in rooms]
 

@@ -23,7 +23,7 @@ KIND = "HorovodAlltoall"
 def _leg(name: str | None, tensor: Any, splits: Any, process_set: ProcessSet) -> Leg:
     """Outputs: the rows that arrived, and int32 (ranks): how many came from each."""
 
-    def start(inputs: Sequence[Any]) -> tuple[Any, Outputs]:
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         source, *given = inputs
         rooms: list[Room] = []
 
@@ -32,7 +32,7 @@ def _leg(name: str | None, tensor: Any, splits: Any, process_set: ProcessSet) ->
             return rooms[0].array
 
         rows = given[0].numpy().tolist() if given else None
-        handle = collectives.alltoall(KIND, name, view(source), rows, allocate, process_set.process_set_id)
+        handle = collectives.alltoall(KIND, name, view(source), rows, allocate, process_set.process_set_id, awaited)
         return handle, lambda: [rooms[0].tensor(), tf.constant(handle.result, tf.int32)]
 
     shape = None if tensor.shape.rank is None else [None, *tensor.shape.as_list()[1:]]

@@ -26,13 +26,13 @@ IN_PLACE = "HorovodBroadcastInplace"
 def broadcast_leg(kind: str, name: str | None, tensors: Sequence[Any], root: int, process_set: ProcessSet) -> Leg:
     """Broadcasts some tensors as one request. Outputs: one for each."""
 
-    def start(inputs: Sequence[Any]) -> tuple[Any, Outputs]:
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         rooms = [Room(tensor.shape, tensor.dtype) for tensor in inputs]
         if (process_set.ranks or [])[process_set.rank() or 0] == root:
             for tensor, room in zip(inputs, rooms, strict=True):
                 np.copyto(room.array, view(tensor).array)
         described = [room.described() for room in rooms]
-        handle = collectives.broadcast(kind, name, described, root, process_set.process_set_id)
+        handle = collectives.broadcast(kind, name, described, root, process_set.process_set_id, awaited)
         return handle, lambda: [room.tensor() for room in rooms]
 
     return Leg(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

@@ -40,6 +40,6 @@ def run(name: str, legs: Sequence[Leg]) -> list[list[Any]]:
 
 def _run_eagerly(legs: Sequence[Leg]) -> list[list[Any]]:
     with of_both_kinds():
-        under_way = [leg.start(leg.inputs) for leg in legs]
+        under_way = [leg.start(leg.inputs, len(legs) == 1) for leg in legs]
         all_of(handle.wait for handle, _ in under_way)
         return [outputs() for _, outputs in under_way]

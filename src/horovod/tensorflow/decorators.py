@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -18,4 +19,12 @@ def unconverted(function: _F) -> _F:
 
 def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
     """Of a function that returns its outputs and a function of their gradients, make one that TensorFlow differentiates so."""
-    return cast(Callable[..., Any], tf.custom_gradient(function))
+
+    def differentiable(*tensors: Any) -> Any:
+        if (
+            tf.executing_eagerly() and not could_possibly_record()
+        ):  # what TensorFlow does to record takes longer than we do
+            return function(*tensors)[0]
+        return tf.custom_gradient(function)(*tensors)
+
+    return differentiable

@@ -181,7 +181,7 @@ def _leg(name: str, labels: Sequence[str], tensors: Sequence[Any], reduction: Re
     """Reduces one bucket. The request is made anew only if a gradient's shape changes."""
     made: dict[tuple[tuple[int, ...], ...], Request] = {}
 
-    def start(inputs: Sequence[Any]) -> tuple[Any, Outputs]:
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
         rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
         shapes = tuple(each.shape for each in views)
@@ -192,7 +192,8 @@ def _leg(name: str, labels: Sequence[str], tensors: Sequence[Any], reduction: Re
             request = made[shapes] = allreduce_request(
                 name, described, reduction.op, 1.0 / reduction.predivide, reduction.predivide, line
             )
-        handle = submit(reduction.process_set.process_set_id, request, views, [room.described() for room in rooms])
+        targets = [room.described() for room in rooms]
+        handle = submit(reduction.process_set.process_set_id, request, views, targets, awaited=awaited)
         return handle, lambda: [room.tensor() for room in rooms]
 
     return Leg(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

@@ -58,7 +58,7 @@ def join() -> Any:
         int32 scalar: the global rank that joined last.
     """
 
-    def start(_: Sequence[Any]) -> tuple[Any, Outputs]:
+    def start(_: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         handle = collectives.join()
 
         def outputs() -> list[Any]:

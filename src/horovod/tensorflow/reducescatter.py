@@ -39,7 +39,7 @@ def _leg(
 ) -> Leg:
     """Outputs: this rank's rows of each."""
 
-    def start(inputs: Sequence[Any]) -> tuple[Any, Outputs]:
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         lane = running().lane(process_set.process_set_id, Operation.REDUCESCATTER)
         rooms = []
         for tensor in inputs:
@@ -56,6 +56,7 @@ def _leg(
             prescale,
             postscale,
             process_set.process_set_id,
+            awaited,
         )
         return handle, lambda: [room.tensor() for room in rooms]
 

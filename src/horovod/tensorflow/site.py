@@ -33,8 +33,9 @@ from horovod.tensorflow import deliveries
 Outputs = Callable[[], list[Any]]
 """Makes eager tensors of what a collective has produced; called once, after it is done."""
 
-Start = Callable[[Sequence[Any]], tuple[Handle, Outputs]]
-"""Submits eager tensors to the core; raises what the core raises."""
+Start = Callable[[Sequence[Any], bool], tuple[Handle, Outputs]]
+"""``start(inputs, awaited)`` submits eager tensors to the core, and raises what the core raises; ``awaited`` as in
+:mod:`horovod.core.collectives`."""
 
 
 class Leg(NamedTuple):
@@ -133,7 +134,7 @@ class Site:
         def submit(*arguments: Any) -> int:
             inputs = arguments if self._queue is None else arguments[1:]
             with whereabouts.on_behalf_of(self._line):
-                handle, outputs = start(inputs)
+                handle, outputs = start(inputs, False)
             ticket = next(_tickets)
             with self._lock:
                 self._submissions += 1
