@@ -93,7 +93,8 @@ class ShmCommunicator(Communicator):
         self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         self._counters.check()
-        source, target = Segments(inputs), Segments(outputs)
+        source = Segments(inputs)
+        target = source if outputs is inputs else Segments(outputs)
         if source.length == 0:
             return
         dtype = inputs[0].dtype

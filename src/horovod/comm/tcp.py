@@ -67,7 +67,8 @@ class TcpCommunicator(Communicator):
         self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         self._exchange.begin(Collective.ALLREDUCE)
-        source, target = Segments(inputs), Segments(outputs)
+        source = Segments(inputs)
+        target = source if outputs is inputs else Segments(outputs)
         length = source.length
         if not length:
             return

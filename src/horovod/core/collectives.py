@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from horovod.comm.adasum import can_combine
-from horovod.comm.datatypes import DataType
+from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp, can_scale
 from horovod.core.context import running
 from horovod.core.errors import HorovodInternalError
@@ -46,9 +46,36 @@ __all__ = [
 
 
 _requests: dict[str, tuple[tuple[object, ...], Request]] = {}
-"""Checked requests of repeated allreduces of one tensor, by name, with what they were made from."""
+"""Checked requests of repeated allreduces of one tensor, by name, with what they were made of."""
 
 _REMEMBERED = 4096
+
+
+def remembered(name: str, key: tuple[object, ...]) -> Request | None:
+    """The request that was made of ``key`` the last time something travelled under this name."""
+    known = _requests.get(name)
+    return known[1] if known is not None and known[0] == key else None
+
+
+def remember(name: str, key: tuple[object, ...], request: Request) -> None:
+    """Of what the request was made, for :func:`remembered`."""
+    if len(_requests) >= _REMEMBERED:
+        _requests.clear()
+    _requests[name] = key, request
+
+
+def submit_arrays(
+    process_set_id: int | None,
+    request: Request,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    awaited: bool = False,
+) -> Handle:
+    """:func:`submit` of host memory, as one flat array for each of the request's tensors, of its type and size."""
+    handle = Handle()
+    lane = running().lane(process_set_id, request.operation)
+    lane.submit(Entry(request, inputs, outputs, None, handle, time.monotonic()), awaited=awaited)
+    return handle
 
 
 def submit(
@@ -138,14 +165,12 @@ def allreduce(
         request = allreduce_request(full_name, tensors, op, prescale, postscale, line, not name, device)
         return submit(process_set_id, request, inputs, outputs, awaited=awaited)
     key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
-    known = _requests.get(full_name)
-    if known is None or known[0] != key:
-        if len(_requests) >= _REMEMBERED:
-            _requests.clear()
+    known = remembered(full_name, key)
+    if known is None:
         tensors = [(full_name, inputs[0].data_type, inputs[0].shape)]
-        known = key, allreduce_request(full_name, tensors, op, prescale, postscale, line, device=device)
-        _requests[full_name] = known
-    return submit(process_set_id, known[1], inputs, outputs, awaited=awaited)
+        known = allreduce_request(full_name, tensors, op, prescale, postscale, line, device=device)
+        remember(full_name, key, known)
+    return submit(process_set_id, known, inputs, outputs, awaited=awaited)
 
 
 def allgather(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from horovod.core.agreement import describe
 from horovod.core.execution import Batch
@@ -64,14 +65,14 @@ class CoordinatorLane(Lane):
     def _announce(self, requests: list[Request]) -> None:
         if self._express is not None:
             self._express.shut()
-        now = time.monotonic()
-        for request in requests:
-            self._count(0, request, now)
+        self._count(0, requests)
 
-    def _count(self, member: int, request: Request, now: float) -> None:
-        if self.timeline is not None and request.operation != Operation.JOIN:
-            self.timeline.ready(request.operation.name, labels(request), member)
-        self._negotiator.announce(member, request, now)
+    def _count(self, member: int, requests: Sequence[Request]) -> None:
+        now, announce = time.monotonic(), self._negotiator.announce
+        for request in requests:
+            if self.timeline is not None and request.operation != Operation.JOIN:
+                self.timeline.ready(request.operation.name, labels(request), member)
+            announce(member, request, now)
 
     def _say_leave(self, reason: str) -> None:
         self._stopping = self._stopping or (self.ranks[0], reason)
@@ -81,14 +82,12 @@ class CoordinatorLane(Lane):
         if isinstance(message, Leave):
             self._stopping = self._stopping or (self.ranks[member], message.reason)
             return
-        now = time.monotonic()
         listener = self._listeners[member]
         requests = [listener.request(item) for item in message.items]
         if message.attempt and self._had_succeeded(message.attempt):
             self._connections.send(member, encode(Succeeded()))
             del requests[:1]
-        for request in requests:
-            self._count(member, request, now)
+        self._count(member, requests)
         if self._express is not None and not self._hurries():
             self._express.shut()  # who has announced something, or joined, makes no offer
 

@@ -39,8 +39,11 @@ class Entry(msgspec.Struct, eq=False):
 
     def fits(self, limit: int) -> bool:
         """Whether what this rank contributes or receives has at most so many bytes."""
+        arrays = self.inputs or self.outputs
+        if len(arrays) == 1:
+            return arrays[0].nbytes <= limit
         size = 0
-        for array in self.inputs or self.outputs:
+        for array in arrays:
             size += array.nbytes
             if size > limit:
                 return False
@@ -127,17 +130,16 @@ def _allreduce(communicator: Communicator, batch: Batch) -> None:
     # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
     # decisions, or in none.
     scale_here = first.template is not None and op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
-    inputs: list[Array] = []
-    outputs: list[Array] = []
-    for decision, entry in batch:
-        if entry is None:
-            stand_in = _stand_in(decision)
-            inputs += stand_in.inputs
-            outputs += stand_in.outputs
-        else:
-            inputs += [_scaled(array, prescale) for array in entry.inputs] if scale_here else entry.inputs
-            outputs += entry.outputs
+    entries = [entry or _stand_in(decision) for decision, entry in batch]
+    inputs = outputs = [array for entry in entries for array in entry.inputs]
+    if not all(entry.outputs is entry.inputs for entry in entries):
+        outputs = [array for entry in entries for array in entry.outputs]
     if scale_here:
+        inputs = [
+            array if own is None else _scaled(array, prescale)
+            for (_, own), entry in zip(batch, entries, strict=True)
+            for array in entry.inputs
+        ]
         prescale = 1.0
     for some_inputs, some_outputs in _by_type(inputs, outputs):
         if op == ReduceOp.ADASUM:
@@ -155,8 +157,7 @@ def _scaled(array: Array, factor: float) -> Array:
 
 def _by_type(inputs: list[Array], outputs: list[Array]) -> list[tuple[list[Array], list[Array]]]:
     """Split a batch into vectors of one type each, in the order in which types first appear (the same on all ranks)."""
-    first = inputs[0].dtype if inputs else None
-    if len(inputs) == 1 or all(array.dtype is first or array.dtype == first for array in inputs):
+    if len({array.dtype for array in inputs}) == 1:
         return [(inputs, outputs)]
     split: dict[object, tuple[list[Array], list[Array]]] = {}
     for source, target in zip(inputs, outputs, strict=True):

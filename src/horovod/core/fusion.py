@@ -22,15 +22,20 @@ def fuse(ready: Sequence[Ready], threshold: int, groups_apart: bool = False) -> 
     if threshold == 0 or groups_apart or len(ready) == 1:
         return [[item] for item in ready]
     batches: list[list[Ready]] = []
-    open_batches: dict[tuple[object, ...], tuple[list[Ready], int]] = {}
+    others: dict[tuple[object, ...], tuple[list[Ready], int]] = {}
+    key, batch, size = None, list[Ready](), 0
     for item in ready:
         if item.key is None:
             batches.append([item])
             continue
-        batch, size = open_batches.get(item.key, ([], 0))
+        if item.key is not key:  # equal keys are mostly one object, which is seen at once
+            if key is not None:
+                others[key] = batch, size
+            key = item.key
+            batch, size = others.get(key, ([], 0))
         if not batch or size + item.size > threshold:
             batch, size = [], 0
             batches.append(batch)
         batch.append(item)
-        open_batches[item.key] = (batch, size + item.size)
+        size += item.size
     return batches

@@ -34,6 +34,10 @@ def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
     _drive = drive
 
 
+_first = _thread.allocate_lock()
+"""Held by who is the first to wait for a handle. Most handles are done before anybody waits."""
+
+
 class Handle:
     """Completed exactly once, by a lane or by an abort; awaited by any number of threads.
 
@@ -50,7 +54,7 @@ class Handle:
 
     def __init__(self, end: Callable[[BaseException | None], BaseException | None] | None = None) -> None:
         self._end = end
-        self._next: list[Callable[[], None]] = []
+        self._next: list[Callable[[], None]] | None = None
         self._finished = False
         self.driver: Driver | None = None
         self.error: BaseException | None = None
@@ -72,16 +76,19 @@ class Handle:
         self._finished = True
         self.driver = None
         if self._next:
-            self._call_next()
+            self._call_next(self._next)
 
     def then(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once when the collective is done: on the thread that completes it, or at once if it is.
 
         For bindings whose framework waits by itself. The callback must not block and must not raise.
         """
+        if self._next is None:
+            with _first:
+                self._next = self._next or []
         self._next.append(callback)
         if self._finished:
-            self._call_next()
+            self._call_next(self._next)
         else:
             self.hasten()
 
@@ -91,10 +98,10 @@ class Handle:
         if driver is not None:
             driver.hasten(self)
 
-    def _call_next(self) -> None:
+    def _call_next(self, callbacks: list[Callable[[], None]]) -> None:
         while True:
             try:
-                callback = self._next.pop()  # of two threads that come here at the same time, one finds it
+                callback = callbacks.pop()  # of two threads that come here at the same time, one finds it
             except IndexError:
                 return
             callback()

@@ -13,6 +13,9 @@ from typing import NamedTuple
 from horovod.core.agreement import disagreement
 from horovod.core.messages import Decision, Operation, Request
 
+_KEYS = 1024
+"""Keys of which all decisions share one object, so that they are compared at a glance."""
+
 _FUSIBLE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.ALLGATHER, Operation.REDUCESCATTER}
 
 
@@ -82,6 +85,7 @@ class Negotiator:
         self._last_joined = -1
         self._ready: list[Ready] = []
         self._on_their_way: set[int] = set()
+        self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
 
     @property
     def has_ready(self) -> bool:
@@ -213,6 +217,9 @@ class Negotiator:
             types = frozenset(tensor.data_type for tensor in first.tensors)
             joined = template is not None
             key = (operation, types, first.reduce_op, first.prescale, first.postscale, first.device, joined)
+            if len(self._keys) > _KEYS:
+                self._keys.clear()
+            key = self._keys.setdefault(key, key)
         size = sum(_bytes(request) for request in requests if request is not None and operation is Operation.ALLGATHER)
         return Ready(decision, key, size or _bytes(first), True)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from horovod.core.execution import Entry
 from horovod.core.handle import Driver, Handle
-from horovod.core.turns import is_quick
+from horovod.core.turns import QUICK_BYTES, SLOW
 
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
@@ -63,17 +63,18 @@ class Requests:
             the error with which the lane has failed.
         """
         with self._lock:
+            request, handle = entry.request, entry.handle
             if self.error is not None:
                 raise type(self.error)(*self.error.args)
-            if entry.request.name in self._known:
-                raise ValueError(f"{DUPLICATE_NAME} The name is {entry.request.name!r}.")
-            self._known[entry.request.name] = entry
-            self.latest = entry.handle
+            if request.name in self._known:
+                raise ValueError(f"{DUPLICATE_NAME} The name is {request.name!r}.")
+            self._known[request.name] = entry
+            self.latest = handle
             if held:
                 entry.held = True
                 return False
-            if self._driver is not None and is_quick(entry):
-                entry.handle.driver = self._driver
+            if self._driver is not None and request.operation not in SLOW and entry.fits(QUICK_BYTES):
+                handle.driver = self._driver
             return self._queue(entry, awaited)
 
     def release(self, entry: Entry) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 
 from horovod.core.connections import NOTHING, Connections, Ready
 from horovod.core.deferral import with_signals_deferred
-from horovod.core.execution import Entry
 from horovod.core.handle import Handle
 from horovod.core.messages import Operation
 
@@ -31,11 +30,6 @@ PARK_MILLISECONDS = 5
 PARKS = 20
 """While other threads take turns, the lane's thread listens to its bell for so long at a time, and every so many times looks at
 everything else there is to do."""
-
-
-def is_quick(entry: Entry) -> bool:
-    """Whether a thread that waits may carry this out."""
-    return entry.request.operation not in SLOW and entry.fits(QUICK_BYTES)
 
 
 class Turns:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 _OURS = str(Path(__file__).resolve().parent.parent) + "/"
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
@@ -39,8 +39,23 @@ def _users_frame(frame: FrameType | None) -> FrameType | None:
     return last
 
 
+_lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
+"""Lines that were asked for, by code and place in it. To find a line's number takes longer than to find its code."""
+
+_REMEMBERED = 4096
+
+
 def _line(frame: FrameType | None) -> str:
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    if frame is None:
+        return ""
+    code = frame.f_code
+    place = id(code), frame.f_lasti
+    known = _lines.get(place)
+    if known is None or known[0] is not code:
+        if len(_lines) >= _REMEMBERED:
+            _lines.clear()
+        known = _lines[place] = code, f"{code.co_filename}:{frame.f_lineno}"
+    return known[1]
 
 
 class _Instead(threading.local):

@@ -45,7 +45,7 @@ def _start(
         gathered = outputs[0] if prefix == _SINGLE else tuple(outputs[index] for index in range(len(tensors)))
         return (gathered, done.result) if with_rows else gathered
 
-    return register(handle, memory, result)
+    return register(handle, memory, make=result)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:

@@ -32,7 +32,7 @@ def _start(
         device = splits.device if isinstance(splits, torch.Tensor) else None
         return outputs[0], torch.tensor(done.result, dtype=torch.int32, device=device)
 
-    return register(handle, memory, result)
+    return register(handle, memory, make=result)
 
 
 def alltoall_async(

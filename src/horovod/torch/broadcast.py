@@ -33,7 +33,7 @@ def _start(
     memory = memory_of([tensor])
     tensors = memory.read([tensor]) if _is_root(root_rank) else memory.write([tensor])
     handle = collectives.broadcast("broadcast", name, tensors, root_rank, process_set.process_set_id, awaited)
-    return register(handle, memory, lambda _: tensor)
+    return register(handle, memory, tensor)
 
 
 def _is_root(root_rank: int) -> bool:

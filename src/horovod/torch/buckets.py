@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.core.collectives import allreduce_request, submit
+from horovod.core.collectives import allreduce_request, submit, submit_arrays
 from horovod.core.handle import Handle
 from horovod.core.messages import HOST, Request
-from horovod.core.tensor import Tensor
 from horovod.torch.bucket_compression import Reduction
 from horovod.torch.memory import memory_of
 from horovod.torch.tensors import flat_array
@@ -105,13 +104,10 @@ class Bucket:
             *[tensor.shape for tensor in tensors],
         ]
         request = self._request
-        if request is not None and self._key == key and memory.device == HOST:
-            sources = targets = [  # as Memory.reduce has them, whose checks were made the last time
-                Tensor(flat_array(tensor), spec.data_type, spec.shape)
-                for tensor, spec in zip(tensors, request.tensors, strict=True)
-            ]
-        else:
-            sources, targets = memory.reduce(tensors, tensors)
+        if request is not None and self._key == key and memory.device == HOST:  # checked the last time
+            arrays = [flat_array(tensor) for tensor in tensors]
+            return submit_arrays(process_set_id, request, arrays, arrays)
+        sources, targets = memory.reduce(tensors, tensors)
         if request is None or self._key != key:
             self._key = key
             specs = [

@@ -14,14 +14,19 @@ drive_by(drive)  # so no wait for a collective is compiled
 
 _numbers = itertools.count(1)
 _last = 0
-_open: dict[int, tuple[Handle, Memory, Callable[[Handle], Any]]] = {}
+_open: dict[int, tuple[Handle, Memory, Any, Callable[[Handle], Any] | None]] = {}
 
 
-def register(handle: Handle, memory: Memory, output: Callable[[Handle], Any]) -> int:
-    """Give a collective on tensors in ``memory`` a number; ``output(handle)`` makes what :func:`synchronize` returns."""
+def register(handle: Handle, memory: Memory, output: Any = None, make: Callable[[Handle], Any] | None = None) -> int:
+    """Give a collective on tensors in ``memory`` a number.
+
+    Args:
+        output: what :func:`synchronize` returns.
+        make: makes it, where it is only known when the handle is done.
+    """
     global _last
     _last = number = next(_numbers)
-    _open[number] = (handle, memory, output)
+    _open[number] = (handle, memory, output, make)
     return number
 
 
@@ -37,7 +42,7 @@ def poll(handle: int) -> bool:
         ValueError: no such handle was given out, or its result was fetched already.
     """
     try:
-        promise, memory, _ = _open[handle]
+        promise, memory, _, _ = _open[handle]
     except KeyError:
         raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
     if not promise.done():
@@ -61,7 +66,7 @@ def synchronize(handle: int) -> Any:
         if not isinstance(handle, int) or not 0 < handle <= _last:
             raise ValueError(f"Handle {handle!r} was not created.")
         return None
-    promise, memory, output = entry
+    promise, memory, output, make = entry
     try:
         promise.wait()
     except BaseException as error:
@@ -71,4 +76,4 @@ def synchronize(handle: int) -> Any:
         raise
     _open.pop(handle, None)
     memory.arrive()
-    return output(promise)
+    return output if make is None else make(promise)

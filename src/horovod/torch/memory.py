@@ -77,7 +77,7 @@ class HostMemory:
         return True
 
 
-_host_memory = HostMemory()
+host_memory = HostMemory()
 
 
 def memory_of(tensors: Sequence[torch.Tensor]) -> Memory:
@@ -87,6 +87,6 @@ def memory_of(tensors: Sequence[torch.Tensor]) -> Memory:
         ValueError: the first of them cannot be communicated; the others are looked at when they are asked for.
     """
     if not tensors or (isinstance(tensors[0], torch.Tensor) and tensors[0].is_cpu):
-        return _host_memory
+        return host_memory
     check(tensors[0])
     return staging.Staged(staging.port(tensors[0].device))

@@ -44,7 +44,7 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
         prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
-    return register(handle, memory, lambda _: result)
+    return register(handle, memory, result)
 
 
 def reducescatter_async(

@@ -35,16 +35,11 @@ REACHABLE = {"cuda"}
 _STRIDED = torch.strided
 _NEGATIVE = "Tensor is a view with its sign still to be changed. Call .resolve_neg() on it first."
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_TORCH_BFLOAT16 = torch.bfloat16
 
 
 def flat_array(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array; nothing is copied. Raises as :func:`_array`."""
-    array = _array(tensor)
-    return array if array.ndim == 1 else array.reshape(-1)
-
-
-def _array(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous CPU tensor as a NumPy array of its shape; nothing is copied.
+    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array; nothing is copied.
 
     Raises:
         ValueError: what lies there is not what the tensor stands for.
@@ -52,17 +47,19 @@ def _array(tensor: torch.Tensor) -> Array:
     if tensor.requires_grad:
         tensor = tensor.detach()
     try:
-        if tensor.dtype is torch.bfloat16:  # NumPy has no such type of its own
-            return tensor.view(torch.int16).numpy().view(_BFLOAT16)
-        return tensor.numpy()
+        array: Array = tensor.view(torch.int16).numpy() if tensor.dtype is _TORCH_BFLOAT16 else tensor.numpy()
     except RuntimeError:
         if tensor.is_neg():
             raise ValueError(_NEGATIVE) from None
         raise
+    if tensor.dtype is _TORCH_BFLOAT16:  # NumPy has no such type of its own
+        array = array.view(_BFLOAT16)
+    return array if array.ndim == 1 else array.reshape(-1)
 
 
-def _plain(tensor: torch.Tensor, data_type: DataType | None) -> bool:
-    return data_type is not None and tensor.layout is _STRIDED and tensor.is_contiguous()
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie one after another, as :func:`check` wants them."""
+    return tensor.layout is _STRIDED and tensor.is_contiguous()
 
 
 def check(tensor: torch.Tensor) -> DataType:
@@ -74,8 +71,12 @@ def check(tensor: torch.Tensor) -> DataType:
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, not {type(tensor).__name__}")
     data_type = DATA_TYPES.get(tensor.dtype)
-    if _plain(tensor, data_type) and not tensor.is_neg() and (tensor.is_cpu or tensor.device.type in REACHABLE):
-        assert data_type is not None
+    if (
+        data_type is not None
+        and is_plain(tensor)
+        and not tensor.is_neg()
+        and (tensor.is_cpu or tensor.device.type in REACHABLE)
+    ):
         return data_type
     if data_type is None or tensor.layout is not torch.strided:
         hint = " Use sparse_allreduce_async or sparse_as_dense=True." if tensor.layout is not torch.strided else ""
@@ -101,13 +102,11 @@ def _type_name(tensor: torch.Tensor) -> str:
 def view(tensor: torch.Tensor) -> Tensor:
     """A tensor in host memory for the core. Raises as :func:`check`, and for a tensor on a device."""
     data_type = DATA_TYPES.get(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
-    # What is left to _array() to see, is_neg(), lets another thread run each time it is asked.
-    if data_type is None or not (_plain(tensor, data_type) and tensor.is_cpu):
+    # What is left to flat_array() to see, is_neg(), lets another thread run each time it is asked.
+    if data_type is None or not (is_plain(tensor) and tensor.is_cpu):
         check(tensor)
         raise ValueError(f"Tensors in list must be on same device. One is on cpu, another on {tensor.device}.")
-    array = _array(tensor)
-    shape = array.shape
-    return Tensor(array if len(shape) == 1 else array.reshape(-1), data_type, shape)
+    return Tensor(flat_array(tensor), data_type, tuple(tensor.shape))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
