@@ -31,6 +31,7 @@ from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.coordinator import CoordinatorLane
 from horovod.core.lane import Lane, Watch
 from horovod.core.member import MemberLane
+from horovod.core.workplace import Placement
 
 _log = logging.getLogger("horovod.core")
 
@@ -83,7 +84,7 @@ def assemble(
     group: int,
     ranks: Sequence[int],
     rank: int,
-    local_rank: int,
+    placement: Placement,
     cards: Sequence[Card],
     sockets: Mapping[Wire, socket.socket],
     connect: Connect,
@@ -96,6 +97,7 @@ def assemble(
 
     Args:
         ranks: the members' global ranks in set order; ``rank`` is this process's.
+        placement: where the lane's thread runs.
         sockets: made from :func:`control_wires`.
         connect: makes further connections among the members, if the engine needs them.
         deadline: ``time.monotonic`` by which all members must have answered.
@@ -131,10 +133,7 @@ def assemble(
             communicator = TcpCommunicator(index, peers, timeout)
     channels = {member: Channel(connection) for member, connection in connections.items()}
     kind = CoordinatorLane if index == 0 else MemberLane
-    core = None
-    if config.thread_affinity and local_rank < len(config.thread_affinity):
-        core = config.thread_affinity[local_rank]
-    return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, core, express)
+    return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, express)
 
 
 def _offer(

@@ -176,7 +176,7 @@ def _start(
             group,
             ranks,
             context.identity.rank,
-            context.identity.local_rank,
+            context.placement,
             known,
             sockets,
             connect,

@@ -24,13 +24,14 @@ from horovod.core.assembly import assemble, control_wires
 from horovod.core.config import AUTOTUNE, Config
 from horovod.core.ending import Ending, NobodyElse
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
-from horovod.core.introduction import Introduction, cores_and_threads, crowded, introduce, meeting_place
+from horovod.core.introduction import Introduction, introduce, meeting_place
 from horovod.core.lane import Lane, Watch
 from horovod.core.messages import Operation
 from horovod.core.process_set import membership
 from horovod.core.recording import Recording
 from horovod.core.roster import Roster, place_by_hosts
 from horovod.core.static_sets import StaticSets, Wish, settle
+from horovod.core.workplace import ANYWHERE, crowded, own_workplace, placement_of
 from horovod.observe import whereabouts
 
 _log = logging.getLogger("horovod.core")
@@ -57,6 +58,7 @@ class Generation:
         watch: what lanes report failures to.
         crowded: on some host the ranks compute with as many threads as there are cores, so that none is free for
             communication; the same on all ranks.
+        placement: of the threads of this rank's lanes.
         freed, changes: process set ids to be used again, and how often sets were added or removed.
         process: the process that started it; a forked child's copy is of no use.
     """
@@ -72,6 +74,7 @@ class Generation:
         self.process = os.getpid()
         self.secret = b""
         self.crowded = False
+        self.placement = ANYWHERE
         self.watch: Watch = NobodyElse(self.ending)
         self.freed: list[int] = []
         self.changes = 0
@@ -128,16 +131,21 @@ class Generation:
         )
         if identity.rank == 0 and (place is None or place.hosted):  # no launcher gave the job a secret
             card = msgspec.structs.replace(card, secret=make_secret())
-        own = Introduction(card, self.roster.launched.rank, self.generation, list(process_sets), *cores_and_threads())
+        workplace = own_workplace(identity.hostname)
+        own = Introduction(card, self.roster.launched.rank, self.generation, list(process_sets), workplace)
         seconds = self.config.start_timeout.total_seconds()
         introductions = introduce(own, self.roster, place, self._attempt, seconds)
         self._cards = [each.card for each in introductions]
         self.ending.introductions = introductions
         self.generation = max(each.generation for each in introductions)
-        self.crowded = crowded(introductions)
+        workplaces = [each.workplace for each in introductions]
+        self.crowded = crowded(workplaces)
         self.secret = self._cards[0].secret or (place.secret if place is not None else b"")
         if not self.roster.is_launched_job:
             self.identity = place_by_hosts(identity, [card.host for card in self._cards])
+        asked, local_rank = self.config.thread_affinity, self.identity.local_rank
+        core = asked[local_rank] if local_rank < len(asked) else None
+        self.placement = placement_of(workplaces, self.identity.rank, core)
         return introductions
 
     def _connect(self, switchboard: Switchboard | None, groups: Mapping[int, list[int]], deadline: float) -> None:
@@ -164,7 +172,7 @@ class Generation:
                 group,
                 ranks,
                 rank,
-                self.identity.local_rank,
+                self.placement,
                 self._cards,
                 sockets,
                 connect,

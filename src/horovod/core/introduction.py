@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -12,9 +11,10 @@ from horovod.control import meeting_over_mpi
 from horovod.control.meeting import MeetingPlace, exchange, place_on_this_host
 from horovod.control.secret import decode_secret
 from horovod.control.wiring import Card
-from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY, THREADS
+from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY
 from horovod.core.roster import Roster
 from horovod.core.static_sets import Wish
+from horovod.core.workplace import Workplace
 from horovod.environments import Identity
 
 
@@ -27,8 +27,7 @@ class Introduction(msgspec.Struct, array_like=True):
     generation: int
     """The number it would give the generation that begins; the highest becomes everybody's."""
     process_sets: list[Wish]
-    cores: int
-    threads: int
+    workplace: Workplace
 
 
 _decode = msgspec.msgpack.Decoder(Introduction).decode
@@ -79,21 +78,3 @@ def meeting_place(launched: Identity, env: Mapping[str, str] | None = None) -> M
         f"no place to meet. Set {RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT} and {SECRET_KEY}, start the job with horovodrun, or "
         "pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)."
     )
-
-
-def cores_and_threads() -> tuple[int, int]:
-    """The cores this process may use, and the threads it will compute with."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = os.environ.get(THREADS, "").split(",")[0]
-    return cores, int(threads) if threads.isdecimal() and int(threads) else cores
-
-
-def crowded(introductions: Sequence[Introduction]) -> bool:
-    """Whether the ranks of some host compute with as many threads as it has cores, or more."""
-    threads: Counter[str] = Counter()
-    cores: Counter[str] = Counter()
-    for each in introductions:
-        host = each.card.host
-        threads[host] += each.threads
-        cores[host] = max(cores[host], each.cores)
-    return any(threads[host] >= cores[host] for host in threads)

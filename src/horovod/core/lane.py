@@ -37,6 +37,7 @@ from horovod.core.negotiator import NegotiationError
 from horovod.core.requests import Requests
 from horovod.core.shortcut import Shortcut
 from horovod.core.turns import PARK_MILLISECONDS, PARKS, Turns
+from horovod.core.workplace import ANYWHERE, Placement, confined
 
 _log = logging.getLogger("horovod.core")
 
@@ -66,7 +67,7 @@ class Lane(ABC):
         watch: hears of failures and knows who is alive.
         on_stopped: called on the lane's thread when the set was shut down in good order, with the rank that left, its
             reason, and whether this rank was waiting for something.
-        core: where the lane's thread runs; None: anywhere.
+        placement: where the lane's thread runs.
         express: for small collectives among ranks of one host.
     """
 
@@ -80,7 +81,7 @@ class Lane(ABC):
         config: Config,
         watch: Watch,
         on_stopped: Callable[[int, str, bool], None],
-        core: int | None = None,
+        placement: Placement = ANYWHERE,
         express: Express | None = None,
     ) -> None:
         self.ranks = list(ranks)
@@ -90,7 +91,7 @@ class Lane(ABC):
         self._config = config
         self._watch = watch
         self._on_stopped = on_stopped
-        self._core = core
+        self._placement = placement
         self._requests = Requests(None if config.cycle_time else self)
         self._due: deque[Sequence[Decision]] = deque()
         self._stopping: tuple[int, str] | None = None
@@ -211,11 +212,12 @@ class Lane(ABC):
     # On the lane's thread.
 
     def _run(self) -> None:
-        if self._core is not None:
+        core = self._placement.core
+        if core is not None:
             try:
-                os.sched_setaffinity(threading.get_native_id(), {self._core})
+                os.sched_setaffinity(threading.get_native_id(), {core})
             except OSError as error:
-                _log.error("%s: core %d cannot be used, so it is ignored: %s", THREAD_AFFINITY, self._core, error)
+                _log.error("%s: core %d cannot be used, so it is ignored: %s", THREAD_AFFINITY, core, error)
         try:
             with np.errstate(
                 all="ignore"
@@ -297,10 +299,15 @@ class Lane(ABC):
         self._decide()
         while self._due:
             batch = self._batch(self._due[0])
-            if driven and not _quick(batch):
+            quick = _quick(batch)
+            if driven and not quick:
                 return
             self._due.popleft()
-            self._execute(batch)
+            if quick or not self._placement.share:
+                self._execute(batch)
+            else:
+                with confined(self._placement.share):
+                    self._execute(batch)
         if self._stopping is not None and not driven:
             self._before_stop(*self._stopping)
             self._stop(*self._stopping)

@@ -23,6 +23,7 @@ from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lane import Lane
 from horovod.core.member import MemberLane
+from horovod.core.workplace import ANYWHERE
 from unit.control.together import Together
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
@@ -75,7 +76,7 @@ class Members:
                 4,
                 ranks,
                 rank,
-                rank,
+                ANYWHERE,
                 cards,
                 sockets[rank],
                 partial(connect, rank),
@@ -233,28 +234,6 @@ def test_a_member_that_answers_nonsense_ends_the_attempt(answer: bytes) -> None:
                 lambda *_: None,
                 time.monotonic() + 10,
             )
-
-
-def test_the_lane_threads_core_is_chosen_by_local_rank(members: Members) -> None:
-    cards = [Card(0, "one", 1, 1, (), "")]
-    cores = []
-    for local_rank in range(3):
-        lane = assemble(
-            0,
-            [0],
-            0,
-            local_rank,
-            cards,
-            {},
-            lambda wires: {},
-            Config(thread_affinity=(4, 6)),
-            Watch(),
-            lambda *_: None,
-            time.monotonic() + 10,
-        )
-        cores.append(lane._core)
-        lane.close()
-    assert cores == [4, 6, None]
 
 
 def test_what_was_assembled_works_and_can_be_ended(members: Members) -> None:

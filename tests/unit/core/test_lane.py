@@ -35,6 +35,7 @@ from horovod.core.messages import (
     TensorSpec,
     encode,
 )
+from horovod.core.workplace import Placement
 from unit.control.together import wait_until
 from unit.core.lanes import (
     JOIN,
@@ -708,7 +709,7 @@ def test_what_a_forked_child_must_close(process_set: Set) -> None:
 def test_a_lane_can_be_bound_to_a_core(process_set: Set) -> None:
     core = min(os.sched_getaffinity(0))
     rank, _ = process_set.part(0, 1, start=False)
-    rank.lane._core = core
+    rank.lane._placement = Placement(core)
     found: list[set[int]] = []
     rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
     rank.lane.start()
@@ -720,10 +721,26 @@ def test_a_core_that_this_machine_does_not_have_is_an_error_in_the_log_and_nothi
     process_set: Set, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank, _ = process_set.part(0, 1, start=False)
-    rank.lane._core = 1_000_000
+    rank.lane._placement = Placement(1_000_000)
     rank.lane.start()
     wait(rank.allreduce("x", ones()))
     assert "core 1000000" in caplog.text
+
+
+@pytest.mark.parametrize("share", [{0}, {1_000_000}])
+def test_what_is_large_is_carried_out_on_the_cores_that_fall_to_this_rank(process_set: Set, share: set[int]) -> None:
+    """On any, where they are not to be had."""
+    everywhere = os.sched_getaffinity(0)
+    cores = {min(everywhere)} if share == {0} else share
+    rank, _ = process_set.part(0, 1, start=False)
+    rank.lane._placement = Placement(share=frozenset(cores))
+    found: list[set[int]] = []
+    rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
+    rank.lane.start()
+    for length in (4, LARGE, 4):
+        handle = rank.allreduce("x", ones(length=length))
+        wait_until(handle.done, "the lane's thread")
+    assert found == [everywhere, cores & everywhere or everywhere, everywhere]
 
 
 def test_a_submission_at_the_moment_in_which_the_lane_looks_for_its_oldest(

@@ -1,0 +1,94 @@
+"""The processor cores of a rank: how many there are to compute with, and on which of them its lanes' threads run."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import msgspec
+
+from horovod.core.config import THREADS
+
+
+class Workplace(msgspec.Struct, array_like=True):
+    """What a rank has to compute with.
+
+    Attributes:
+        cores: the numbers of those that it may use.
+        threads: how many it will compute with.
+    """
+
+    host: str
+    cores: list[int]
+    threads: int
+
+
+class Placement(NamedTuple):
+    """Where the threads of this rank's lanes run.
+
+    Attributes:
+        core: always on this one; None: wherever the operating system puts them.
+        share: on one of these while they carry out what is large. On a host where all cores compute, the operating system
+            tends to wake two ranks' threads on one core, where they wait for each other in turn. Empty: anywhere.
+    """
+
+    core: int | None = None
+    share: frozenset[int] = frozenset()
+
+
+ANYWHERE = Placement()
+
+
+def own_workplace(host: str) -> Workplace:
+    """This process's, as far as the operating system and the environment say."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    threads = os.environ.get(THREADS, "").split(",")[0]
+    return Workplace(host, cores, int(threads) if threads.isdecimal() and int(threads) else len(cores))
+
+
+def crowded(workplaces: Sequence[Workplace]) -> bool:
+    """Whether the ranks of some host compute with as many threads as it has cores, or more."""
+    threads: Counter[str] = Counter()
+    cores: defaultdict[str, set[int]] = defaultdict(set)
+    for each in workplaces:
+        threads[each.host] += each.threads
+        cores[each.host].update(each.cores)
+    return any(threads[host] >= len(cores[host]) for host in threads)
+
+
+def placement_of(workplaces: Sequence[Workplace], rank: int, core: int | None = None) -> Placement:
+    """Where the threads of one rank's lanes run.
+
+    Args:
+        workplaces: by rank.
+        core: the one that the user has chosen.
+    """
+    if core is not None or not crowded(workplaces) or not hasattr(os, "sched_setaffinity"):
+        return Placement(core)
+    return Placement(share=_share(workplaces, rank))
+
+
+def _share(workplaces: Sequence[Workplace], rank: int) -> frozenset[int]:
+    """The cores that fall to one rank where ranks of a host may all use the same ones; none if they are too few."""
+    own = workplaces[rank]
+    sharers = [other for other, each in enumerate(workplaces) if each.host == own.host and each.cores == own.cores]
+    place, each, cores = sharers.index(rank), len(sharers), len(own.cores)
+    if each == 1 or each > cores:
+        return frozenset()
+    return frozenset(own.cores[place * cores // each : (place + 1) * cores // each])
+
+
+@contextmanager
+def confined(cores: frozenset[int]) -> Iterator[None]:
+    """A block that the calling thread runs on these cores only; anywhere if they cannot be used any more."""
+    before = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)
