@@ -37,6 +37,7 @@ class MemberLane(Lane):
         message = decode_from_coordinator(body)
         if isinstance(message, Stop):
             self._stopping = (message.rank, message.reason)
+            self._connections.drop(member)  # nothing else comes, and that it closes then is no loss
         elif isinstance(message, Succeeded):
             self._resolve()
         else:

@@ -892,6 +892,20 @@ def test_what_nobody_waits_for_is_done_too_after_small_ones(process_set: Set) ->
     on_every_rank(ranks, script)
 
 
+def test_who_waits_hears_of_an_orderly_end_and_the_lanes_thread_sees_no_loss_in_what_follows(process_set: Set) -> None:
+    """It is the lane's thread that ends the lane; by then the coordinator has closed the connection."""
+    rank, peers = process_set.part(1, 2, start=False)
+    handle = rank.allreduce("x", ones())
+    peers[0].say(Stop(0, "it is done"))
+    peers[0].channel.close()
+    rank.lane.drive(handle)
+    assert not handle.done()
+    rank.lane.start()
+    assert "caused by rank 0: it is done while rank 1 waited for 'x'" in error_of(handle)
+    assert rank.lane.join(SECONDS)
+    assert rank.stopped == [(0, "it is done while rank 1 waited for 'x'", True)] and rank.watch.reports == []
+
+
 @pytest.mark.usefixtures("cores")
 def test_a_large_one_after_small_ones_is_served_at_once(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the lane's thread leaves the connections to those that wait, for ever if need be."""
