@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Driver(Protocol):
-    """A lane, as what waits for a small collective knows it."""
+    """A lane, as what waits for a quick collective knows it."""
 
     def drive(self, handle: Handle) -> None:
         """Do what is left to do for it on the calling thread, or return before."""
@@ -44,7 +44,7 @@ class Handle:
     Attributes:
         error: why the collective failed, once done.
         result: what the operation produces beyond the tensors it fills, for example received splits.
-        driver: of a small collective that the thread that waits for it may carry out; None if only a lane's thread may.
+        driver: of a quick collective that the thread that waits for it may carry out; None if only a lane's thread may.
 
     Args:
         end: called by whoever completes it, just before, with the error; returns the error that waiters get.

@@ -4,7 +4,7 @@ One thread does both because it can do nothing better while a collective runs: w
 sockets and travels together as the next batch. Other threads append to a queue. The lane sleeps in one ``poll`` over its
 connections and a bell, without a timeout while nothing is pending.
 
-What the lane does, it does in turns, which a thread that waits for a small collective may take as well
+What the lane does, it does in turns, which a thread that waits for a quick collective may take as well
 (:mod:`horovod.core.turns`). Whatever is large, or ends the lane, is left to the lane's own thread.
 
 A member's lane (:mod:`horovod.core.member`) announces to the coordinator and follows its orders; the coordinator's own lane,
@@ -175,8 +175,8 @@ class Lane(ABC):
         return [*self._connections.descriptors(), *self.communicator.descriptors()]
 
     def drive(self, handle: Handle) -> None:
-        """Carry out a small collective on the calling thread, which waits for it, as far as that is quick."""
-        self._turns.drive(handle, self._hurry, self._small_turn)
+        """Carry out a quick collective on the calling thread, which waits for it, as far as that is quick."""
+        self._turns.drive(handle, self._hurry, self._quick_turn)
 
     def hasten(self, handle: Handle) -> None:
         """Have the lane's thread take the turns until this is done, if it leaves them to others."""
@@ -193,7 +193,7 @@ class Lane(ABC):
         self._done(entry)
         return True
 
-    def _small_turn(self, ready: Ready) -> bool:
+    def _quick_turn(self, ready: Ready) -> bool:
         if ready.readable or self._requests.waiting():
             self._turn(ready, driven=True)
             if self._due or self._stopping is not None or self._connections.unsent():
@@ -269,7 +269,7 @@ class Lane(ABC):
         """Do everything there is to do now.
 
         Args:
-            driven: by a thread that waits for a small collective: what is large, or the last, stays for the lane's thread.
+            driven: by a thread that waits for a quick collective: what is large, or the last, stays for the lane's thread.
         """
         if self._requests.error is not None:
             return
@@ -398,5 +398,5 @@ class Lane(ABC):
 
 
 def _quick(batch: Batch) -> bool:
-    """Whether a thread that waits may run this: it fails, or all of it is small and this rank's own."""
+    """Whether a thread that waits may run this: it fails, or all of it is quick and this rank's own."""
     return bool(batch[0][0].error) or all(entry is not None and entry.handle.driver is not None for _, entry in batch)

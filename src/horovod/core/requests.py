@@ -30,7 +30,7 @@ class Requests:
     """What is in flight.
 
     Args:
-        driver: what a thread that waits for a small request takes turns of; None if it is not to.
+        driver: what a thread that waits for a quick request takes turns of; None if it is not to.
 
     Attributes:
         error: why the lane has failed, and with it everything that was in flight; set once.

@@ -1,7 +1,7 @@
-"""Who takes a lane's turns, one thread at a time: its own thread, or one that waits for a small collective.
+"""Who takes a lane's turns, one thread at a time: its own thread, or one that waits for a quick collective.
 
-To wake another thread, and to be woken by it, takes longer than a small collective does. So who waits for one carries it out,
-and leaves the rest to the lane's thread.
+To wake another thread, and to be woken by it, takes longer than a small collective does, and as long as one of a megabyte. So
+who waits for one carries it out, and leaves the rest to the lane's thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Turns:
 
         Args:
             hurry: does it without a turn if it can, and says whether it has.
-            turn: does what is small, and says whether anything is left.
+            turn: does what is quick, and says whether anything is left.
         """
         with_signals_deferred(self._drive, handle, hurry, turn)
 
