@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -34,8 +35,9 @@ def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
     _drive = drive
 
 
-_first = _thread.allocate_lock()
-"""Held by who is the first to wait for a handle. Most handles are done before anybody waits."""
+_first = threading.RLock()
+"""Held by who is the first to wait for a handle; a signal's handler may be, while the thread that it interrupts is. Most
+handles are done before anybody waits."""
 
 
 class Handle:
