@@ -37,17 +37,10 @@ class Entry(msgspec.Struct, eq=False):
     since: float
     held: bool = False
 
-    def fits(self, limit: int) -> bool:
-        """Whether what this rank contributes or receives has at most so many bytes."""
+    def size(self) -> int:
+        """Bytes that this rank contributes, or receives where it contributes nothing."""
         arrays = self.inputs or self.outputs
-        if len(arrays) == 1:
-            return arrays[0].nbytes <= limit
-        size = 0
-        for array in arrays:
-            size += array.nbytes
-            if size > limit:
-                return False
-        return True
+        return arrays[0].nbytes if len(arrays) == 1 else sum(array.nbytes for array in arrays)
 
 
 Batch = Sequence[tuple[Decision, Entry | None]]

@@ -36,7 +36,7 @@ from horovod.core.messages import Decision, MessageError, Request
 from horovod.core.negotiator import NegotiationError
 from horovod.core.requests import Requests
 from horovod.core.shortcut import Shortcut
-from horovod.core.turns import PARK_MILLISECONDS, PARKS, Turns
+from horovod.core.turns import PARK_MILLISECONDS, PARKS, QUICK_BYTES, Turns
 from horovod.core.workplace import ANYWHERE, Placement, confined
 
 _log = logging.getLogger("horovod.core")
@@ -299,11 +299,10 @@ class Lane(ABC):
         self._decide()
         while self._due:
             batch = self._batch(self._due[0])
-            quick = _quick(batch)
-            if driven and not quick:
+            if driven and not _quick(batch):
                 return
             self._due.popleft()
-            if quick or not self._placement.share:
+            if driven or not self._placement.share or _bytes(batch) <= QUICK_BYTES:
                 self._execute(batch)
             else:
                 with confined(self._placement.share):
@@ -400,3 +399,7 @@ class Lane(ABC):
 def _quick(batch: Batch) -> bool:
     """Whether a thread that waits may run this: it fails, or all of it is quick and this rank's own."""
     return bool(batch[0][0].error) or all(entry is not None and entry.handle.driver is not None for _, entry in batch)
+
+
+def _bytes(batch: Batch) -> int:
+    return sum(entry.size() for _, entry in batch if entry is not None)

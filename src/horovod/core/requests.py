@@ -73,7 +73,7 @@ class Requests:
             if held:
                 entry.held = True
                 return False
-            if self._driver is not None and request.operation not in SLOW and entry.fits(QUICK_BYTES):
+            if self._driver is not None and request.operation not in SLOW and entry.size() <= QUICK_BYTES:
                 handle.driver = self._driver
             return self._queue(entry, awaited)
 

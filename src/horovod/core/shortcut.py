@@ -74,7 +74,7 @@ class Shortcut:
 
     def _attempt(self, entry: Entry) -> bool:
         request = entry.request
-        if request.operation not in OPERATIONS or not entry.fits(self._express.data_bytes) or not _uniform(request):
+        if request.operation not in OPERATIONS or entry.size() > self._express.data_bytes or not _uniform(request):
             return False
         identity = self._identity(request)
         if len(identity) > IDENTITY_BYTES:

@@ -21,10 +21,8 @@ def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
     """Of a function that returns its outputs and a function of their gradients, make one that TensorFlow differentiates so."""
 
     def differentiable(*tensors: Any) -> Any:
-        if (
-            tf.executing_eagerly() and not could_possibly_record()
-        ):  # what TensorFlow does to record takes longer than we do
-            return function(*tensors)[0]
-        return tf.custom_gradient(function)(*tensors)
+        recorded = could_possibly_record() or not tf.executing_eagerly()
+        # What TensorFlow does to record takes longer than a small collective, so it is left out where nobody listens.
+        return tf.custom_gradient(function)(*tensors) if recorded else function(*tensors)[0]
 
     return differentiable

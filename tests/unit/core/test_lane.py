@@ -739,6 +739,7 @@ def test_what_is_large_is_carried_out_on_the_cores_that_fall_to_this_rank(proces
     rank.lane.start()
     for length in (4, LARGE, 4):
         handle = rank.allreduce("x", ones(length=length))
+        handle.hasten()
         wait_until(handle.done, "the lane's thread")
     assert found == [everywhere, cores & everywhere or everywhere, everywhere]
 
