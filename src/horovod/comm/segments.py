@@ -91,3 +91,9 @@ class Segments:
             result = workspace.array(2, contributions[0].dtype, stop - start)
             reduce_into(result, contributions, op, prescale, postscale, workspace)
             self.write(start, stop, result)
+
+
+def source_and_target(inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[Segments, Segments]:
+    """Both sides of a reduction; one and the same where it is in place, which many small tensors feel."""
+    source = Segments(inputs)
+    return source, source if outputs is inputs else Segments(outputs)

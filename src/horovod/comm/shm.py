@@ -28,7 +28,7 @@ from horovod.comm.arena import LONG_SPIN, PACKED, REDUCED, Arena, Counters
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments
+from horovod.comm.segments import Segments, source_and_target
 
 SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
@@ -93,8 +93,7 @@ class ShmCommunicator(Communicator):
         self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         self._counters.check()
-        source = Segments(inputs)
-        target = source if outputs is inputs else Segments(outputs)
+        source, target = source_and_target(inputs, outputs)
         if source.length == 0:
             return
         dtype = inputs[0].dtype

@@ -20,7 +20,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.exchange import Exchange
 from horovod.comm.link import Collective
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments
+from horovod.comm.segments import Segments, source_and_target
 from horovod.comm.sharding import Part, ShardedReduction, Staging, as_bytes
 
 PIECE_BYTES = 512 << 10
@@ -67,8 +67,7 @@ class TcpCommunicator(Communicator):
         self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         self._exchange.begin(Collective.ALLREDUCE)
-        source = Segments(inputs)
-        target = source if outputs is inputs else Segments(outputs)
+        source, target = source_and_target(inputs, outputs)
         length = source.length
         if not length:
             return

@@ -69,12 +69,13 @@ def submit_arrays(
     request: Request,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
+    allocate: Allocate | None = None,
     awaited: bool = False,
 ) -> Handle:
     """:func:`submit` of host memory, as one flat array for each of the request's tensors, of its type and size."""
     handle = Handle()
     lane = running().lane(process_set_id, request.operation)
-    lane.submit(Entry(request, inputs, outputs, None, handle, time.monotonic()), awaited=awaited)
+    lane.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic()), awaited=awaited)
     return handle
 
 
@@ -88,14 +89,13 @@ def submit(
 ) -> Handle:
     """Submit a request that was made before and checked then; for callers that repeat one many times."""
     passage = _passage(inputs or outputs)
-    handle = Handle() if passage is None else Handle(passage.end)
     arrays = [tensor.array for tensor in inputs]
     targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
+    if passage is None:
+        return submit_arrays(process_set_id, request, arrays, targets, allocate, awaited)
+    handle = Handle(passage.end)
     lane = running().lane(process_set_id, request.operation)
     entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
-    if passage is None:
-        lane.submit(entry, awaited=awaited)
-        return handle
     lane.submit(entry, held=True)
     try:
         passage.begin(partial(lane.release, entry))

@@ -47,6 +47,11 @@ Batch = Sequence[tuple[Decision, Entry | None]]
 """Decisions that are carried out together, each with this rank's entry; None where this rank has joined and has none."""
 
 
+def size_of(batch: Batch) -> int:
+    """Bytes that this rank contributes to a batch, or receives where it contributes nothing."""
+    return sum(entry.size() for _, entry in batch if entry is not None)
+
+
 def shard_rows(rows: int, size: int) -> list[int]:
     """How reducescatter deals ``rows`` rows to ``size`` ranks: evenly, the first ranks one more where it does not divide."""
     base, extra = divmod(rows, size)

@@ -27,17 +27,17 @@ import numpy as np
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.express import Express
 from horovod.control.channel import Channel, ChannelClosed
-from horovod.core.config import THREAD_AFFINITY, Config
+from horovod.core.config import Config
 from horovod.core.connections import Connections, Ready
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
-from horovod.core.execution import Batch, Entry, execute
+from horovod.core.execution import Batch, Entry, execute, size_of
 from horovod.core.handle import Handle
 from horovod.core.messages import Decision, MessageError, Request
 from horovod.core.negotiator import NegotiationError
 from horovod.core.requests import Requests
 from horovod.core.shortcut import Shortcut
-from horovod.core.turns import PARK_MILLISECONDS, PARKS, QUICK_BYTES, Turns
-from horovod.core.workplace import ANYWHERE, Placement, confined
+from horovod.core.turns import PARK_MILLISECONDS, PARKS, QUICK_BYTES, Turns, may_drive
+from horovod.core.workplace import ANYWHERE, Placement
 
 _log = logging.getLogger("horovod.core")
 
@@ -212,12 +212,7 @@ class Lane(ABC):
     # On the lane's thread.
 
     def _run(self) -> None:
-        core = self._placement.core
-        if core is not None:
-            try:
-                os.sched_setaffinity(threading.get_native_id(), {core})
-            except OSError as error:
-                _log.error("%s: core %d cannot be used, so it is ignored: %s", THREAD_AFFINITY, core, error)
+        self._placement.begin()
         try:
             with np.errstate(
                 all="ignore"
@@ -299,13 +294,13 @@ class Lane(ABC):
         self._decide()
         while self._due:
             batch = self._batch(self._due[0])
-            if driven and not _quick(batch):
+            if driven and not may_drive(batch):
                 return
             self._due.popleft()
-            if driven or not self._placement.share or _bytes(batch) <= QUICK_BYTES:
+            if driven or size_of(batch) <= QUICK_BYTES:
                 self._execute(batch)
             else:
-                with confined(self._placement.share):
+                with self._placement.at_work():
                     self._execute(batch)
         if self._stopping is not None and not driven:
             self._before_stop(*self._stopping)
@@ -394,12 +389,3 @@ class Lane(ABC):
     @abstractmethod
     def _before_stop(self, rank: int, reason: str) -> None:
         """What is still to be said when everything has run."""
-
-
-def _quick(batch: Batch) -> bool:
-    """Whether a thread that waits may run this: it fails, or all of it is quick and this rank's own."""
-    return bool(batch[0][0].error) or all(entry is not None and entry.handle.driver is not None for _, entry in batch)
-
-
-def _bytes(batch: Batch) -> int:
-    return sum(entry.size() for _, entry in batch if entry is not None)

@@ -62,8 +62,9 @@ class Requests:
             ValueError: a request of that name is in flight.
             the error with which the lane has failed.
         """
+        request, handle = entry.request, entry.handle
+        quick = request.operation not in SLOW and entry.size() <= QUICK_BYTES
         with self._lock:
-            request, handle = entry.request, entry.handle
             if self.error is not None:
                 raise type(self.error)(*self.error.args)
             if request.name in self._known:
@@ -73,7 +74,7 @@ class Requests:
             if held:
                 entry.held = True
                 return False
-            if self._driver is not None and request.operation not in SLOW and entry.size() <= QUICK_BYTES:
+            if quick:
                 handle.driver = self._driver
             return self._queue(entry, awaited)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from horovod.core.connections import NOTHING, Connections, Ready
 from horovod.core.deferral import with_signals_deferred
+from horovod.core.execution import Batch
 from horovod.core.handle import Handle
 from horovod.core.messages import Operation
 
@@ -30,6 +31,11 @@ PARK_MILLISECONDS = 5
 PARKS = 20
 """While other threads take turns, the lane's thread listens to its bell for so long at a time, and every so many times looks at
 everything else there is to do."""
+
+
+def may_drive(batch: Batch) -> bool:
+    """Whether a thread that waits may run this: it fails, or all of it is quick and this rank's own."""
+    return bool(batch[0][0].error) or all(entry is not None and entry.handle.driver is not None for _, entry in batch)
 
 
 class Turns:

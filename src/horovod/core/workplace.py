@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
 
-from horovod.core.config import THREADS
+from horovod.core.config import THREAD_AFFINITY, THREADS
+
+_log = logging.getLogger("horovod.core")
 
 
 class Workplace(msgspec.Struct, array_like=True):
@@ -37,6 +40,22 @@ class Placement(NamedTuple):
 
     core: int | None = None
     share: frozenset[int] = frozenset()
+
+    def begin(self) -> None:
+        """Called by a lane's thread, once."""
+        if self.core is not None and not _run_on({self.core}):
+            _log.error("%s: core %d cannot be used, so it is ignored", THREAD_AFFINITY, self.core)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A block in which the calling lane's thread carries out what is large."""
+        before = os.sched_getaffinity(0) if self.share else set[int]()
+        confined = bool(before) and _run_on(self.share)
+        try:
+            yield
+        finally:
+            if confined:
+                _run_on(before)
 
 
 ANYWHERE = Placement()
@@ -81,14 +100,11 @@ def _share(workplaces: Sequence[Workplace], rank: int) -> frozenset[int]:
     return frozenset(own.cores[place * cores // each : (place + 1) * cores // each])
 
 
-@contextmanager
-def confined(cores: frozenset[int]) -> Iterator[None]:
-    """A block that the calling thread runs on these cores only; anywhere if they cannot be used any more."""
-    before = os.sched_getaffinity(0)
-    with suppress(OSError):
-        os.sched_setaffinity(0, cores)
+def _run_on(cores: Set[int]) -> bool:
+    """Have the calling thread run on these cores only; False, and it runs where it did, if they are not to be had."""
     try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        _log.debug("cores %s: %s", sorted(cores), error)
+        return False
+    return True

@@ -64,7 +64,7 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
     if not in_place:
         result = empty_like(tensor)
         targets = (flat_array(result),)
-    handle = collectives.submit_arrays(how.process_set.process_set_id, request, sources, targets, awaited)
+    handle = collectives.submit_arrays(how.process_set.process_set_id, request, sources, targets, awaited=awaited)
     return register(handle, host_memory, result)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from horovod.core.config import THREADS
-from horovod.core.workplace import ANYWHERE, Placement, Workplace, confined, crowded, own_workplace, placement_of
+from horovod.core.workplace import ANYWHERE, Placement, Workplace, crowded, own_workplace, placement_of
 
 
 def of(*ranks: tuple[str, Sequence[int], int]) -> list[Workplace]:
@@ -68,9 +68,11 @@ def test_what_this_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_thread_is_confined_for_a_block_and_free_again_whatever_happens() -> None:
     before = os.sched_getaffinity(0)
-    with pytest.raises(ZeroDivisionError), confined(frozenset({max(before)})):
+    with pytest.raises(ZeroDivisionError), Placement(share=frozenset({max(before)})).at_work():
         assert os.sched_getaffinity(0) == {max(before)}
         raise ZeroDivisionError
     assert os.sched_getaffinity(0) == before
-    with confined(frozenset({1_000_000})):
+    for placement in (Placement(share=frozenset({1_000_000})), ANYWHERE):
+        with placement.at_work():
+            assert os.sched_getaffinity(0) == before
         assert os.sched_getaffinity(0) == before
