@@ -217,7 +217,7 @@ def test_allreduce_of_a_batch_equals_its_members_alone(group: list[Communicator]
 
 
 def test_allreduce_far_larger_than_a_piece(group: list[Communicator]) -> None:
-    """Many pieces of every engine's usual size, as one tensor and as a batch of odd ones."""
+    """Many pieces of every engine's usual size: as one tensor, a batch of odd ones, and hundreds to a piece."""
     size, length = len(group), 2_500_009
     sources = [np.arange(length, dtype=np.float32) * (rank + 1) for rank in range(size)]
     expected = reduced(ReduceOp.SUM, sources)
@@ -228,7 +228,8 @@ def test_allreduce_far_larger_than_a_piece(group: list[Communicator]) -> None:
         communicator.allreduce(pieces, pieces, ReduceOp.SUM, 1.0, 1.0)
         check(np.concatenate(pieces), expected, "result")
 
-    everywhere(group, [[length], [1, 0, 850_003, 7, 649_999, length - 1_500_010]], one)
+    odd = [1, 0, 850_003, 7, 649_999, length - 1_500_010]
+    everywhere(group, [[length], odd, [1000] * (length // 1000) + [length % 1000]], one)
 
 
 def test_allgather(group: list[Communicator]) -> None:

@@ -65,15 +65,13 @@ class ShmCommunicator(Communicator):
     def _map_regions(self) -> list[list[Array]]:
         """By slot: the contribution of each rank, then the result, as bytes."""
         piece = self._arena.piece_bytes
-        start = Arena.header_bytes(self.size)
-        regions: list[list[Array]] = []
-        for _ in range(2):
-            row = []
-            for _ in range(self.size + 1):
-                row.append(self._arena.bytes[start : start + piece])
-                start += piece
-            regions.append(row)
-        return regions
+        starts = [[self._start(number, owner) for owner in range(self.size + 1)] for number in range(2)]
+        return [[self._arena.bytes[start : start + piece] for start in row] for row in starts]
+
+    def _start(self, piece: int, owner: int) -> int:
+        """Where :meth:`_region` begins in the arena, in bytes."""
+        place = (piece & 1) * (self.size + 1) + owner
+        return Arena.header_bytes(self.size) + place * self._arena.piece_bytes
 
     def _region(self, piece: int, owner: int, dtype: np.dtype[Any]) -> Array:
         """The region of rank ``owner`` (``size`` for the result) for piece number ``piece``."""
@@ -137,7 +135,11 @@ class ShmCommunicator(Communicator):
             if stop < source.length:
                 piece = self._pack_shards(source, stop, min(stop + step, source.length), dtype)
             counters.wait_all(REDUCED, self._reduced)
-            target.write(start, stop, self._region(current, size, dtype)[: stop - start], factor)
+            if scattered and dtype.kind != "V":  # what is no type of NumPy's own has no buffer protocol
+                begin = self._start(current, size)
+                self._arena.scatter(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
+            else:
+                target.write(start, stop, self._region(current, size, dtype)[: stop - start], factor)
 
     def _pack_shards(self, source: Segments, start: int, stop: int, dtype: np.dtype[Any]) -> int:
         """Contribute elements ``[start, stop)`` less my own shard as the next piece; returns its number."""
@@ -283,6 +285,9 @@ class ShmCommunicator(Communicator):
 
     def abort(self) -> None:
         self._counters.abort()
+
+    def descriptors(self) -> list[int]:
+        return [self._arena.descriptor]
 
     def close(self) -> None:
         self._counters.release()

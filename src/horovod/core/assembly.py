@@ -157,8 +157,6 @@ def _offer(
         if arena is not None:
             arena.close()
         raise
-    if arena is not None:
-        arena.close_descriptor()
     return arena, choice
 
 

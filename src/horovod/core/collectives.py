@@ -51,19 +51,6 @@ _requests: dict[str, tuple[tuple[object, ...], Request]] = {}
 _REMEMBERED = 4096
 
 
-def remembered(name: str, key: tuple[object, ...]) -> Request | None:
-    """The request that was made of ``key`` the last time something travelled under this name."""
-    known = _requests.get(name)
-    return known[1] if known is not None and known[0] == key else None
-
-
-def remember(name: str, key: tuple[object, ...], request: Request) -> None:
-    """Of what the request was made, for :func:`remembered`."""
-    if len(_requests) >= _REMEMBERED:
-        _requests.clear()
-    _requests[name] = key, request
-
-
 def submit_arrays(
     process_set_id: int | None,
     request: Request,
@@ -71,11 +58,16 @@ def submit_arrays(
     outputs: Sequence[Array],
     allocate: Allocate | None = None,
     awaited: bool = False,
+    owner: object = None,
 ) -> Handle:
-    """:func:`submit` of host memory, as one flat array for each of the request's tensors, of its type and size."""
+    """:func:`submit` of host memory, as one flat array for each of the request's tensors, of its type and size.
+
+    Args:
+        owner: is held until the handle is done; what the arrays lie in, if they do not hold it themselves.
+    """
     handle = Handle()
     lane = running().lane(process_set_id, request.operation)
-    lane.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic()), awaited=awaited)
+    lane.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), False, awaited)
     return handle
 
 
@@ -165,12 +157,14 @@ def allreduce(
         request = allreduce_request(full_name, tensors, op, prescale, postscale, line, not name, device)
         return submit(process_set_id, request, inputs, outputs, awaited=awaited)
     key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
-    known = remembered(full_name, key)
-    if known is None:
+    known = _requests.get(full_name)
+    if known is None or known[0] != key:
         tensors = [(full_name, inputs[0].data_type, inputs[0].shape)]
-        known = allreduce_request(full_name, tensors, op, prescale, postscale, line, device=device)
-        remember(full_name, key, known)
-    return submit(process_set_id, known, inputs, outputs, awaited=awaited)
+        request = allreduce_request(full_name, tensors, op, prescale, postscale, line, device=device)
+        if len(_requests) >= _REMEMBERED:
+            _requests.clear()
+        known = _requests[full_name] = key, request
+    return submit(process_set_id, known[1], inputs, outputs, awaited=awaited)
 
 
 def allgather(

@@ -20,12 +20,13 @@ from horovod.core.messages import Decision, Operation, Request
 from horovod.core.tensor import Allocate
 
 
-class Entry(msgspec.Struct, eq=False):
+class Entry(msgspec.Struct, eq=False, gc=False):
     """One submitted request with its memory, from submission to completion.
 
     Attributes:
         inputs, outputs: one flat array a tensor; outputs that only the decision can size are made by ``allocate``.
         since: when it was submitted (``time.monotonic``).
+        owner: what holds the arrays' memory, where they do not themselves.
         held: its inputs are not there yet, so it has not been announced.
     """
 
@@ -35,6 +36,7 @@ class Entry(msgspec.Struct, eq=False):
     allocate: Allocate | None
     handle: Handle
     since: float
+    owner: object = None
     held: bool = False
 
     def size(self) -> int:

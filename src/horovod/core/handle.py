@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import msgspec
+
 
 class Driver(Protocol):
     """A lane, as what waits for a quick collective knows it."""
@@ -40,7 +42,7 @@ _first = threading.RLock()
 handles are done before anybody waits."""
 
 
-class Handle:
+class Handle(msgspec.Struct, eq=False, gc=False):  # the garbage collector has enough to look at
     """Completed exactly once, by a lane or by an abort; awaited by any number of threads.
 
     Attributes:
@@ -48,19 +50,15 @@ class Handle:
         result: what the operation produces beyond the tensors it fills, for example received splits.
         driver: of a quick collective that the thread that waits for it may carry out; None if only a lane's thread may.
 
-    Args:
         end: called by whoever completes it, just before, with the error; returns the error that waiters get.
     """
 
-    __slots__ = ("_end", "_finished", "_next", "driver", "error", "result")
-
-    def __init__(self, end: Callable[[BaseException | None], BaseException | None] | None = None) -> None:
-        self._end = end
-        self._next: list[Callable[[], None]] | None = None
-        self._finished = False
-        self.driver: Driver | None = None
-        self.error: BaseException | None = None
-        self.result: Any = None
+    end: Callable[[BaseException | None], BaseException | None] | None = None
+    driver: Driver | None = None
+    error: BaseException | None = None
+    result: Any = None
+    _finished: bool = False
+    _next: list[Callable[[], None]] | None = None
 
     def done(self) -> bool:
         """Whether :meth:`wait` would return at once."""
@@ -72,8 +70,8 @@ class Handle:
 
     def complete(self, error: BaseException | None = None) -> None:
         """Called once. Wakes whoever waits."""
-        if self._end is not None:
-            error, self._end = self._end(error), None
+        if self.end is not None:
+            error, self.end = self.end(error), None
         self.error = error
         self._finished = True
         self.driver = None

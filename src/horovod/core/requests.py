@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from horovod.core.execution import Entry
 from horovod.core.handle import Driver, Handle
-from horovod.core.turns import QUICK_BYTES, SLOW
+from horovod.core.turns import is_quick
 
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
@@ -46,6 +46,7 @@ class Requests:
         self._unannounced: list[Entry] = []
         self._hastened: Handle | None = None
         self._asleep = self._napping = self._parked = False
+        self._rests = False  # any of the three
         self._nap_next = False
         self._announced_at = 0.0
 
@@ -62,20 +63,18 @@ class Requests:
             ValueError: a request of that name is in flight.
             the error with which the lane has failed.
         """
-        request, handle = entry.request, entry.handle
-        quick = request.operation not in SLOW and entry.size() <= QUICK_BYTES
+        name, handle = entry.request.name, entry.handle
+        driver = self._driver if not held and is_quick(entry) else None
         with self._lock:
             if self.error is not None:
                 raise type(self.error)(*self.error.args)
-            if request.name in self._known:
-                raise ValueError(f"{DUPLICATE_NAME} The name is {request.name!r}.")
-            self._known[request.name] = entry
+            if self._known.setdefault(name, entry) is not entry:
+                raise ValueError(f"{DUPLICATE_NAME} The name is {name!r}.")
             self.latest = handle
             if held:
                 entry.held = True
                 return False
-            if quick:
-                handle.driver = self._driver
+            handle.driver = driver
             return self._queue(entry, awaited)
 
     def release(self, entry: Entry) -> bool:
@@ -92,6 +91,8 @@ class Requests:
 
     def _queue(self, entry: Entry, awaited: bool) -> bool:
         self._unannounced.append(entry)
+        if not self._rests:
+            return False
         driven = entry.handle.driver is not None  # whoever waits for it takes the turn
         wake = (
             (self._asleep and not (driven and awaited))
@@ -100,6 +101,7 @@ class Requests:
         )
         if wake:
             self._asleep = self._napping = False
+            self._rests = self._parked
         return wake
 
     def withdraw(self, entry: Entry) -> bool:
@@ -181,7 +183,7 @@ class Requests:
                 return False
             if any(entry.handle.driver is None and not entry.held for entry in self._known.values()):
                 return False
-            self._parked = True
+            self._parked = self._rests = True
         return True
 
     def rest(self, busy: bool) -> int:
@@ -195,12 +197,12 @@ class Requests:
             if busy or self._unannounced:
                 return 0
             if nap and self._known:
-                self._napping = True
+                self._napping = self._rests = True
                 return NAP_MILLISECONDS
-            self._asleep = True
+            self._asleep = self._rests = True
             return -1
 
     def rise(self) -> None:
         """The thread does not rest any more."""
         with self._lock:
-            self._asleep = self._napping = self._parked = False
+            self._asleep = self._napping = self._parked = self._rests = False

@@ -13,7 +13,7 @@ import numpy as np
 
 from horovod.core.connections import NOTHING, Connections, Ready
 from horovod.core.deferral import with_signals_deferred
-from horovod.core.execution import Batch
+from horovod.core.execution import Batch, Entry
 from horovod.core.handle import Handle
 from horovod.core.messages import Operation
 
@@ -21,6 +21,14 @@ SLOW = frozenset({Operation.JOIN, Operation.ADASUM})
 QUICK_BYTES = 4 << 20
 """What a thread that waits may do itself: all but these operations, of so many bytes at most on this rank. That takes it some
 milliseconds, for which a signal's handler has to wait."""
+
+
+def is_quick(entry: Entry) -> bool:
+    """Whether a thread that waits for this may carry it out itself."""
+    arrays = entry.inputs or entry.outputs
+    size = arrays[0].nbytes if len(arrays) == 1 else entry.size()
+    return size <= QUICK_BYTES and entry.request.operation not in SLOW
+
 
 LOOKS = 100
 SLEEPS = 10

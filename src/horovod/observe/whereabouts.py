@@ -75,9 +75,19 @@ def on_behalf_of(line: str) -> Iterator[None]:
         _instead.line = before
 
 
-def caller() -> str:
-    """``file:line`` of the user's code that led to this call."""
-    return _instead.line or _line(_users_frame(sys._getframe(1)))
+def caller(above: int = 0) -> str:
+    """``file:line`` of the user's code that led to this call.
+
+    Args:
+        above: how many callers of the one that asks are known not to be the user's.
+    """
+    if _instead.line:
+        return _instead.line
+    frame = sys._getframe(1 + above)
+    known = _lines.get((id(frame.f_code), frame.f_lasti))
+    if known is not None and known[0] is frame.f_code:  # mostly it is the user's, and has been here before
+        return known[1]
+    return _line(_users_frame(frame))
 
 
 def main_thread() -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
+from horovod.comm.datatypes import Array
 from horovod.core import collectives
+from horovod.core.messages import Request
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.observe.whereabouts import caller
 from horovod.torch.allgather import allgather_async
@@ -18,7 +21,7 @@ from horovod.torch.arguments import Average, Reducing, Sum, compressed, reductio
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import host_memory, memory_of
-from horovod.torch.tensors import check, empty_like, flat_array, is_plain
+from horovod.torch.tensors import check, empty_like, flat_array, is_plain, lent_array
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -52,20 +55,54 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
 
     The same as above in fewer steps: what is small consists of little else.
     """
-    full_name, line = f"{_SINGLE}.{name}", caller()
+    line = caller(above=2)
     key = (tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
-    request = collectives.remembered(full_name, key)
-    if request is None or not is_plain(tensor):
-        specs = [(full_name, check(tensor), tuple(tensor.shape))]
-        request = collectives.allreduce_request(full_name, specs, how.op, how.prescale, how.postscale, line)
-        collectives.remember(full_name, key, request)
-    sources = targets = (flat_array(tensor),)
+    known = _known.get(name)
+    if known is None or known.key != key or not is_plain(tensor):
+        known = _look_at(tensor, name, key, how, line)
+    address, lent = tensor.data_ptr(), known.lent
+    if lent[0] != address:
+        lent = address, (lent_array(tensor),)
+        if known.lasting:
+            known.lent = lent
+    sources = targets = lent[1]
     result = tensor
     if not in_place:
         result = empty_like(tensor)
         targets = (flat_array(result),)
-    handle = collectives.submit_arrays(how.process_set.process_set_id, request, sources, targets, awaited=awaited)
+    handle = collectives.submit_arrays(
+        how.process_set.process_set_id, known.request, sources, targets, None, awaited, tensor
+    )
     return register(handle, host_memory, result)
+
+
+class _Known(msgspec.Struct, gc=False):
+    """What was found out about a tensor that travelled under some name.
+
+    Attributes:
+        key: what the request was made of.
+        lent: where the tensor lay, and its memory as the core gets it.
+        lasting: that serves for another tensor of this key at the same place, too.
+    """
+
+    key: tuple[object, ...]
+    request: Request
+    lasting: bool
+    lent: tuple[int, tuple[Array, ...]] = (-1, ())
+
+
+_known: dict[str, _Known] = {}
+_REMEMBERED = 4096
+
+
+def _look_at(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> _Known:
+    full_name = f"{_SINGLE}.{name}"
+    specs = [(full_name, check(tensor), tuple(tensor.shape))]
+    request = collectives.allreduce_request(full_name, specs, how.op, how.prescale, how.postscale, line)
+    if len(_known) >= _REMEMBERED:
+        _known.clear()
+    known = _known[name] = _Known(key, request, tensor.numel() > 1)
+    return known
 
 
 def allreduce_async(

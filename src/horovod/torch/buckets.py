@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
 from horovod.core.collectives import allreduce_request, submit, submit_arrays
 from horovod.core.handle import Handle
 from horovod.core.messages import HOST, Request
 from horovod.torch.bucket_compression import Reduction
 from horovod.torch.memory import memory_of
-from horovod.torch.tensors import flat_array
+from horovod.torch.tensors import lent_array
 
 
 class Slot:
@@ -51,7 +52,7 @@ class Bucket:
         after: what is to be done when it is through.
     """
 
-    __slots__ = ("_key", "_request", "after", "handle", "name", "slots", "waiting")
+    __slots__ = ("_addresses", "_arrays", "_key", "_request", "_single", "after", "handle", "name", "slots", "waiting")
 
     def __init__(self, name: str, slots: Sequence[Slot]) -> None:
         self.name = name
@@ -61,6 +62,9 @@ class Bucket:
         self.after: list[Callable[[], None]] = []
         self._request: Request | None = None
         self._key: list[object] = []
+        self._addresses: list[int] = []
+        self._arrays: list[Array] = []
+        self._single: list[int] = []
         for slot in self.slots:
             slot.bucket = self
 
@@ -105,11 +109,13 @@ class Bucket:
         ]
         request = self._request
         if request is not None and self._key == key and memory.device == HOST:  # checked the last time
-            arrays = [flat_array(tensor) for tensor in tensors]
-            return submit_arrays(process_set_id, request, arrays, arrays)
+            arrays = self._lent_arrays(tensors)
+            return submit_arrays(process_set_id, request, arrays, arrays, owner=tensors)
         sources, targets = memory.reduce(tensors, tensors)
         if request is None or self._key != key:
             self._key = key
+            self._addresses = []
+            self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
             specs = [
                 (f"allreduce.{slot.name}", each.data_type, each.shape)
                 for slot, each in zip(slots, sources, strict=True)
@@ -120,3 +126,13 @@ class Bucket:
         handle = submit(process_set_id, request, sources, targets)
         self.after.insert(0, memory.arrive)
         return handle
+
+    def _lent_arrays(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Those of the last step, where the tensors lie where they lay then, as they mostly do."""
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses != self._addresses:
+            self._arrays = [lent_array(tensor) for tensor in tensors]
+            self._addresses = addresses
+        for index in self._single:
+            self._arrays[index] = lent_array(tensors[index])
+        return self._arrays

@@ -6,15 +6,27 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from horovod.core.handle import Handle, drive_by
 from horovod.torch.memory import Memory
 from horovod.torch.uncompiled import drive
 
 drive_by(drive)  # so no wait for a collective is compiled
 
+
+class _Open(msgspec.Struct, gc=False):
+    """A collective that nobody has fetched the result of; attributes as :func:`register` has them."""
+
+    promise: Handle
+    memory: Memory
+    output: Any
+    make: Callable[[Handle], Any] | None
+
+
 _numbers = itertools.count(1)
 _last = 0
-_open: dict[int, tuple[Handle, Memory, Any, Callable[[Handle], Any] | None]] = {}
+_open: dict[int, _Open] = {}
 
 
 def register(handle: Handle, memory: Memory, output: Any = None, make: Callable[[Handle], Any] | None = None) -> int:
@@ -26,7 +38,7 @@ def register(handle: Handle, memory: Memory, output: Any = None, make: Callable[
     """
     global _last
     _last = number = next(_numbers)
-    _open[number] = (handle, memory, output, make)
+    _open[number] = _Open(handle, memory, output, make)
     return number
 
 
@@ -42,13 +54,13 @@ def poll(handle: int) -> bool:
         ValueError: no such handle was given out, or its result was fetched already.
     """
     try:
-        promise, memory, _, _ = _open[handle]
+        known = _open[handle]
     except KeyError:
         raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
-    if not promise.done():
-        promise.hasten()
+    if not known.promise.done():
+        known.promise.hasten()
         return False
-    return memory.arrived()
+    return known.memory.arrived()
 
 
 def synchronize(handle: int) -> Any:
@@ -61,12 +73,12 @@ def synchronize(handle: int) -> Any:
         HorovodInternalError: it failed; the text names the ranks, the tensor and the lines.
         ValueError: no such handle was ever given out.
     """
-    entry = _open.get(handle)
-    if entry is None:
+    known = _open.get(handle)
+    if known is None:
         if not isinstance(handle, int) or not 0 < handle <= _last:
             raise ValueError(f"Handle {handle!r} was not created.")
         return None
-    promise, memory, output, make = entry
+    promise = known.promise
     try:
         promise.wait()
     except BaseException as error:
@@ -75,5 +87,5 @@ def synchronize(handle: int) -> Any:
             _open.pop(handle, None)
         raise
     _open.pop(handle, None)
-    memory.arrive()
-    return output if make is None else make(promise)
+    known.memory.arrive()
+    return known.output if known.make is None else known.make(promise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -55,6 +56,25 @@ def flat_array(tensor: torch.Tensor) -> Array:
     if tensor.dtype is _TORCH_BFLOAT16:  # NumPy has no such type of its own
         array = array.view(_BFLOAT16)
     return array if array.ndim == 1 else array.reshape(-1)
+
+
+def lent_array(tensor: torch.Tensor) -> Array:
+    """Like :func:`flat_array`, of memory that the array does not keep: whoever uses it must hold the tensor meanwhile.
+
+    So it can be kept, and serve again when what comes lies in the same place. A tensor of one element may be a view with its
+    sign still to be changed, and has to be looked at each time.
+    """
+    if tensor.is_neg():
+        raise ValueError(_NEGATIVE)
+    data_type = DATA_TYPES[tensor.dtype].numpy
+    address, size = tensor.data_ptr(), tensor.nbytes
+    return np.frombuffer(_memory_at(address, size, _WRITABLE), data_type) if size else np.empty(0, data_type)
+
+
+_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_at.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_memory_at.restype = ctypes.py_object
+_WRITABLE = 0x200  # PyBUF_WRITE
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 from horovod.comm.arena import PACKED, Arena, Counters
@@ -44,3 +45,19 @@ def test_a_living_owner_writes_over_what_an_abort_left(counters: list[Counters])
     counters[0].abort()
     counters[1].signal(PACKED, 1)
     counters[2].wait(1, PACKED, 1)
+
+
+def test_bytes_are_scattered_over_more_arrays_than_one_system_call_takes() -> None:
+    arena = Arena.create(2, 1 << 16)
+    try:
+        begin = Arena.header_bytes(2)
+        sizes = np.random.default_rng(1).integers(0, 9, 5000)
+        values = np.arange(sizes.sum(), dtype=np.int16)
+        arena.bytes[begin : begin + values.nbytes] = values.view(np.uint8)
+        targets = [np.zeros(size, np.int16) for size in sizes]
+        arena.scatter(begin, begin + values.nbytes, targets)
+        assert np.array_equal(np.concatenate(targets), values)
+        with pytest.raises(OSError, match="2 bytes less"):
+            arena.scatter(arena.length - 2, arena.length + 2, [np.zeros(2, np.int16)])
+    finally:
+        arena.close()

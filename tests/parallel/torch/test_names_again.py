@@ -1,0 +1,141 @@
+"""What travels under one name time and again: what was found out about it serves again only where it still holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import horovod.torch as hvd
+
+
+def total(size: int) -> float:
+    """Of 1 + rank over all ranks."""
+    return size * (size + 1) / 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_in_another_place_each_time(job: Any, size: int) -> None:
+    def check() -> None:
+        mine, everybody = 1.0 + hvd.rank(), total(size)
+        kept = []  # so that no two are in the same place
+        for shape in [(4, 3), (4, 3), (12,), (3, 4), (2,), (4, 3)]:
+            for dtype in (torch.float32, torch.bfloat16, torch.float32):
+                tensor = torch.full(shape, mine, dtype=dtype)
+                kept.append(tensor)
+                hvd.allreduce_(tensor, name="wanders", op=hvd.Sum)
+                assert (tensor == everybody).all(), (shape, dtype)
+                result = hvd.allreduce(torch.full(shape, mine, dtype=dtype), name="wanders", op=hvd.Sum)
+                assert (result == everybody).all() and result.shape == shape and result.dtype == dtype
+
+    job(size, check)
+
+
+def test_the_same_tensor_with_other_memory(job: Any) -> None:
+    def check() -> None:
+        tensor = torch.full((6,), 1.0 + hvd.rank())
+        first = tensor.data  # keeps the first memory, and would show what is written there
+        hvd.allreduce_(tensor, name="moves", op=hvd.Sum)
+        tensor.data = torch.full((6,), 10.0)
+        hvd.allreduce_(tensor, name="moves", op=hvd.Sum)
+        assert (tensor == 20).all() and (first == total(2)).all()
+        tensor.resize_(1000).fill_(1.0 + hvd.rank())  # nothing of this runtime holds it
+        hvd.allreduce_(tensor, name="moves", op=hvd.Sum)
+        assert (tensor == total(2)).all()
+
+    job(2, check)
+
+
+def test_other_tensors_in_the_same_place(job: Any) -> None:
+    def check() -> None:
+        base = torch.empty(24)
+        for view in (base, base[:12], base.view(4, 6), base[:12], base.view(torch.int32), base[:1], base[:0], base[:0]):
+            view.fill_(1 + hvd.rank())
+            hvd.allreduce_(view, name="place", op=hvd.Sum)
+            assert (view == total(2)).all()
+        with pytest.raises(ValueError, match="contiguous"):
+            hvd.allreduce_(base.view(4, 6).t(), name="place", op=hvd.Sum)
+        transposed = torch.empty(6, 4).t().fill_(1)
+        base.view(4, 6).fill_(1)
+        hvd.allreduce_(base.view(4, 6), name="place", op=hvd.Sum)
+        with pytest.raises(ValueError, match="contiguous"):
+            hvd.allreduce_(transposed, name="place", op=hvd.Sum)
+
+    job(2, check)
+
+
+def test_a_sign_still_to_be_changed_is_seen_behind_a_tensor_in_the_same_place(job: Any) -> None:
+    def check() -> None:
+        number = torch.tensor([1.0 + 2.0j])
+        plain, negative = number.imag, number.conj().imag
+        assert plain.data_ptr() == negative.data_ptr() and negative.is_neg() and negative.is_contiguous()
+        for _ in range(2):
+            assert hvd.allreduce(plain, name="sign", op=hvd.Sum).item() == 4
+            with pytest.raises(ValueError, match="sign still to be changed"):
+                hvd.allreduce(negative, name="sign", op=hvd.Sum)
+
+    job(2, check)
+
+
+def test_nobody_but_the_runtime_holds_what_is_under_way(job: Any) -> None:
+    def check() -> None:
+        for _ in range(3):
+            handles = [
+                hvd.allreduce_async(torch.full((300_000,), 1.0 + hvd.rank()), name=f"dropped.{index}", op=hvd.Sum)
+                for index in range(8)
+            ]
+            others = [torch.full((300_000,), -1.0) for _ in range(16)]  # in that memory, had it been free
+            assert all((hvd.synchronize(handle) == total(2)).all() for handle in handles)
+            assert all((other == -1).all() for other in others)
+
+    job(2, check)
+
+
+def test_one_name_in_two_process_sets(job: Any) -> None:
+    def check(sets: list[hvd.ProcessSet]) -> None:
+        alone = sets[hvd.rank()]
+        for _ in range(3):
+            ones, twos = torch.ones(50), torch.full((50,), 2.0)
+            first = hvd.allreduce_async_(ones, name="both", op=hvd.Sum)
+            second = hvd.allreduce_async_(twos, name="both", op=hvd.Sum, process_set=alone)
+            assert (hvd.synchronize(second) == 2).all() and (hvd.synchronize(first) == 2).all()
+
+    job(2, check, sets=[[0], [1]])
+
+
+def test_gradients_that_move_from_step_to_step(job: Any) -> None:
+    def check() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))  # one bias has one element
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01), model.named_parameters())
+        kept = []
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.full((2, 3), 1.0 + hvd.rank() + step)).sum().backward()
+            optimizer.synchronize()
+            gathered = [hvd.allgather(p.grad.reshape(1, -1)) for p in model.parameters()]
+            assert all((each[0] == each[1]).all() for each in gathered), step
+            assert model[0].weight.grad[0].sum() != 0
+            kept += [p.grad for p in model.parameters()]  # the next step's are elsewhere
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+    job(2, check)
+
+
+def test_gradients_that_are_thrown_away_while_they_travel(job: Any) -> None:
+    def check() -> None:
+        parameters = [torch.nn.Parameter(torch.ones(200_000)) for _ in range(3)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 1.0))
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum(p.sum() for p in parameters).backward()
+            for parameter in parameters:
+                parameter.grad = None
+            others = [torch.full((200_000,), -1.0) for _ in range(8)]
+            optimizer.step()
+            assert all((other == -1).all() for other in others)
+        hvd.barrier()
+
+    job(2, check)
