@@ -23,6 +23,7 @@ from engines import ENGINES, SEVERAL, group_of, make_group, outcomes, run_ranks
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
+from horovod.comm.spans import Layout, Spans
 
 LENGTHS = [0, 1, 7, 1000, 70_001]
 """The last is many of tcp-small-pieces' pieces for each rank; an engine's usual pieces have tests of their own below."""
@@ -194,21 +195,29 @@ BATCHES = [[], [0], [1], [0, 0], [3, 0, 5], [1] * 40, [1000, 1, 0, 70_001, 2], [
 def test_allreduce_of_a_batch_equals_its_members_alone(group: list[Communicator]) -> None:
     size = len(group)
     cases = [
-        (data_type, lengths, in_place)
+        (data_type, lengths, in_place, as_spans)
         for data_type in (DataType.FLOAT32, DataType.BFLOAT16, DataType.INT8)
         for lengths in BATCHES
         for in_place in (False, True)
+        for as_spans in (False, True)
         if in_place or data_type is DataType.FLOAT32
     ]
 
     def one(communicator: Communicator, case: Any) -> None:
-        data_type, lengths, in_place = case
+        data_type, lengths, in_place, as_spans = case
         rank = communicator.rank
         sources = [values(data_type, length, rank, index).copy() for index, length in enumerate(lengths)]
         targets = sources if in_place else [untouched(data_type, length) for length in lengths]
         alone = [source.copy() for source in sources]
         with np.errstate(all="ignore"):
-            communicator.allreduce(sources, targets, ReduceOp.SUM, 1.0, 1 / size)
+            if as_spans:
+                layout = Layout.of(data_type.numpy, lengths)
+                inputs = outputs = Spans(layout, [source.ctypes.data for source in sources])
+                if not in_place:
+                    outputs = Spans(layout, [target.ctypes.data for target in targets])
+                communicator.allreduce(inputs, outputs, ReduceOp.SUM, 1.0, 1 / size)
+            else:
+                communicator.allreduce(sources, targets, ReduceOp.SUM, 1.0, 1 / size)
             for index, array in enumerate(alone):
                 communicator.allreduce([array], [array], ReduceOp.SUM, 1.0, 1 / size)
                 check(targets[index], array, f"tensor {index}")

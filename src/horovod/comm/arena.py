@@ -15,12 +15,13 @@ is waiting until its counter reaches a value.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -54,7 +55,14 @@ LONG_SPIN = 600
 DEFAULT_PIECE = 1 << 20
 _PAGE = mmap.PAGESIZE
 _VECTORS = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16
-"""How many arrays one system call takes."""
+"""How many places one system call takes."""
+
+# ssize_t preadv(int descriptor, const struct iovec *places, int count, off_t start)
+_libc = ctypes.CDLL(None, use_errno=True)
+_preadv, _pwritev = _libc.preadv, _libc.pwritev
+for _call in (_preadv, _pwritev):
+    _call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    _call.restype = ctypes.c_ssize_t
 
 
 def _round_up(value: int, to: int) -> int:
@@ -139,11 +147,30 @@ class Arena:
             os.close(own)
             raise
 
-    def scatter(self, start: int, stop: int, targets: Sequence[Array]) -> None:
-        """Copy bytes ``[start, stop)`` into arrays of that size together, one after another.
+    # The kernel copies what is scattered over many places: in a third of the time in which Python goes over arrays of a few
+    # kilobytes. A place is an address and a number of bytes (``iovec``), a row of ``places``.
 
-        The kernel does it, which takes a third of what it takes Python to go over arrays of a few kilobytes.
-        """
+    def gather(self, start: int, places: Array) -> None:
+        """Copy what lies in the places, one after another, to byte ``start``."""
+        self._move(_pwritev, start, places)
+
+    def scatter(self, start: int, places: Array) -> None:
+        """Copy what lies from byte ``start`` on into the places, one after another."""
+        self._move(_preadv, start, places)
+
+    def _move(self, call: Callable[[int, int, int, int], int], start: int, places: Array) -> None:
+        address, stop = places.ctypes.data, start + int(places[:, 1].sum())
+        for first in range(0, len(places), _VECTORS):
+            moved = call(self.descriptor, address + first * 2 * WORD, min(_VECTORS, len(places) - first), start)
+            if moved < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"copying to or from shared memory: {os.strerror(number)}")
+            start += moved
+        if start != stop:
+            raise OSError(f"the kernel copied {stop - start} bytes less than it was to")
+
+    def scatter_over(self, start: int, stop: int, targets: Sequence[Array]) -> None:
+        """Copy bytes ``[start, stop)`` into arrays of that size together, one after another."""
         for first in range(0, len(targets), _VECTORS):
             some: Sequence[Any] = targets[first : first + _VECTORS]  # NumPy declares buffers for newer Pythons only
             start += os.preadv(self.descriptor, some, start)

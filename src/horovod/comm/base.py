@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
+from horovod.comm.spans import Vectors
 
 
 class PeerFailure(Exception):
@@ -55,9 +56,7 @@ class Communicator(ABC):
         self.size = size
 
     @abstractmethod
-    def allreduce(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
+    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         """Reduce each ``inputs[i]`` over the ranks into ``outputs[i]``.
 
         ``inputs[i]`` and ``outputs[i]`` have the same length and one dtype is common to all; an output may be its input

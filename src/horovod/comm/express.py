@@ -27,6 +27,7 @@ from horovod.comm.arena import EXPRESS_BYTES, OFFER, SHUT, VERDICT, WORD, Arena,
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.segments import Segments
+from horovod.comm.spans import Vectors
 
 IDENTITY_BYTES = 1000
 """How long the description of a collective may be."""
@@ -61,20 +62,20 @@ class Express:
 
     # For every rank.
 
-    def offer(self, identity: bytes, arrays: Sequence[Array], note: int = 0) -> int:
+    def offer(self, identity: bytes, vectors: Vectors, note: int = 0) -> int:
         """Take part in the attempt that is on, whose number is returned.
 
         Args:
             identity: what must be the same on all ranks, at most ``IDENTITY_BYTES``; none may be the beginning of another.
-            arrays: this rank's contribution, of one dtype, together at most ``data_bytes``.
+            vectors: this rank's contribution, of one dtype, together at most ``data_bytes``.
             note: a number of this rank for the others, see :meth:`notes`.
         """
         verdict = self._words[self._verdict]
         number = (verdict >> 1) + 1
         self._slot = slot = ~verdict & 1  # this rank has taken part in every success so far
-        if arrays:
-            source = Segments(arrays)
-            source.read(0, source.length, self._contributions(arrays[0].dtype)[self._rank][: source.length])
+        if vectors:
+            source = Segments(vectors)
+            source.read(0, source.length, self._contributions(source.dtype)[self._rank][: source.length])
         head = self._heads[slot][self._rank]
         head[: len(identity)] = identity
         head[_NOTE] = note.to_bytes(8, "little")
@@ -103,19 +104,19 @@ class Express:
         """After a success: everybody's notes, by rank."""
         return [int.from_bytes(head[_NOTE], "little") for head in self._heads[self._slot]]
 
-    def allreduce(self, outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float) -> None:
+    def allreduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         """After a success: reduce everybody's contribution into ``outputs``, as an engine's allreduce does."""
         if not outputs:
             return
         target = Segments(outputs)
-        contributions = [each[: target.length] for each in self._contributions(outputs[0].dtype)]
+        contributions = [each[: target.length] for each in self._contributions(target.dtype)]
         target.reduce(0, target.length, contributions, op, prescale, postscale, self._workspace)
 
-    def broadcast(self, outputs: Sequence[Array], root: int) -> None:
+    def broadcast(self, outputs: Vectors, root: int) -> None:
         """After a success: copy the contribution of ``root`` into ``outputs``."""
         if outputs and root != self._rank:
             target = Segments(outputs)
-            target.write(0, target.length, self._contributions(outputs[0].dtype)[root][: target.length])
+            target.write(0, target.length, self._contributions(target.dtype)[root][: target.length])
 
     def allgather(self, output: Array, counts: Sequence[int]) -> None:
         """After a success: concatenate everybody's contribution, ``counts[r]`` elements of rank r, into ``output``."""

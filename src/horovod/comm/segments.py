@@ -5,34 +5,55 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.spans import Spans, Vectors
 
 
 class Segments:
-    """The concatenation of one-dimensional arrays of one dtype, addressed by element index. Holds views, copies nothing.
+    """The concatenation of vectors of one dtype, addressed by element index. Copies nothing.
 
     Attributes:
-        count: how many arrays.
+        count: how many vectors.
         length: elements in total.
+        spans: where they lie, if that is what is known of them.
     """
 
-    __slots__ = ("_arrays", "_ends", "count", "length")
+    __slots__ = ("_arrays", "_ends", "count", "length", "spans")
 
-    def __init__(self, arrays: Sequence[Array]) -> None:
-        self._arrays = arrays
-        self.count = len(arrays)
-        self._ends = [arrays[0].size] if self.count == 1 else list(accumulate([array.size for array in arrays]))
+    def __init__(self, vectors: Vectors) -> None:
+        self.count = len(vectors)
+        self._arrays: Sequence[Array] | None = None
+        self.spans: Spans | None = None
+        if isinstance(vectors, Spans):
+            self.spans, self._ends = vectors, vectors.layout.ends
+        else:
+            self._arrays = vectors
+            self._ends = [vectors[0].size] if self.count == 1 else list(accumulate([each.size for each in vectors]))
         self.length = self._ends[-1] if self._ends else 0
+
+    @property
+    def arrays(self) -> Sequence[Array]:
+        """The vectors as arrays."""
+        if self._arrays is None:
+            assert self.spans is not None
+            self._arrays = self.spans.arrays()
+        return self._arrays
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the elements; there is at least one vector."""
+        return self.arrays[0].dtype if self.spans is None else self.spans.layout.dtype
 
     def runs(self, start: int, stop: int) -> list[Array]:
         """The contiguous views that make up elements ``[start, stop)``, in order. Empty vectors do not appear."""
         if start >= stop:
             return []
-        arrays, ends = self._arrays, self._ends
+        arrays, ends = self.arrays, self._ends
         if self.count == 1:
             return [arrays[0][start:stop]]
         index = bisect_right(ends, start)
@@ -93,7 +114,7 @@ class Segments:
             self.write(start, stop, result)
 
 
-def source_and_target(inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[Segments, Segments]:
+def source_and_target(inputs: Vectors, outputs: Vectors) -> tuple[Segments, Segments]:
     """Both sides of a reduction; one and the same where it is in place, which many small tensors feel."""
     source = Segments(inputs)
     return source, source if outputs is inputs else Segments(outputs)

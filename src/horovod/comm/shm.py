@@ -29,9 +29,13 @@ from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments, source_and_target
+from horovod.comm.spans import Vectors
 
 SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
+
+MANY = 32
+"""From so many spans on the kernel copies them, even if they are small together: it saves more than a second wait costs."""
 
 _ALIGNMENT = 64
 """Shards begin at multiples of this many elements, so that they never share a cache line."""
@@ -87,15 +91,14 @@ class ShmCommunicator(Communicator):
         self._packed += 1
         return self._packed
 
-    def allreduce(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
+    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._counters.check()
         source, target = source_and_target(inputs, outputs)
         if source.length == 0:
             return
-        dtype = inputs[0].dtype
-        if source.length * dtype.itemsize <= min(SMALL, self._arena.piece_bytes):
+        dtype = source.dtype
+        small = source.length * dtype.itemsize <= min(SMALL, self._arena.piece_bytes)
+        if small and (source.spans is None or source.count < MANY):
             self._allreduce_small(source, target, dtype, op, prescale, postscale)
         else:
             self._allreduce_streamed(source, target, dtype, op, prescale, postscale)
@@ -122,22 +125,23 @@ class ShmCommunicator(Communicator):
             postscale, factor = 1.0, postscale
         step = self._arena.piece_bytes // dtype.itemsize
         starts = range(0, source.length, step)
-        piece = self._pack_shards(source, 0, min(step, source.length), dtype)
+        pack = self._pack_all if scattered else self._pack_shards
+        piece = pack(source, 0, min(step, source.length), dtype)
         for start in starts:
             stop = min(start + step, source.length)
             bounds = shard_bounds(stop - start, size)
             counters.wait_all(PACKED, piece)
             if bounds[rank] < bounds[rank + 1]:
-                self._reduce_shard(source, start, bounds, piece, dtype, op, prescale, postscale)
+                own = [] if scattered else source.runs(start + bounds[rank], start + bounds[rank + 1])
+                self._reduce_shard(own, bounds, piece, dtype, op, prescale, postscale)
             self._reduced += 1
             counters.signal(REDUCED, self._reduced)
             current = piece
             if stop < source.length:
-                piece = self._pack_shards(source, stop, min(stop + step, source.length), dtype)
+                piece = pack(source, stop, min(stop + step, source.length), dtype)
             counters.wait_all(REDUCED, self._reduced)
-            if scattered and dtype.kind != "V":  # what is no type of NumPy's own has no buffer protocol
-                begin = self._start(current, size)
-                self._arena.scatter(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
+            if scattered:
+                self._unpack_all(target, start, stop, current, dtype)
             else:
                 target.write(start, stop, self._region(current, size, dtype)[: stop - start], factor)
 
@@ -152,10 +156,29 @@ class ShmCommunicator(Communicator):
         self._counters.signal(PACKED, piece)
         return piece
 
+    def _pack_all(self, source: Segments, start: int, stop: int, dtype: np.dtype[Any]) -> int:
+        """The same with my own shard."""
+        piece = self._begin()
+        if source.spans is not None:
+            self._arena.gather(self._start(piece, self.rank), source.spans.places(start, stop))
+        else:
+            source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
+        self._counters.signal(PACKED, piece)
+        return piece
+
+    def _unpack_all(self, target: Segments, start: int, stop: int, piece: int, dtype: np.dtype[Any]) -> None:
+        """Copy a piece's result over elements ``[start, stop)``."""
+        begin = self._start(piece, self.size)
+        if target.spans is not None:
+            self._arena.scatter(begin, target.spans.places(start, stop))
+        elif dtype.kind != "V":
+            self._arena.scatter_over(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
+        else:  # no type of NumPy's own, so it has no buffer protocol
+            target.write(start, stop, self._region(piece, self.size, dtype)[: stop - start])
+
     def _reduce_shard(
         self,
-        source: Segments,
-        start: int,
+        own: Sequence[Array],
         bounds: Sequence[int],
         piece: int,
         dtype: np.dtype[Any],
@@ -163,15 +186,15 @@ class ShmCommunicator(Communicator):
         prescale: float,
         postscale: float,
     ) -> None:
-        """Fold my shard of the piece that begins at element ``start`` into the result."""
+        """Fold my shard of a piece into the result.
+
+        Args:
+            own: the vectors that make up my own contribution; none where it has been packed.
+        """
         low, high = bounds[self.rank], bounds[self.rank + 1]
         regions = [self._region(piece, rank, dtype) for rank in range(self.size)]
         result = self._region(piece, self.size, dtype)
-        runs = source.runs(start + low, start + high)
-        if len(runs) > 1 and (high - low) * dtype.itemsize < _SCATTERED * len(runs):
-            np.concatenate(runs, out=regions[self.rank][low:high])
-            runs = [regions[self.rank][low:high]]
-        for run in runs:
+        for run in own or [regions[self.rank][low:high]]:
             contributions = [region[low : low + run.size] for region in regions]
             contributions[self.rank] = run
             reduce_into(result[low : low + run.size], contributions, op, prescale, postscale, self._workspace)

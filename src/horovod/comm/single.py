@@ -10,6 +10,7 @@ import numpy as np
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.spans import Vectors
 
 
 class SingleCommunicator(Communicator):
@@ -21,9 +22,7 @@ class SingleCommunicator(Communicator):
         super().__init__(rank=0, size=1)
         self._workspace = Workspace()
 
-    def allreduce(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
+    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         for source, target in zip(inputs, outputs, strict=True):
             if source is not target or prescale != 1.0 or postscale != 1.0:
                 reduce_into(target, [source], op, prescale, postscale, self._workspace)

@@ -22,6 +22,7 @@ from horovod.comm.link import Collective
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments, source_and_target
 from horovod.comm.sharding import Part, ShardedReduction, Staging, as_bytes
+from horovod.comm.spans import Vectors
 
 PIECE_BYTES = 512 << 10
 """The usual size of a piece. Measured between 2 ranks of one host: half of it and four times of it are slower."""
@@ -63,16 +64,14 @@ class TcpCommunicator(Communicator):
 
     # Reductions
 
-    def allreduce(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
+    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._exchange.begin(Collective.ALLREDUCE)
         source, target = source_and_target(inputs, outputs)
         length = source.length
         if not length:
             return
         combine = self._arithmetic(op, prescale, postscale)
-        dtype = inputs[0].dtype
+        dtype = source.dtype
         if self._is_direct(length * dtype.itemsize):
             self._allreduce_direct(source, target, dtype, combine)
             return

@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from horovod.comm.adasum import can_combine
-from horovod.comm.datatypes import Array, DataType
+from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp, can_scale
+from horovod.comm.spans import Vectors
 from horovod.core.context import running
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
@@ -54,16 +55,16 @@ _REMEMBERED = 4096
 def submit_arrays(
     process_set_id: int | None,
     request: Request,
-    inputs: Sequence[Array],
-    outputs: Sequence[Array],
+    inputs: Vectors,
+    outputs: Vectors,
     allocate: Allocate | None = None,
     awaited: bool = False,
     owner: object = None,
 ) -> Handle:
-    """:func:`submit` of host memory, as one flat array for each of the request's tensors, of its type and size.
+    """:func:`submit` of host memory, as one flat vector for each of the request's tensors, of its type and size.
 
     Args:
-        owner: is held until the handle is done; what the arrays lie in, if they do not hold it themselves.
+        owner: is held until the handle is done; what the vectors lie in, if they do not hold it themselves.
     """
     handle = Handle()
     lane = running().lane(process_set_id, request.operation)

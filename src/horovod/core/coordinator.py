@@ -68,11 +68,11 @@ class CoordinatorLane(Lane):
         self._count(0, requests)
 
     def _count(self, member: int, requests: Sequence[Request]) -> None:
-        now, announce = time.monotonic(), self._negotiator.announce
-        for request in requests:
-            if self.timeline is not None and request.operation != Operation.JOIN:
-                self.timeline.ready(request.operation.name, labels(request), member)
-            announce(member, request, now)
+        if self.timeline is not None:
+            for request in requests:
+                if request.operation != Operation.JOIN:
+                    self.timeline.ready(request.operation.name, labels(request), member)
+        self._negotiator.announce(member, requests, time.monotonic())
 
     def _say_leave(self, reason: str) -> None:
         self._stopping = self._stopping or (self.ranks[0], reason)
@@ -83,7 +83,7 @@ class CoordinatorLane(Lane):
             self._stopping = self._stopping or (self.ranks[member], message.reason)
             return
         listener = self._listeners[member]
-        requests = [listener.request(item) for item in message.items]
+        requests = listener.requests(message.items)
         if message.attempt and self._had_succeeded(message.attempt):
             self._connections.send(member, encode(Succeeded()))
             del requests[:1]

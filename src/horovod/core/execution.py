@@ -15,6 +15,7 @@ from horovod.comm.adasum import adasum
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, neutral, scale
+from horovod.comm.spans import Spans, Vectors, joined, size_in_bytes
 from horovod.core.handle import Handle
 from horovod.core.messages import Decision, Operation, Request
 from horovod.core.tensor import Allocate
@@ -31,8 +32,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """
 
     request: Request
-    inputs: Sequence[Array]
-    outputs: Sequence[Array]
+    inputs: Vectors
+    outputs: Vectors
     allocate: Allocate | None
     handle: Handle
     since: float
@@ -41,8 +42,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
     def size(self) -> int:
         """Bytes that this rank contributes, or receives where it contributes nothing."""
-        arrays = self.inputs or self.outputs
-        return arrays[0].nbytes if len(arrays) == 1 else sum(array.nbytes for array in arrays)
+        return size_in_bytes(self.inputs or self.outputs)
 
 
 Batch = Sequence[tuple[Decision, Entry | None]]
@@ -131,9 +131,9 @@ def _allreduce(communicator: Communicator, batch: Batch) -> None:
     # decisions, or in none.
     scale_here = first.template is not None and op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
     entries = [entry or _stand_in(decision) for decision, entry in batch]
-    inputs = outputs = [array for entry in entries for array in entry.inputs]
+    inputs = outputs = joined([entry.inputs for entry in entries])
     if not all(entry.outputs is entry.inputs for entry in entries):
-        outputs = [array for entry in entries for array in entry.outputs]
+        outputs = joined([entry.outputs for entry in entries])
     if scale_here:
         inputs = [
             array if own is None else _scaled(array, prescale)
@@ -143,7 +143,7 @@ def _allreduce(communicator: Communicator, batch: Batch) -> None:
         prescale = 1.0
     for some_inputs, some_outputs in _by_type(inputs, outputs):
         if op == ReduceOp.ADASUM:
-            adasum(communicator, some_inputs, some_outputs, prescale, postscale)
+            adasum(communicator, list(some_inputs), list(some_outputs), prescale, postscale)
         else:
             communicator.allreduce(some_inputs, some_outputs, op, prescale, postscale)
 
@@ -155,9 +155,9 @@ def _scaled(array: Array, factor: float) -> Array:
     return array
 
 
-def _by_type(inputs: list[Array], outputs: list[Array]) -> list[tuple[list[Array], list[Array]]]:
+def _by_type(inputs: Vectors, outputs: Vectors) -> Sequence[tuple[Vectors, Vectors]]:
     """Split a batch into vectors of one type each, in the order in which types first appear (the same on all ranks)."""
-    if len({array.dtype for array in inputs}) == 1:
+    if isinstance(inputs, Spans) or len({array.dtype for array in inputs}) == 1:
         return [(inputs, outputs)]
     split: dict[object, tuple[list[Array], list[Array]]] = {}
     for source, target in zip(inputs, outputs, strict=True):

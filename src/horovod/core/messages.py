@@ -8,6 +8,7 @@ carry the id that the coordinator gave them). A dictionary belongs to one sender
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 import msgspec
@@ -187,17 +188,19 @@ class Listener:
         self._capacity = capacity
         self._known: dict[int, Request] = {}
 
-    def request(self, item: int | Definition) -> Request:
-        """The request an announced item stands for; the same object each time while it is unchanged.
+    def requests(self, items: Iterable[int | Definition]) -> list[Request]:
+        """The requests that announced items stand for; the same objects each time while they are unchanged.
 
         Raises:
-            MessageError: it was never defined.
+            MessageError: one was never defined.
         """
-        if isinstance(item, int):
-            try:
-                return self._known[item]
-            except KeyError:
-                raise MessageError(f"request {item} was never defined") from None
+        known = self._known
+        try:
+            return [known[item] if isinstance(item, int) else self._define(item) for item in items]
+        except KeyError as error:
+            raise MessageError(f"request {error} was never defined") from None
+
+    def _define(self, item: Definition) -> Request:
         if 0 <= item.identifier < self._capacity:
             self._known[item.identifier] = item.request
         elif item.identifier != -1:

@@ -7,7 +7,7 @@ objects that agreed last time is decided without being compared again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from horovod.core.agreement import disagreement
@@ -99,27 +99,30 @@ class Negotiator:
         """Whether nothing waits for further announcements."""
         return not self._pending and not self._joined
 
-    def announce(self, member: int, request: Request, now: float) -> None:
-        """Take one member's request.
+    def announce(self, member: int, requests: Iterable[Request], now: float) -> None:
+        """Take one member's requests.
 
         Args:
             now: the time, for :meth:`waiting`.
         """
-        if request.operation is _JOIN:
-            self._join(member, request)
-            return
-        tally = self._tallies.get(request.name)
-        if tally is None:
-            tally = self._remember(request)
-        if tally.requests[member] is not None:
-            raise NegotiationError(f"rank {self._ranks[member]} announced {request.name!r} twice")
-        if tally.count == 0:
-            tally.since = now
-            self._pending[request.name] = tally
-        tally.requests[member] = request
-        tally.count += 1
-        if tally.count == self._size or (self._joined and self._complete(tally)):
-            self._decide(request.name, tally)
+        tallies, pending, size = self._tallies, self._pending, self._size
+        for request in requests:
+            if request.operation is _JOIN:
+                self._join(member, request)
+                continue
+            name = request.name
+            tally = tallies.get(name)
+            if tally is None:
+                tally = self._remember(request)
+            if tally.requests[member] is not None:
+                raise NegotiationError(f"rank {self._ranks[member]} announced {name!r} twice")
+            if tally.count == 0:
+                tally.since = now
+                pending[name] = tally
+            tally.requests[member] = request
+            tally.count += 1
+            if tally.count == size or (self._joined and self._complete(tally)):
+                self._decide(name, tally)
 
     def take(self) -> list[Ready]:
         """The decisions made since the last call, in order. The caller sends them before anything is announced again."""

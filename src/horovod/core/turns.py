@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from horovod.comm.spans import size_in_bytes
 from horovod.core.connections import NOTHING, Connections, Ready
 from horovod.core.deferral import with_signals_deferred
 from horovod.core.execution import Batch, Entry
@@ -25,9 +26,7 @@ milliseconds, for which a signal's handler has to wait."""
 
 def is_quick(entry: Entry) -> bool:
     """Whether a thread that waits for this may carry it out itself."""
-    arrays = entry.inputs or entry.outputs
-    size = arrays[0].nbytes if len(arrays) == 1 else entry.size()
-    return size <= QUICK_BYTES and entry.request.operation not in SLOW
+    return size_in_bytes(entry.inputs or entry.outputs) <= QUICK_BYTES and entry.request.operation not in SLOW
 
 
 LOOKS = 100

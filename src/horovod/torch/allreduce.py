@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from horovod.comm.datatypes import Array
+from horovod.comm.spans import Spans
 from horovod.core import collectives
 from horovod.core.messages import Request
 from horovod.core.process_set import ProcessSet, global_process_set
@@ -21,7 +21,7 @@ from horovod.torch.arguments import Average, Reducing, Sum, compressed, reductio
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import host_memory, memory_of
-from horovod.torch.tensors import check, empty_like, flat_array, is_plain, lent_array
+from horovod.torch.tensors import check, check_sign, empty_like, is_plain, layout_of
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -56,22 +56,22 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
     The same as above in fewer steps: what is small consists of little else.
     """
     line = caller(above=2)
-    key = (tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
+    key = (tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
     known = _known.get(name)
     if known is None or known.key != key or not is_plain(tensor):
         known = _look_at(tensor, name, key, how, line)
-    address, lent = tensor.data_ptr(), known.lent
-    if lent[0] != address:
-        lent = address, (lent_array(tensor),)
-        if known.lasting:
-            known.lent = lent
-    sources = targets = lent[1]
-    result = tensor
+    if known.single:
+        check_sign(tensor)
+    address, sources = tensor.data_ptr(), known.spans
+    if address != sources.addresses[0]:
+        sources = known.spans = Spans(sources.layout, (address,))
+    owner: object = tensor
+    targets, result = sources, tensor
     if not in_place:
         result = empty_like(tensor)
-        targets = (flat_array(result),)
+        targets, owner = Spans(sources.layout, (result.data_ptr(),)), (tensor, result)
     handle = collectives.submit_arrays(
-        how.process_set.process_set_id, known.request, sources, targets, None, awaited, tensor
+        how.process_set.process_set_id, known.request, sources, targets, None, awaited, owner
     )
     return register(handle, host_memory, result)
 
@@ -80,15 +80,15 @@ class _Known(msgspec.Struct, gc=False):
     """What was found out about a tensor that travelled under some name.
 
     Attributes:
-        key: what the request was made of.
-        lent: where the tensor lay, and its memory as the core gets it.
-        lasting: that serves for another tensor of this key at the same place, too.
+        key: what the request was made of, which serves for another tensor of this key, too.
+        spans: where the last one was.
+        single: it has one element.
     """
 
     key: tuple[object, ...]
     request: Request
-    lasting: bool
-    lent: tuple[int, tuple[Array, ...]] = (-1, ())
+    spans: Spans
+    single: bool
 
 
 _known: dict[str, _Known] = {}
@@ -101,7 +101,9 @@ def _look_at(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Redu
     request = collectives.allreduce_request(full_name, specs, how.op, how.prescale, how.postscale, line)
     if len(_known) >= _REMEMBERED:
         _known.clear()
-    known = _known[name] = _Known(key, request, tensor.numel() > 1)
+    layout = layout_of([tensor])
+    assert layout is not None
+    known = _known[name] = _Known(key, request, Spans(layout, (tensor.data_ptr(),)), tensor.numel() == 1)
     return known
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
+from horovod.comm.spans import Layout, Spans, Vectors
 from horovod.core.collectives import allreduce_request, submit, submit_arrays
 from horovod.core.handle import Handle
 from horovod.core.messages import HOST, Request
 from horovod.torch.bucket_compression import Reduction
 from horovod.torch.memory import memory_of
-from horovod.torch.tensors import lent_array
+from horovod.torch.tensors import check_sign, flat_array, layout_of
 
 
 class Slot:
@@ -52,7 +52,7 @@ class Bucket:
         after: what is to be done when it is through.
     """
 
-    __slots__ = ("_addresses", "_arrays", "_key", "_request", "_single", "after", "handle", "name", "slots", "waiting")
+    __slots__ = ("_key", "_layout", "_request", "_single", "after", "handle", "name", "slots", "waiting")
 
     def __init__(self, name: str, slots: Sequence[Slot]) -> None:
         self.name = name
@@ -62,8 +62,7 @@ class Bucket:
         self.after: list[Callable[[], None]] = []
         self._request: Request | None = None
         self._key: list[object] = []
-        self._addresses: list[int] = []
-        self._arrays: list[Array] = []
+        self._layout: Layout | None = None
         self._single: list[int] = []
         for slot in self.slots:
             slot.bucket = self
@@ -104,17 +103,18 @@ class Bucket:
         key: list[object] = [
             memory.device,
             *slots,
+            *map(type, tensors),
             *[tensor.dtype for tensor in tensors],
             *[tensor.shape for tensor in tensors],
         ]
         request = self._request
         if request is not None and self._key == key and memory.device == HOST:  # checked the last time
-            arrays = self._lent_arrays(tensors)
-            return submit_arrays(process_set_id, request, arrays, arrays, owner=tensors)
+            spans = self._spans(tensors)
+            return submit_arrays(process_set_id, request, spans, spans, owner=tensors)
         sources, targets = memory.reduce(tensors, tensors)
         if request is None or self._key != key:
             self._key = key
-            self._addresses = []
+            self._layout = layout_of(tensors) if memory.device == HOST and tensors else None
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
             specs = [
                 (f"allreduce.{slot.name}", each.data_type, each.shape)
@@ -127,12 +127,10 @@ class Bucket:
         self.after.insert(0, memory.arrive)
         return handle
 
-    def _lent_arrays(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
-        """Those of the last step, where the tensors lie where they lay then, as they mostly do."""
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if addresses != self._addresses:
-            self._arrays = [lent_array(tensor) for tensor in tensors]
-            self._addresses = addresses
+    def _spans(self, tensors: Sequence[torch.Tensor]) -> Vectors:
+        """Tensors that agree with those of the last step in all but their place."""
+        if self._layout is None:
+            return [flat_array(tensor) for tensor in tensors]
         for index in self._single:
-            self._arrays[index] = lent_array(tensors[index])
-        return self._arrays
+            check_sign(tensors[index])
+        return Spans(self._layout, [tensor.data_ptr() for tensor in tensors])

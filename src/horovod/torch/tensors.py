@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -12,6 +11,7 @@ import torch
 from horovod.comm import pages
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import use_halves
+from horovod.comm.spans import Layout
 from horovod.core.tensor import Tensor
 
 DATA_TYPES: dict[torch.dtype, DataType] = {
@@ -58,23 +58,21 @@ def flat_array(tensor: torch.Tensor) -> Array:
     return array if array.ndim == 1 else array.reshape(-1)
 
 
-def lent_array(tensor: torch.Tensor) -> Array:
-    """Like :func:`flat_array`, of memory that the array does not keep: whoever uses it must hold the tensor meanwhile.
+def layout_of(tensors: Sequence[torch.Tensor]) -> Layout | None:
+    """The layout of what :func:`flat_array` gives for these; None if they are of several types.
 
-    So it can be kept, and serve again when what comes lies in the same place. A tensor of one element may be a view with its
-    sign still to be changed, and has to be looked at each time.
+    Others of the same classes, types and shapes may be handed over by ``data_ptr()``, if they pass :func:`is_plain` and
+    :func:`has_own_sign`.
     """
+    arrays = [flat_array(tensor) for tensor in tensors]
+    dtypes = {array.dtype for array in arrays}
+    return Layout.of(arrays[0].dtype, [array.size for array in arrays]) if len(dtypes) == 1 else None
+
+
+def check_sign(tensor: torch.Tensor) -> None:
+    """Raises ValueError for a view with its sign still to be changed. Such a one is contiguous if it has one element."""
     if tensor.is_neg():
         raise ValueError(_NEGATIVE)
-    data_type = DATA_TYPES[tensor.dtype].numpy
-    address, size = tensor.data_ptr(), tensor.nbytes
-    return np.frombuffer(_memory_at(address, size, _WRITABLE), data_type) if size else np.empty(0, data_type)
-
-
-_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
-_memory_at.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
-_memory_at.restype = ctypes.py_object
-_WRITABLE = 0x200  # PyBUF_WRITE
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -55,9 +55,9 @@ def test_bytes_are_scattered_over_more_arrays_than_one_system_call_takes() -> No
         values = np.arange(sizes.sum(), dtype=np.int16)
         arena.bytes[begin : begin + values.nbytes] = values.view(np.uint8)
         targets = [np.zeros(size, np.int16) for size in sizes]
-        arena.scatter(begin, begin + values.nbytes, targets)
+        arena.scatter_over(begin, begin + values.nbytes, targets)
         assert np.array_equal(np.concatenate(targets), values)
         with pytest.raises(OSError, match="2 bytes less"):
-            arena.scatter(arena.length - 2, arena.length + 2, [np.zeros(2, np.int16)])
+            arena.scatter_over(arena.length - 2, arena.length + 2, [np.zeros(2, np.int16)])
     finally:
         arena.close()

@@ -129,18 +129,18 @@ def test_the_second_time_a_number_says_it_all() -> None:
     first, second, third = announcer.item(request), announcer.item(request), announcer.item(make("a"))
     assert first == Definition(0, request)
     assert (second, third) == (0, 0)  # the same object, or one that says the same
-    assert listener.request(first) is listener.request(second) is request
+    assert all(found is request for found in listener.requests([first, second]))
 
 
 def test_what_changed_is_said_in_full_under_the_same_number() -> None:
     announcer, listener = Announcer(4), Listener(4)
-    listener.request(announcer.item(make("a", 1)))
+    listener.requests([announcer.item(make("a", 1))])
     changed = make("a", 2)
     item = announcer.item(changed)
     assert item == Definition(0, changed)
-    assert listener.request(item) == changed
+    assert listener.requests([item])[0] == changed
     assert announcer.item(changed) == 0
-    assert listener.request(0) == changed
+    assert listener.requests([0])[0] == changed
 
 
 def test_a_name_that_will_not_come_again_takes_no_place() -> None:
@@ -165,9 +165,9 @@ def test_a_capacity_of_nothing_says_everything_in_full() -> None:
     for _ in range(3):
         item = announcer.item(make("a"))
         assert item == Definition(-1, make("a"))
-        assert listener.request(item) == make("a")
+        assert listener.requests([item])[0] == make("a")
     with pytest.raises(MessageError, match="beyond the capacity 0"):
-        listener.request(Definition(0, make("a")))
+        listener.requests([Definition(0, make("a"))])
 
 
 @given(
@@ -181,7 +181,7 @@ def test_both_ends_of_a_dictionary_agree_over_any_sequence(
     for name, version, transient in sequence:
         request = make(name, version, transient)
         (item,) = decode_from_member(encode(Announce([announcer.item(request)]))).items  # type: ignore[union-attr]
-        assert listener.request(item) == request
+        assert listener.requests([item])[0] == request
     assert len(listener._known) <= capacity
     assert len(announcer._known) <= capacity
 
@@ -189,14 +189,14 @@ def test_both_ends_of_a_dictionary_agree_over_any_sequence(
 @given(st.integers(0, 5), st.integers(-3, 10))
 def test_a_number_that_was_never_defined(capacity: int, number: int) -> None:
     with pytest.raises(MessageError, match=f"request {number} was never defined"):
-        Listener(capacity).request(number)
+        Listener(capacity).requests([number])
 
 
 @pytest.mark.parametrize("identifier", [-2, 3, 1 << 40])
 def test_a_number_beyond_the_capacity_is_refused_and_not_kept(identifier: int) -> None:
     listener = Listener(3)
     with pytest.raises(MessageError, match="beyond the capacity 3"):
-        listener.request(Definition(identifier, make("a")))
+        listener.requests([Definition(identifier, make("a"))])
     assert not listener._known
 
 

@@ -44,7 +44,7 @@ def make(
 def announce_all(negotiator: Negotiator, size: int, *requests: Request) -> list[Ready]:
     for request in requests:
         for member in range(size):
-            negotiator.announce(member, request, 0.0)
+            negotiator.announce(member, [request], 0.0)
     return negotiator.take()
 
 
@@ -58,10 +58,10 @@ def test_nothing_is_decided_before_the_last_member_has_announced() -> None:
     negotiator = Negotiator([0, 1, 2], 8)
     assert negotiator.idle
     for member in (2, 0):
-        negotiator.announce(member, make("a"), 1.0)
+        negotiator.announce(member, [make("a")], 1.0)
         assert negotiator.take() == []
         assert not negotiator.idle
-    negotiator.announce(1, make("a"), 2.0)
+    negotiator.announce(1, [make("a")], 2.0)
     (ready,) = negotiator.take()
     assert ready.decision == Decision(ready.decision.identifier, "a", Operation.ALLREDUCE)
     assert ready.size == 16
@@ -73,9 +73,9 @@ def test_nothing_is_decided_before_the_last_member_has_announced() -> None:
 def test_decisions_come_in_the_order_in_which_names_were_completed() -> None:
     negotiator = Negotiator([0, 1], 8)
     for name in "abc":
-        negotiator.announce(0, make(name), 0.0)
+        negotiator.announce(0, [make(name)], 0.0)
     for name in "cab":
-        negotiator.announce(1, make(name), 0.0)
+        negotiator.announce(1, [make(name)], 0.0)
     assert [ready.decision.name for ready in negotiator.take()] == ["c", "a", "b"]
 
 
@@ -104,7 +104,7 @@ def test_rows_that_change_are_told_anew() -> None:
 
     def gather(*rows: int) -> Ready:
         for member, count in enumerate(rows):
-            negotiator.announce(member, make("a", Operation.ALLGATHER, (count, 2)), 0.0)
+            negotiator.announce(member, [make("a", Operation.ALLGATHER, (count, 2))], 0.0)
         (ready,) = negotiator.take()
         return ready
 
@@ -117,8 +117,8 @@ def test_rows_that_change_are_told_anew() -> None:
 
 def test_splits_of_all_members_are_part_of_the_decision() -> None:
     negotiator = Negotiator([0, 1], 8)
-    negotiator.announce(1, make("a", Operation.ALLTOALL, (3,), splits=(1, 2)), 0.0)
-    negotiator.announce(0, make("a", Operation.ALLTOALL, (4,), splits=(4, 0)), 0.0)
+    negotiator.announce(1, [make("a", Operation.ALLTOALL, (3,), splits=(1, 2))], 0.0)
+    negotiator.announce(0, [make("a", Operation.ALLTOALL, (4,), splits=(4, 0))], 0.0)
     (ready,) = negotiator.take()
     assert ready.decision.splits == ((4, 0), (1, 2))
     assert ready.key is None
@@ -128,7 +128,7 @@ def test_members_of_a_group_are_gathered_each_by_its_rows() -> None:
     negotiator = Negotiator([0, 1], 8)
     for member in (0, 1):
         specs = (TensorSpec("g1", DataType.FLOAT32, (member, 2)), TensorSpec("g2", DataType.FLOAT32, (5 - member,)))
-        negotiator.announce(member, Request(Operation.ALLGATHER, "g", specs), 0.0)
+        negotiator.announce(member, [Request(Operation.ALLGATHER, "g", specs)], 0.0)
     (ready,) = negotiator.take()
     assert ready.decision.rows == ((0, 1), (5, 4))
 
@@ -136,8 +136,8 @@ def test_members_of_a_group_are_gathered_each_by_its_rows() -> None:
 def test_a_disagreement_is_an_error_for_all_and_leaves_nothing_behind() -> None:
     negotiator = Negotiator([3, 5], 8)
     announce_all(negotiator, 2, make("a"))
-    negotiator.announce(0, make("a", shape=(1,)), 0.0)
-    negotiator.announce(1, make("a", shape=(2,)), 0.0)
+    negotiator.announce(0, [make("a", shape=(1,))], 0.0)
+    negotiator.announce(1, [make("a", shape=(2,))], 0.0)
     (ready,) = negotiator.take()
     assert "Mismatched ALLREDUCE tensor shapes" in ready.decision.error
     assert "rank 3:" in ready.decision.error
@@ -180,27 +180,27 @@ def test_beyond_the_capacity_old_names_make_room() -> None:
 
 def test_a_name_that_is_waited_for_is_never_pushed_out() -> None:
     negotiator = Negotiator([0, 1], 1)
-    negotiator.announce(0, make("waiting"), 0.0)
+    negotiator.announce(0, [make("waiting")], 0.0)
     (other,) = announce_all(negotiator, 2, make("other"))
     assert other.decision.identifier == -1
-    negotiator.announce(1, make("waiting"), 0.0)
+    negotiator.announce(1, [make("waiting")], 0.0)
     (ready,) = negotiator.take()
     assert (ready.decision.name, ready.decision.identifier) == ("waiting", 0)
 
 
 def test_announcing_twice_is_a_breach_that_names_the_rank() -> None:
     negotiator = Negotiator([4, 6], 8)
-    negotiator.announce(1, make("a"), 0.0)
+    negotiator.announce(1, [make("a")], 0.0)
     with pytest.raises(NegotiationError, match="rank 6 announced 'a' twice"):
-        negotiator.announce(1, make("a"), 0.0)
-    negotiator.announce(0, make("a"), 0.0)
+        negotiator.announce(1, [make("a")], 0.0)
+    negotiator.announce(0, [make("a")], 0.0)
     assert len(negotiator.take()) == 1
 
 
 def test_a_set_of_one_decides_at_once() -> None:
     negotiator = Negotiator([7], 8)
-    negotiator.announce(0, make("a"), 0.0)
-    negotiator.announce(0, JOIN, 0.0)
+    negotiator.announce(0, [make("a")], 0.0)
+    negotiator.announce(0, [JOIN], 0.0)
     assert [ready.decision.name for ready in negotiator.take()] == ["a", "join.noname"]
 
 
@@ -235,28 +235,28 @@ def test_waiting_tells_who_has_and_who_has_not_oldest_first() -> None:
     negotiator = Negotiator([10, 20, 30], 8)
     assert negotiator.waiting() == []
     assert negotiator.oldest() is None
-    negotiator.announce(1, make("young"), 9.0)
-    negotiator.announce(0, make("old"), 5.0)
-    negotiator.announce(2, make("old"), 6.0)
+    negotiator.announce(1, [make("young")], 9.0)
+    negotiator.announce(0, [make("old")], 5.0)
+    negotiator.announce(2, [make("old")], 6.0)
     old, young = negotiator.waiting()
     assert (old.request.name, old.since, old.announced, old.missing) == ("old", 5.0, [10, 30], [20])
     assert (young.request.name, young.since, young.announced, young.missing) == ("young", 9.0, [20], [10, 30])
     assert negotiator.oldest() == 5.0
-    negotiator.announce(1, make("old"), 99.0)
+    negotiator.announce(1, [make("old")], 99.0)
     assert negotiator.oldest() == 9.0
 
 
 def test_the_age_of_a_name_starts_anew_each_round() -> None:
     negotiator = Negotiator([0, 1], 8)
     announce_all(negotiator, 2, make("a"))
-    negotiator.announce(0, make("a"), 50.0)
+    negotiator.announce(0, [make("a")], 50.0)
     assert negotiator.oldest() == 50.0
 
 
 def test_joined_members_are_not_missing() -> None:
     negotiator = Negotiator([0, 1, 2], 8)
-    negotiator.announce(1, JOIN, 0.0)
-    negotiator.announce(0, make("a"), 1.0)
+    negotiator.announce(1, [JOIN], 0.0)
+    negotiator.announce(0, [make("a")], 1.0)
     (waiting,) = negotiator.waiting()
     assert waiting.missing == [2]
 
@@ -268,18 +268,18 @@ def test_joined_members_take_part_with_nothing_until_all_have_joined() -> None:
     negotiator = Negotiator([0, 5, 9], 8)
     request = make("a")
     announce_all(negotiator, 3, request)
-    negotiator.announce(1, JOIN, 0.0)
+    negotiator.announce(1, [JOIN], 0.0)
     assert not negotiator.idle
     for _ in range(2):
-        negotiator.announce(0, request, 0.0)
+        negotiator.announce(0, [request], 0.0)
         assert negotiator.take() == []
-        negotiator.announce(2, request, 0.0)
+        negotiator.announce(2, [request], 0.0)
         (ready,) = negotiator.take()
         assert ready.decision == Decision(-1, "a", Operation.ALLREDUCE, template=request)
         assert ready.fresh
-    negotiator.announce(2, JOIN, 0.0)
+    negotiator.announce(2, [JOIN], 0.0)
     assert negotiator.take() == []
-    negotiator.announce(0, JOIN, 0.0)
+    negotiator.announce(0, [JOIN], 0.0)
     (ready,) = negotiator.take()
     assert (ready.decision.operation, ready.decision.last_joined, ready.key) == (Operation.JOIN, 0, None)
     assert negotiator.idle
@@ -292,28 +292,28 @@ def test_joined_members_take_part_with_nothing_until_all_have_joined() -> None:
 def test_a_member_that_joins_completes_what_waited_for_it() -> None:
     negotiator = Negotiator([0, 1], 8)
     for name in "ab":
-        negotiator.announce(0, make(name), 0.0)
-    negotiator.announce(1, JOIN, 0.0)
+        negotiator.announce(0, [make(name)], 0.0)
+    negotiator.announce(1, [JOIN], 0.0)
     assert [ready.decision.name for ready in negotiator.take()] == ["a", "b"]
 
 
 def test_a_member_may_announce_after_others_joined_and_before_it_joins() -> None:
     negotiator = Negotiator([0, 1, 2], 8)
-    negotiator.announce(0, make("a"), 0.0)
-    negotiator.announce(0, JOIN, 0.0)  # its announcement still counts
-    negotiator.announce(1, JOIN, 0.0)
-    negotiator.announce(2, make("a"), 0.0)
+    negotiator.announce(0, [make("a")], 0.0)
+    negotiator.announce(0, [JOIN], 0.0)  # its announcement still counts
+    negotiator.announce(1, [JOIN], 0.0)
+    negotiator.announce(2, [make("a")], 0.0)
     (ready,) = negotiator.take()
     assert ready.decision.template == make("a")
 
 
 def test_joined_members_have_no_rows() -> None:
     negotiator = Negotiator([4, 5, 6], 8)
-    negotiator.announce(1, JOIN, 0.0)
+    negotiator.announce(1, [JOIN], 0.0)
     for member, rows in ((0, 3), (2, 4)):
-        negotiator.announce(member, make("gathered", Operation.ALLGATHER, (rows,)), 0.0)
+        negotiator.announce(member, [make("gathered", Operation.ALLGATHER, (rows,))], 0.0)
         splits = (1, 0, rows - 1)
-        negotiator.announce(member, make("exchanged", Operation.ALLTOALL, (rows,), splits=splits), 0.0)
+        negotiator.announce(member, [make("exchanged", Operation.ALLTOALL, (rows,), splits=splits)], 0.0)
     gathered, exchanged = negotiator.take()
     assert gathered.decision.rows == ((3, 0, 4),)
     assert exchanged.decision.splits == ((1, 0, 2), (0, 0, 0), (1, 0, 3))
@@ -323,17 +323,17 @@ def test_joined_members_have_no_rows() -> None:
 def test_what_needs_the_joined_never_travels_with_what_does_not() -> None:
     negotiator = Negotiator([0, 1], 8)
     announce_all(negotiator, 1, make("a"))
-    negotiator.announce(1, make("a"), 0.0)
-    negotiator.announce(1, JOIN, 0.0)
-    negotiator.announce(0, make("b"), 0.0)
+    negotiator.announce(1, [make("a")], 0.0)
+    negotiator.announce(1, [JOIN], 0.0)
+    negotiator.announce(0, [make("b")], 0.0)
     one, two = negotiator.take()
     assert one.key != two.key
 
 
 def test_what_cannot_be_done_without_the_joined_is_an_error() -> None:
     negotiator = Negotiator([0, 1], 8)
-    negotiator.announce(1, JOIN, 0.0)
-    negotiator.announce(0, make("a", Operation.REDUCESCATTER), 0.0)
+    negotiator.announce(1, [JOIN], 0.0)
+    negotiator.announce(0, [make("a", Operation.REDUCESCATTER)], 0.0)
     (ready,) = negotiator.take()
     assert "is not supported with Join" in ready.decision.error
     assert "rank 1 joined already" in ready.decision.error
@@ -341,18 +341,18 @@ def test_what_cannot_be_done_without_the_joined_is_an_error() -> None:
 
 def test_a_barrier_needs_only_those_who_are_left() -> None:
     negotiator = Negotiator([0, 1], 8)
-    negotiator.announce(1, JOIN, 0.0)
+    negotiator.announce(1, [JOIN], 0.0)
     barrier = Request(Operation.BARRIER, "barrier.noname", transient=True)
-    negotiator.announce(0, barrier, 0.0)
+    negotiator.announce(0, [barrier], 0.0)
     (ready,) = negotiator.take()
     assert (ready.decision.operation, ready.decision.error) == (Operation.BARRIER, "")
 
 
 def test_joining_twice_is_a_breach() -> None:
     negotiator = Negotiator([3, 4], 8)
-    negotiator.announce(1, JOIN, 0.0)
+    negotiator.announce(1, [JOIN], 0.0)
     with pytest.raises(NegotiationError, match="rank 4 joined twice"):
-        negotiator.announce(1, JOIN, 0.0)
+        negotiator.announce(1, [JOIN], 0.0)
 
 
 @given(st.permutations(range(5)))
@@ -360,7 +360,7 @@ def test_who_joined_last_is_known_by_its_global_rank(order: Sequence[int]) -> No
     ranks = [2, 3, 5, 7, 11]
     negotiator = Negotiator(ranks, 8)
     for member in order:
-        negotiator.announce(member, JOIN, 0.0)
+        negotiator.announce(member, [JOIN], 0.0)
     (ready,) = negotiator.take()
     assert ready.decision.last_joined == ranks[order[-1]]
 
@@ -419,7 +419,7 @@ class Job:
         message = decode_from_member(self.members[member].submit(request))
         assert isinstance(message, Announce)
         for item in message.items:
-            self.negotiator.announce(member, self._listeners[member].request(item), 0.0)
+            self.negotiator.announce(member, self._listeners[member].requests([item]), 0.0)
 
     def order(self) -> None:
         ready = self.negotiator.take()
@@ -529,7 +529,7 @@ def test_thousands_of_ranks() -> None:
         source.shuffle(announcements)
         decided = []
         for rank, name in announcements:
-            negotiator.announce(rank, requests[name], 0.0)
+            negotiator.announce(rank, [requests[name]], 0.0)
             decided += negotiator.take()
         assert sorted(ready.decision.name for ready in decided) == sorted(names)
         assert {ready.fresh for ready in decided} == {step == 0}
@@ -540,7 +540,7 @@ def test_thousands_of_ranks_one_of_which_disagrees() -> None:
     size = 4000
     negotiator = Negotiator(range(size), 100)
     for rank in range(size):
-        negotiator.announce(rank, make("a", shape=(4 + (rank == 2345),)), 0.0)
+        negotiator.announce(rank, [make("a", shape=(4 + (rank == 2345),))], 0.0)
     (ready,) = negotiator.take()
     assert "ranks 0-2344, 2346-3999:" in ready.decision.error
     assert "rank 2345:" in ready.decision.error

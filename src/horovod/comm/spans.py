@@ -1,0 +1,126 @@
+"""Vectors by the addresses of their memory, which cost an integer each.
+
+To make a NumPy array takes as long as to copy some kilobytes. A binding that has many tensors hands over where they lie
+instead: where they are small the kernel copies them all in one call, and arrays are made only where something needs them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from horovod.comm.datatypes import Array
+
+_WRITABLE = 0x200  # PyBUF_WRITE
+_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_at.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_memory_at.restype = ctypes.py_object
+
+
+class Layout(msgspec.Struct, eq=False, gc=False):
+    """What is known of spans before their addresses are, and stays the same from step to step.
+
+    Attributes:
+        sizes: in elements; ``ends`` are their running sums.
+        lengths: in bytes.
+        nbytes: in all.
+    """
+
+    dtype: np.dtype[Any]
+    sizes: list[int]
+    ends: list[int]
+    lengths: Array
+    nbytes: int
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], sizes: Sequence[int]) -> Layout:
+        sizes = list(sizes)
+        lengths = np.array(sizes, np.uintp) * np.uintp(dtype.itemsize)
+        return cls(dtype, sizes, list(accumulate(sizes)), lengths, sum(sizes) * dtype.itemsize)
+
+
+class Spans(msgspec.Struct, gc=False):
+    """Vectors of one dtype. Whoever hands them out holds their memory as long as anybody may use them.
+
+    Attributes:
+        addresses: where each begins; anything for one without elements.
+    """
+
+    layout: Layout
+    addresses: Sequence[int]
+    _arrays: list[Array] | None = None
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self.arrays())
+
+    def __getitem__(self, index: int) -> Array:
+        return self.arrays()[index]
+
+    def arrays(self) -> list[Array]:
+        """One-dimensional arrays of the same memory, which do not hold it either."""
+        if self._arrays is None:
+            dtype = self.layout.dtype
+            self._arrays = [
+                np.frombuffer(_memory_at(address, size * dtype.itemsize, _WRITABLE), dtype)
+                if size
+                else np.empty(0, dtype)
+                for address, size in zip(self.addresses, self.layout.sizes, strict=True)
+            ]
+        return self._arrays
+
+    def places(self, start: int, stop: int) -> Array:
+        """Where elements ``[start, stop)`` of their concatenation lie: rows of an address and a number of bytes (``iovec``)."""
+        layout = self.layout
+        if start >= stop:
+            return np.empty((0, 2), np.uintp)
+        first, last = bisect_right(layout.ends, start), bisect_left(layout.ends, stop)
+        found = np.empty((last + 1 - first, 2), np.uintp)
+        found[:, 0] = self.addresses[first : last + 1]
+        found[:, 1] = layout.lengths[first : last + 1]
+        before = (start - layout.ends[first] + layout.sizes[first]) * layout.dtype.itemsize
+        if before:
+            found[0, 0] += np.uintp(before)
+            found[0, 1] -= np.uintp(before)
+        found[-1, 1] -= np.uintp((layout.ends[last] - stop) * layout.dtype.itemsize)
+        return found
+
+
+Vectors = Sequence[Array] | Spans
+"""One-dimensional arrays of one dtype, or where they lie."""
+
+
+def size_in_bytes(vectors: Vectors) -> int:
+    """Bytes of all vectors, which may be arrays of several dtypes."""
+    if isinstance(vectors, Spans):
+        return vectors.layout.nbytes
+    return sum([vector.nbytes for vector in vectors])
+
+
+@lru_cache(maxsize=64)
+def _joined_layout(layouts: tuple[Layout, ...]) -> Layout:
+    """The same batches come in every step."""
+    return Layout.of(layouts[0].dtype, [size for layout in layouts for size in layout.sizes])
+
+
+def joined(parts: Sequence[Vectors]) -> Vectors:
+    """The vectors of all parts, as spans if all of them are, of one dtype."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Spans):
+        dtype = first.layout.dtype
+        spans = [part for part in parts if isinstance(part, Spans) and part.layout.dtype is dtype]
+        if len(spans) == len(parts):
+            layout = _joined_layout(tuple([part.layout for part in spans]))
+            return Spans(layout, [address for part in spans for address in part.addresses])
+    return [vector for part in parts for vector in part]
