@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 import torch
 
-from horovod.comm.spans import Spans
+from horovod.comm.spans import Spans, Vectors
 from horovod.core import collectives
 from horovod.core.messages import Request
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.observe.whereabouts import caller
 from horovod.torch.allgather import allgather_async
 from horovod.torch.arguments import Average, Reducing, Sum, compressed, reduction, tracked
-from horovod.torch.compression import Compression, Compressor
+from horovod.torch.compression import Compression, Compressor, NoneCompressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import host_memory, memory_of
-from horovod.torch.tensors import check, check_sign, empty_like, is_plain, layout_of
+from horovod.torch.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -62,14 +62,17 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
         known = _look_at(tensor, name, key, how, line)
     if known.single:
         check_sign(tensor)
-    address, sources = tensor.data_ptr(), known.spans
+    sources, address = known.spans, tensor.data_ptr()
     if address != sources.addresses[0]:
         sources = known.spans = Spans(sources.layout, (address,))
+    targets: Vectors = sources
     owner: object = tensor
-    targets, result = sources, tensor
+    result = tensor
     if not in_place:
         result = empty_like(tensor)
-        targets, owner = Spans(sources.layout, (result.data_ptr(),)), (tensor, result)
+        # What is waited for probably travels alone, and then an array is needed.
+        targets = (flat_array(result),) if awaited else Spans(sources.layout, (result.data_ptr(),))
+        owner = tensor, result
     handle = collectives.submit_arrays(
         how.process_set.process_set_id, known.request, sources, targets, None, awaited, owner
     )
@@ -246,6 +249,9 @@ def allreduce(
     Differentiable. The default op is ``hvd.Average``. Arguments and errors as :func:`allreduce_async`.
     """
     how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    if compression is NoneCompressor and not tracked(tensor):
+        result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=False, awaited=True))
+        return result
     return compressed(compression, [tensor], lambda travelling: _reduced(_SINGLE, travelling, name, how))[0]
 
 
