@@ -23,19 +23,18 @@ from typing import Any
 import numpy as np
 
 from horovod.comm import futex
-from horovod.comm.arena import EXPRESS_BYTES, OFFER, SHUT, VERDICT, WORD, Arena, word_index
+from horovod.comm.arena import EXPRESS_BYTES, Arena
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.segments import Segments
 from horovod.comm.spans import Vectors
+from horovod.comm.words import OFFER, SHUT, VERDICT, Words, word_index
 
 IDENTITY_BYTES = 1000
 """How long the description of a collective may be."""
 
 _HEAD_BYTES = 1 << 10
 _NOTE = slice(_HEAD_BYTES - 8, _HEAD_BYTES)
-
-_FUTEX_BITS = 0xFFFFFFFF
 
 
 class Express:
@@ -49,7 +48,8 @@ class Express:
     def __init__(self, arena: Arena, rank: int, size: int) -> None:
         self.judges = rank == 0
         self.data_bytes = EXPRESS_BYTES - _HEAD_BYTES
-        self._words, self._address = arena.words, arena.address
+        self._values = arena.words
+        self._words = Words(arena.words, arena.address, rank, size)
         self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._offer, self._verdict, self._shut = word_index(rank, OFFER), word_index(0, VERDICT), word_index(0, SHUT)
@@ -70,7 +70,7 @@ class Express:
             vectors: this rank's contribution, of one dtype, together at most ``data_bytes``.
             note: a number of this rank for the others, see :meth:`notes`.
         """
-        verdict = self._words[self._verdict]
+        verdict = self._values[self._verdict]
         number = (verdict >> 1) + 1
         self._slot = slot = ~verdict & 1  # this rank has taken part in every success so far
         if vectors:
@@ -79,22 +79,21 @@ class Express:
         head = self._heads[slot][self._rank]
         head[: len(identity)] = identity
         head[_NOTE] = note.to_bytes(8, "little")
-        self._write(self._offer, number)
+        self._words.publish(self._offer, number)
         return number
 
     def hopeless(self) -> bool:
         """Whether the judge goes the ordinary way. Asked after an offer, too: it may not have seen that one."""
-        return bool(self._words[self._shut])
+        return bool(self._values[self._shut])
 
     def over(self, number: int) -> bool:
         """Whether the attempt has been judged."""
-        return self._words[self._verdict] >> 1 >= number
+        return self._values[self._verdict] >> 1 >= number
 
     def succeeded(self) -> bool:
         """Whether the attempt succeeded that this rank's last offer took part in, and is :meth:`over`."""
-        if futex.weakly_ordered:
-            futex.fence()
-        return self._words[self._verdict] & 1 == self._slot
+        self._words.read_fence()
+        return self._values[self._verdict] & 1 == self._slot
 
     def await_verdict(self, number: int, spins: int, seconds: float) -> bool:
         """Whether the attempt is over; looks ``spins`` times in a row, then sleeps for so long at most."""
@@ -133,16 +132,15 @@ class Express:
 
     def alike(self, peer: int, identity: bytes) -> bool:
         """Whether a peer that takes part wants what this rank wants."""
-        if futex.weakly_ordered:
-            futex.fence()
+        self._words.read_fence()
         return bool(self._heads[self._slot][peer][: len(identity)] == identity)
 
     def judge(self, success: bool) -> None:
         """End the attempt that is on; a success if all ranks take part and are alike."""
-        verdict = self._words[self._verdict]
+        verdict = self._values[self._verdict]
         if success:
             self._last_success = (verdict >> 1) + 1
-        self._write(self._verdict, (verdict + 2) ^ success)
+        self._words.publish(self._verdict, (verdict + 2) ^ success)
 
     def give_up(self, number: int) -> bool:
         """A peer has given up an attempt: end it if it is still on. Returns whether it had succeeded.
@@ -150,7 +148,7 @@ class Express:
         Raises:
             ValueError: there has been no such attempt.
         """
-        over = self._words[self._verdict] >> 1
+        over = self._values[self._verdict] >> 1
         if not 0 < number <= over + 1:
             raise ValueError(f"attempt {number} of {over + 1}")
         if number > over:
@@ -159,35 +157,29 @@ class Express:
 
     def shut(self) -> None:
         """The judge goes the ordinary way: nobody need wait for it."""
-        if self._words[self._shut]:
+        if self._values[self._shut]:
             return
-        self._words[self._shut] = 1
+        self._values[self._shut] = 1
         futex.fence()  # a peer that does not see this has made its offer, which is seen here
-        number = (self._words[self._verdict] >> 1) + 1
-        if any(self._words[word_index(peer, OFFER)] == number for peer in self._peers):
+        number = (self._values[self._verdict] >> 1) + 1
+        if any(self._values[word_index(peer, OFFER)] == number for peer in self._peers):
             self.judge(False)
 
     def reopen(self) -> None:
         """The judge has nothing more on the ordinary way."""
-        self._words[self._shut] = 0
+        self._values[self._shut] = 0
 
     def _await(self, index: int, value: int, spins: int, seconds: float) -> bool:
         """Whether a word has reached ``value``. The sleep may end early."""
-        words = self._words
+        values = self._values
         for _ in range(spins):
-            if words[index] >= value:
+            if values[index] >= value:
                 return True
         if seconds:
-            seen = words[index]
+            seen = values[index]
             if seen < value:
-                futex.wait(self._address + index * WORD, seen & _FUTEX_BITS, seconds)
-        return words[index] >= value
-
-    def _write(self, index: int, value: int) -> None:
-        if futex.weakly_ordered:
-            futex.fence()  # what was written before must be seen before the word
-        self._words[index] = value
-        futex.wake(self._address + index * WORD)  # a system call is a fence, too
+                self._words.sleep(index, seen, seconds)
+        return values[index] >= value
 
     def _contributions(self, dtype: np.dtype[Any]) -> list[Array]:
         key = (self._slot, dtype)
@@ -202,4 +194,5 @@ class Express:
         self._typed.clear()
         self._blocks.clear()
         self._heads.clear()
-        self._words = memoryview(b"")
+        self._values = memoryview(b"")
+        self._words.release()

@@ -24,12 +24,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from horovod.comm.arena import LONG_SPIN, PACKED, REDUCED, Arena, Counters
+from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
+from horovod.comm.counters import LONG_SPIN, Counters
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments, source_and_target
 from horovod.comm.spans import Vectors
+from horovod.comm.words import PACKED, REDUCED
 
 SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""

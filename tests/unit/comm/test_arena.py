@@ -1,50 +1,15 @@
-"""Waiting for one another's counters in shared memory, each rank a thread."""
+"""The memory that ranks of a host share: what the kernel copies out of it and into it."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from datetime import timedelta
 
 import numpy as np
 import pytest
 
-from horovod.comm.arena import PACKED, Arena, Counters
-from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.arena import Arena
+from horovod.comm.spans import Layout, Spans
+from unit.comm.test_spans import spans, vectors
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
-
-
-@pytest.fixture
-def counters() -> Iterator[list[Counters]]:
-    arena = Arena.create(3, 4096)
-    made = [Counters(arena, rank, 3, timedelta(seconds=20)) for rank in range(3)]
-    yield made
-    for each in made:
-        each.release()
-    arena.close()
-
-
-def test_who_has_aborted_is_told_so(counters: list[Counters]) -> None:
-    counters[0].abort()
-    with pytest.raises(Aborted):
-        counters[0].wait(1, PACKED, 1)
-
-
-def test_a_rank_that_waits_for_a_counter_that_another_has_given_up_does_not_wait_for_ever(
-    counters: list[Counters],
-) -> None:
-    """It reports the silent rank, so that the ranks find out together what happened, if no verdict is on its way."""
-    counters[0].abort()
-    with pytest.raises(PeerFailure, match="gave up a collective") as caught:
-        counters[2].wait(1, PACKED, 1)
-    assert caught.value.rank == 1
-    assert caught.value.suspected
-
-
-def test_a_living_owner_writes_over_what_an_abort_left(counters: list[Counters]) -> None:
-    counters[0].abort()
-    counters[1].signal(PACKED, 1)
-    counters[2].wait(1, PACKED, 1)
 
 
 def test_bytes_are_scattered_over_more_arrays_than_one_system_call_takes() -> None:
@@ -59,5 +24,35 @@ def test_bytes_are_scattered_over_more_arrays_than_one_system_call_takes() -> No
         assert np.array_equal(np.concatenate(targets), values)
         with pytest.raises(OSError, match="2 bytes less"):
             arena.scatter_over(arena.length - 2, arena.length + 2, [np.zeros(2, np.int16)])
+    finally:
+        arena.close()
+
+
+def test_the_kernel_gathers_and_scatters_more_places_than_one_call_takes() -> None:
+    arena = Arena.create(2, 1 << 16)
+    try:
+        begin = Arena.header_bytes(2)
+        lengths = np.random.default_rng(1).integers(0, 9, 5000).tolist()
+        sources = vectors(lengths)
+        targets = [np.zeros_like(source) for source in sources]
+        total = sum(lengths)
+        arena.gather(begin, spans(sources).places(0, total))
+        assert np.array_equal(arena.bytes[begin : begin + 2 * total].view(np.int16), np.arange(total))
+        arena.scatter(begin, spans(targets).places(0, total))
+        assert all(map(np.array_equal, sources, targets))
+        arena.scatter(begin, spans(targets).places(0, 0))
+    finally:
+        arena.close()
+
+
+def test_what_the_kernel_cannot_copy_is_an_error() -> None:
+    arena = Arena.create(2, 4096)
+    try:
+        array = np.zeros(4, np.int16)
+        with pytest.raises(OSError, match="2 bytes less"):
+            arena.scatter(arena.length - 6, spans([array]).places(0, 4))
+        nowhere = Spans(Layout.of(array.dtype, [4]), [8])
+        with pytest.raises(OSError, match=r"shared memory: Bad address"):
+            arena.gather(Arena.header_bytes(2), nowhere.places(0, 4))
     finally:
         arena.close()

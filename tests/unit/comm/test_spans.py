@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.comm.arena import Arena
 from horovod.comm.spans import Layout, Spans, joined, size_in_bytes
 
 
@@ -66,33 +65,3 @@ def test_joined_spans_are_spans_where_they_can_be() -> None:
         assert not isinstance(found, Spans)
         assert len(found) == sum(len(part) for part in parts)
     assert size_in_bytes(joined([one, other])) == 14
-
-
-def test_the_kernel_gathers_and_scatters_more_places_than_one_call_takes() -> None:
-    arena = Arena.create(2, 1 << 16)
-    try:
-        begin = Arena.header_bytes(2)
-        lengths = np.random.default_rng(1).integers(0, 9, 5000).tolist()
-        sources = vectors(lengths)
-        targets = [np.zeros_like(source) for source in sources]
-        total = sum(lengths)
-        arena.gather(begin, spans(sources).places(0, total))
-        assert np.array_equal(arena.bytes[begin : begin + 2 * total].view(np.int16), np.arange(total))
-        arena.scatter(begin, spans(targets).places(0, total))
-        assert all(map(np.array_equal, sources, targets))
-        arena.scatter(begin, spans(targets).places(0, 0))
-    finally:
-        arena.close()
-
-
-def test_what_the_kernel_cannot_copy_is_an_error() -> None:
-    arena = Arena.create(2, 4096)
-    try:
-        array = np.zeros(4, np.int16)
-        with pytest.raises(OSError, match="2 bytes less"):
-            arena.scatter(arena.length - 6, spans([array]).places(0, 4))
-        nowhere = Spans(Layout.of(array.dtype, [4]), [8])
-        with pytest.raises(OSError, match=r"shared memory: Bad address"):
-            arena.gather(Arena.header_bytes(2), nowhere.places(0, 4))
-    finally:
-        arena.close()

@@ -1,0 +1,122 @@
+"""The counters by which the ranks of a host wait for each other, one or more for each piece of a collective.
+
+A counter only grows: it tells how many pieces its rank has packed, or reduced, since the arena was made. Waiting for a rank
+is waiting until its counter reaches a value.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import timedelta
+
+from horovod.comm.arena import Arena
+from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.words import NOTES, PACKED, REDUCED, Words, word_index
+
+_POISON = 1 << 62
+SHORT_SPIN = 40
+"""Looks at a counter before sleeping: about two microseconds, what a sleep and a wake-up would cost at least."""
+
+LONG_SPIN = 600
+"""The same, about thirty microseconds, for a small collective on which a rank waits with nothing else to do."""
+
+
+class Counters:
+    """One rank's own counters, and its waiting for those of the others.
+
+    Args:
+        timeout: how long a peer's counter may stand still while it is waited for.
+    """
+
+    def __init__(self, arena: Arena, rank: int, size: int, timeout: timedelta) -> None:
+        self._words = Words(arena.words, arena.address, rank, size)
+        self._rank = rank
+        self._seconds = timeout.total_seconds()
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._own = word_index(rank, 0)
+        self._cores_enough = size <= len(os.sched_getaffinity(0))  # else the peer needs the core that would look
+        self._aborted = False
+        self._life = threading.Lock()
+
+    def signal(self, kind: int, value: int) -> None:
+        """Set this rank's counter and wake who waits for it."""
+        self._words.publish(self._own + kind, value)
+
+    def note(self, parity: int, value: int) -> None:
+        """Leave a number for the others, to be read once the piece it belongs to is signalled."""
+        self._words.values[self._own + NOTES + parity] = value
+
+    def read_note(self, rank: int, parity: int) -> int:
+        return self._words.values[word_index(rank, NOTES + parity)]
+
+    def wait(self, peer: int, kind: int, value: int, spin: int = SHORT_SPIN) -> None:
+        """Return when ``peer``'s counter has reached ``value``, looking ``spin`` times before sleeping.
+
+        Raises:
+            PeerFailure: it stood still for the timeout, or some rank has aborted.
+            Aborted: this rank's :meth:`abort` was called.
+        """
+        words, word = self._words.values, word_index(peer, kind)
+        seen = words[word]
+        if seen < value:
+            for _ in range(spin if self._cores_enough else 1):
+                seen = words[word]
+                if seen >= value:
+                    break
+            else:
+                seen = self._sleep(peer, word, value)
+        if seen >= _POISON:
+            if self._aborted:
+                raise Aborted
+            # Another rank's abort. Mostly its verdict is on the way here as well; if not, this one must not wait for ever.
+            raise PeerFailure(
+                peer, "it, or another rank, gave up a collective that others were still in", suspected=True
+            )
+        self._words.read_fence()
+
+    def wait_all(self, kind: int, value: int, spin: int = SHORT_SPIN) -> None:
+        """Return when every peer's counter has reached ``value``. Raises as :meth:`wait`."""
+        for peer in self._peers:
+            self.wait(peer, kind, value, spin)
+
+    def _sleep(self, peer: int, word: int, value: int) -> int:
+        words = self._words
+        deadline = time.monotonic() + self._seconds
+        while True:
+            seen = words.values[word]
+            if seen >= value:
+                return seen
+            if self._aborted:
+                raise Aborted
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise PeerFailure(
+                    peer, f"it made no progress in a collective for {self._seconds:.0f} seconds", suspected=True
+                )
+            words.sleep(word, seen, remaining)
+
+    def check(self) -> None:
+        """Raises Aborted after an abort, before anything new is begun."""
+        if self._aborted:
+            raise Aborted
+
+    def abort(self) -> None:
+        """Wake this rank's lane out of :meth:`wait`. Any thread.
+
+        A counter's owner may be dead or alive. The value is changed so that a sleeper that is just falling asleep cannot
+        miss it, into one that no waiter of any rank takes for progress; a living owner simply writes over it.
+        """
+        self._aborted = True
+        with self._life:
+            values = self._words.values
+            for peer in self._peers if values else []:
+                for kind in (PACKED, REDUCED):
+                    word = word_index(peer, kind)
+                    self._words.overwrite(word, (values[word] ^ 0x80000000) | _POISON)
+
+    def release(self) -> None:
+        """Forget the arena."""
+        with self._life:
+            self._words.release()

@@ -1,0 +1,48 @@
+"""Waiting for one another's counters in shared memory, each rank a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from horovod.comm.arena import Arena
+from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.counters import Counters
+from horovod.comm.words import PACKED
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
+
+
+@pytest.fixture
+def counters() -> Iterator[list[Counters]]:
+    arena = Arena.create(3, 4096)
+    made = [Counters(arena, rank, 3, timedelta(seconds=20)) for rank in range(3)]
+    yield made
+    for each in made:
+        each.release()
+    arena.close()
+
+
+def test_who_has_aborted_is_told_so(counters: list[Counters]) -> None:
+    counters[0].abort()
+    with pytest.raises(Aborted):
+        counters[0].wait(1, PACKED, 1)
+
+
+def test_a_rank_that_waits_for_a_counter_that_another_has_given_up_does_not_wait_for_ever(
+    counters: list[Counters],
+) -> None:
+    """It reports the silent rank, so that the ranks find out together what happened, if no verdict is on its way."""
+    counters[0].abort()
+    with pytest.raises(PeerFailure, match="gave up a collective") as caught:
+        counters[2].wait(1, PACKED, 1)
+    assert caught.value.rank == 1
+    assert caught.value.suspected
+
+
+def test_a_living_owner_writes_over_what_an_abort_left(counters: list[Counters]) -> None:
+    counters[0].abort()
+    counters[1].signal(PACKED, 1)
+    counters[2].wait(1, PACKED, 1)
