@@ -91,8 +91,6 @@ class Shortcut:
 
     def _judge(self, entry: Entry, identity: bytes) -> bool:
         express = self._express
-        if self._connections.arrivals(0).readable:
-            return False  # somebody goes the ordinary way
         express.reopen()
         number = self._offer(entry, identity)
         success = all(
