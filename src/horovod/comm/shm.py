@@ -37,7 +37,7 @@ SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
 
 MANY = 32
-"""From so many spans on the kernel copies them, even if they are small together: it saves more than a second wait costs."""
+"""From so many vectors on the kernel copies them, even if they are small together: it saves more than a second wait costs."""
 
 _ALIGNMENT = 64
 """Shards begin at multiples of this many elements, so that they never share a cache line."""
@@ -99,8 +99,8 @@ class ShmCommunicator(Communicator):
         if source.length == 0:
             return
         dtype = source.dtype
-        small = source.length * dtype.itemsize <= min(SMALL, self._arena.piece_bytes)
-        if small and (source.spans is None or source.count < MANY):
+        # What decides must be the same on all ranks, and whether vectors are known by their addresses is not.
+        if source.count < MANY and source.length * dtype.itemsize <= min(SMALL, self._arena.piece_bytes):
             self._allreduce_small(source, target, dtype, op, prescale, postscale)
         else:
             self._allreduce_streamed(source, target, dtype, op, prescale, postscale)
