@@ -15,7 +15,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,19 @@ EXPRESS_BYTES = 20 << 10
 
 DEFAULT_PIECE = 1 << 20
 _PAGE = mmap.PAGESIZE
-_VECTORS = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16
+_VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
 """How many places one system call takes."""
 
 # ssize_t preadv(int descriptor, const struct iovec *places, int count, off_t start)
 _libc = ctypes.CDLL(None, use_errno=True)
-_preadv, _pwritev = _libc.preadv, _libc.pwritev
+_preadv, _pwritev = (
+    getattr(_libc, "preadv", None),
+    getattr(_libc, "pwritev", None),
+)  # older systems of Apple's lack them
 for _call in (_preadv, _pwritev):
-    _call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
-    _call.restype = ctypes.c_ssize_t
+    if _call is not None:
+        _call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+        _call.restype = ctypes.c_ssize_t
 
 
 def _round_up(value: int, to: int) -> int:
@@ -128,7 +132,7 @@ class Arena:
         """Copy what lies from byte ``start`` on into the places, one after another."""
         self._move(_preadv, start, places)
 
-    def _move(self, call: Callable[[int, int, int, int], int], start: int, places: Array) -> None:
+    def _move(self, call: Any, start: int, places: Array) -> None:
         address, stop = places.ctypes.data, start + int(places[:, 1].sum())
         for first in range(0, len(places), _VECTORS):
             moved = call(self.descriptor, address + first * 2 * WORD, min(_VECTORS, len(places) - first), start)

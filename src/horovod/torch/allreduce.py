@@ -99,6 +99,7 @@ _REMEMBERED = 4096
 
 
 def _look_at(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> _Known:
+    """Check a tensor, and remember what it is known by. Raises as :func:`check`."""
     full_name = f"{_SINGLE}.{name}"
     specs = [(full_name, check(tensor), tuple(tensor.shape))]
     request = collectives.allreduce_request(full_name, specs, how.op, how.prescale, how.postscale, line)

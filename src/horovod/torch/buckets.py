@@ -113,16 +113,14 @@ class Bucket:
             return submit_arrays(process_set_id, request, spans, spans, owner=tensors)
         sources, targets = memory.reduce(tensors, tensors)
         if request is None or self._key != key:
-            self._key = key
-            self._layout = layout_of(tensors) if memory.device == HOST and tensors else None
-            self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
             specs = [
                 (f"allreduce.{slot.name}", each.data_type, each.shape)
                 for slot, each in zip(slots, sources, strict=True)
             ]
-            self._request = request = allreduce_request(
-                self.name, specs, op, prescale, postscale, line, device=memory.device
-            )
+            request = allreduce_request(self.name, specs, op, prescale, postscale, line, device=memory.device)
+            self._request, self._key = request, key
+            self._layout = layout_of(tensors) if memory.device == HOST and tensors else None
+            self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
         handle = submit(process_set_id, request, sources, targets)
         self.after.insert(0, memory.arrive)
         return handle

@@ -61,8 +61,8 @@ def flat_array(tensor: torch.Tensor) -> Array:
 def layout_of(tensors: Sequence[torch.Tensor]) -> Layout | None:
     """The layout of what :func:`flat_array` gives for these; None if they are of several types.
 
-    Others of the same classes, types and shapes may be handed over by ``data_ptr()``, if they pass :func:`is_plain` and
-    :func:`has_own_sign`.
+    Others of the same classes, types and shapes may be handed over by ``data_ptr()``, if they are plain (:func:`is_plain`),
+    and those of one element pass :func:`check_sign`.
     """
     arrays = [flat_array(tensor) for tensor in tensors]
     dtypes = {array.dtype for array in arrays}
