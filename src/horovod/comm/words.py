@@ -63,7 +63,7 @@ class Words:
         self._lock = threading.Lock()
 
     def publish(self, index: int, value: int) -> None:
-        """Write a word, after all that was written before, and wake who sleeps on it."""
+        """Write a word, after all that was written before and before all that is read later, and wake who sleeps on it."""
         if futex.weakly_ordered:
             futex.fence()
             self.values[index] = value

@@ -25,9 +25,9 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """One submitted request with its memory, from submission to completion.
 
     Attributes:
-        inputs, outputs: one flat array a tensor; outputs that only the decision can size are made by ``allocate``.
+        inputs, outputs: one flat vector a tensor; outputs that only the decision can size are made by ``allocate``.
         since: when it was submitted (``time.monotonic``).
-        owner: what holds the arrays' memory, where they do not themselves.
+        owner: what holds the vectors' memory, where they do not themselves.
         held: its inputs are not there yet, so it has not been announced.
     """
 

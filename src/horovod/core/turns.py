@@ -23,12 +23,6 @@ QUICK_BYTES = 4 << 20
 """What a thread that waits may do itself: all but these operations, of so many bytes at most on this rank. That takes it some
 milliseconds, for which a signal's handler has to wait."""
 
-
-def is_quick(entry: Entry) -> bool:
-    """Whether a thread that waits for this may carry it out itself."""
-    return size_in_bytes(entry.inputs or entry.outputs) <= QUICK_BYTES and entry.request.operation not in SLOW
-
-
 LOOKS = 100
 SLEEPS = 10
 """How long it waits for peers: so many looks (one where ranks share cores), then so many sleeps of a millisecond. Then it
@@ -38,6 +32,11 @@ PARK_MILLISECONDS = 5
 PARKS = 20
 """While other threads take turns, the lane's thread listens to its bell for so long at a time, and every so many times looks at
 everything else there is to do."""
+
+
+def is_quick(entry: Entry) -> bool:
+    """Whether a thread that waits for this may carry it out itself."""
+    return size_in_bytes(entry.inputs or entry.outputs) <= QUICK_BYTES and entry.request.operation not in SLOW
 
 
 def may_drive(batch: Batch) -> bool:
