@@ -68,7 +68,7 @@ def submit_arrays(
     """
     handle = Handle()
     lane = running().lane(process_set_id, request.operation)
-    lane.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), False, awaited)
+    lane.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), awaited=awaited)
     return handle
 
 
