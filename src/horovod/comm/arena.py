@@ -35,13 +35,20 @@ _VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
 # ssize_t preadv(int descriptor, const struct iovec *places, int count, off_t start)
 _libc = ctypes.CDLL(None, use_errno=True)
 _preadv, _pwritev = (
-    getattr(_libc, "preadv", None),
-    getattr(_libc, "pwritev", None),
-)  # older systems of Apple's lack them
+    getattr(_libc, name, None) for name in ("preadv", "pwritev")
+)  # not on every system without futexes
 for _call in (_preadv, _pwritev):
     if _call is not None:
         _call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
         _call.restype = ctypes.c_ssize_t
+
+
+_ADVICE = ". Was one resized or freed while it travelled?"
+
+
+def _check_copied(position: int, stop: int) -> None:
+    if position != stop:
+        raise OSError(f"tensors were copied to or from shared memory short of {stop - position} bytes{_ADVICE}")
 
 
 def _round_up(value: int, to: int) -> int:
@@ -138,18 +145,18 @@ class Arena:
             moved = call(self.descriptor, address + first * 2 * WORD, min(_VECTORS, len(places) - first), start)
             if moved < 0:
                 number = ctypes.get_errno()
-                raise OSError(number, f"copying to or from shared memory: {os.strerror(number)}")
+                raise OSError(
+                    number, f"a tensor cannot be copied to or from shared memory: {os.strerror(number)}{_ADVICE}"
+                )
             start += moved
-        if start != stop:
-            raise OSError(f"the kernel copied {stop - start} bytes less than it was to")
+        _check_copied(start, stop)
 
     def scatter_over(self, start: int, stop: int, targets: Sequence[Array]) -> None:
         """Copy bytes ``[start, stop)`` into arrays of that size together, one after another."""
         for first in range(0, len(targets), _VECTORS):
             some: Sequence[Any] = targets[first : first + _VECTORS]  # NumPy declares buffers for newer Pythons only
             start += os.preadv(self.descriptor, some, start)
-        if start != stop:
-            raise OSError(f"the kernel copied {stop - start} bytes less than it was to")
+        _check_copied(start, stop)
 
     def close(self) -> None:
         """Let go of the memory; it is freed when the last rank has."""

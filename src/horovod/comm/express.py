@@ -48,7 +48,6 @@ class Express:
     def __init__(self, arena: Arena, rank: int, size: int) -> None:
         self.judges = rank == 0
         self.data_bytes = EXPRESS_BYTES - _HEAD_BYTES
-        self._values = arena.words
         self._words = Words(arena.words, arena.address, rank, size)
         self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
@@ -70,7 +69,7 @@ class Express:
             vectors: this rank's contribution, of one dtype, together at most ``data_bytes``.
             note: a number of this rank for the others, see :meth:`notes`.
         """
-        verdict = self._values[self._verdict]
+        verdict = self._words.values[self._verdict]
         number = (verdict >> 1) + 1
         self._slot = slot = ~verdict & 1  # this rank has taken part in every success so far
         if vectors:
@@ -84,16 +83,16 @@ class Express:
 
     def hopeless(self) -> bool:
         """Whether the judge goes the ordinary way. Asked after an offer, too: it may not have seen that one."""
-        return bool(self._values[self._shut])
+        return bool(self._words.values[self._shut])
 
     def over(self, number: int) -> bool:
         """Whether the attempt has been judged."""
-        return self._values[self._verdict] >> 1 >= number
+        return self._words.values[self._verdict] >> 1 >= number
 
     def succeeded(self) -> bool:
         """Whether the attempt succeeded that this rank's last offer took part in, and is :meth:`over`."""
         self._words.read_fence()
-        return self._values[self._verdict] & 1 == self._slot
+        return self._words.values[self._verdict] & 1 == self._slot
 
     def await_verdict(self, number: int, spins: int, seconds: float) -> bool:
         """Whether the attempt is over; looks ``spins`` times in a row, then sleeps for so long at most."""
@@ -137,7 +136,7 @@ class Express:
 
     def judge(self, success: bool) -> None:
         """End the attempt that is on; a success if all ranks take part and are alike."""
-        verdict = self._values[self._verdict]
+        verdict = self._words.values[self._verdict]
         if success:
             self._last_success = (verdict >> 1) + 1
         self._words.publish(self._verdict, (verdict + 2) ^ success)
@@ -148,7 +147,7 @@ class Express:
         Raises:
             ValueError: there has been no such attempt.
         """
-        over = self._values[self._verdict] >> 1
+        over = self._words.values[self._verdict] >> 1
         if not 0 < number <= over + 1:
             raise ValueError(f"attempt {number} of {over + 1}")
         if number > over:
@@ -157,21 +156,21 @@ class Express:
 
     def shut(self) -> None:
         """The judge goes the ordinary way: nobody need wait for it."""
-        if self._values[self._shut]:
+        if self._words.values[self._shut]:
             return
-        self._values[self._shut] = 1
+        self._words.values[self._shut] = 1
         futex.fence()  # a peer that does not see this has made its offer, which is seen here
-        number = (self._values[self._verdict] >> 1) + 1
-        if any(self._values[word_index(peer, OFFER)] == number for peer in self._peers):
+        number = (self._words.values[self._verdict] >> 1) + 1
+        if any(self._words.values[word_index(peer, OFFER)] == number for peer in self._peers):
             self.judge(False)
 
     def reopen(self) -> None:
         """The judge has nothing more on the ordinary way."""
-        self._values[self._shut] = 0
+        self._words.values[self._shut] = 0
 
     def _await(self, index: int, value: int, spins: int, seconds: float) -> bool:
         """Whether a word has reached ``value``. The sleep may end early."""
-        values = self._values
+        values = self._words.values
         for _ in range(spins):
             if values[index] >= value:
                 return True
@@ -194,5 +193,4 @@ class Express:
         self._typed.clear()
         self._blocks.clear()
         self._heads.clear()
-        self._values = memoryview(b"")
         self._words.release()

@@ -73,7 +73,7 @@ class Segments:
         """Copy elements ``[start, stop)`` into ``target``, which has that length ("pack")."""
         runs = self.runs(start, stop)
         if len(runs) == 1:
-            target[:] = runs[0]
+            np.copyto(target, runs[0])
         elif runs:
             np.concatenate(runs, out=target)
 
@@ -105,7 +105,7 @@ class Segments:
         workspace: Workspace,
     ) -> None:
         """Write the reduction of ``contributions``, vectors of that length, over elements ``[start, stop)``."""
-        whole = self.arrays[0] if self.count == 1 and stop - start == self.length else self.whole(start, stop)
+        whole = self.whole(start, stop)
         if whole is not None:
             reduce_into(whole, contributions, op, prescale, postscale, workspace)
         elif start < stop:

@@ -30,7 +30,7 @@ NOTES = 2
 OFFER = 4
 VERDICT = 5
 SHUT = 6
-_ASLEEP = 7
+ASLEEP = 7
 
 LINE_WORDS = 16
 WORD = 8
@@ -58,8 +58,8 @@ class Words:
     def __init__(self, words: memoryview, address: int, rank: int, size: int) -> None:
         self.values = words
         self._address = address
-        self._asleep = word_index(rank, _ASLEEP)
-        self._sleepers = [word_index(peer, _ASLEEP) for peer in range(size) if peer != rank]
+        self._asleep = word_index(rank, ASLEEP)
+        self._sleepers = [word_index(peer, ASLEEP) for peer in range(size) if peer != rank]
         self._lock = threading.Lock()
 
     def publish(self, index: int, value: int) -> None:

@@ -42,14 +42,15 @@ _first = threading.RLock()
 handles are done before anybody waits."""
 
 
-class Handle(msgspec.Struct, eq=False, gc=False):  # the garbage collector has enough to look at
+class Handle(msgspec.Struct, eq=False, gc=False):
     """Completed exactly once, by a lane or by an abort; awaited by any number of threads.
+
+    The garbage collector does not know it: what it is part of, a circle of its waiters, ends with its completion.
 
     Attributes:
         error: why the collective failed, once done.
         result: what the operation produces beyond the tensors it fills, for example received splits.
         driver: of a quick collective that the thread that waits for it may carry out; None if only a lane's thread may.
-
         end: called by whoever completes it, just before, with the error; returns the error that waiters get.
     """
 

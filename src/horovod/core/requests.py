@@ -46,7 +46,6 @@ class Requests:
         self._unannounced: list[Entry] = []
         self._hastened: Handle | None = None
         self._asleep = self._napping = self._parked = False
-        self._rests = False  # any of the three
         self._nap_next = False
         self._announced_at = 0.0
 
@@ -91,7 +90,7 @@ class Requests:
 
     def _queue(self, entry: Entry, awaited: bool) -> bool:
         self._unannounced.append(entry)
-        if not self._rests:
+        if not (self._asleep or self._napping or self._parked):
             return False
         driven = entry.handle.driver is not None  # whoever waits for it takes the turn
         wake = (
@@ -101,7 +100,6 @@ class Requests:
         )
         if wake:
             self._asleep = self._napping = False
-            self._rests = self._parked
         return wake
 
     def withdraw(self, entry: Entry) -> bool:
@@ -183,7 +181,7 @@ class Requests:
                 return False
             if any(entry.handle.driver is None and not entry.held for entry in self._known.values()):
                 return False
-            self._parked = self._rests = True
+            self._parked = True
         return True
 
     def rest(self, busy: bool) -> int:
@@ -197,12 +195,12 @@ class Requests:
             if busy or self._unannounced:
                 return 0
             if nap and self._known:
-                self._napping = self._rests = True
+                self._napping = True
                 return NAP_MILLISECONDS
-            self._asleep = self._rests = True
+            self._asleep = True
             return -1
 
     def rise(self) -> None:
         """The thread does not rest any more."""
         with self._lock:
-            self._asleep = self._napping = self._parked = self._rests = False
+            self._asleep = self._napping = self._parked = False

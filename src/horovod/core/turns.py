@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from horovod.comm.spans import size_in_bytes
 from horovod.core.connections import NOTHING, Connections, Ready
 from horovod.core.deferral import with_signals_deferred
 from horovod.core.execution import Batch, Entry
@@ -36,7 +35,7 @@ everything else there is to do."""
 
 def is_quick(entry: Entry) -> bool:
     """Whether a thread that waits for this may carry it out itself."""
-    return size_in_bytes(entry.inputs or entry.outputs) <= QUICK_BYTES and entry.request.operation not in SLOW
+    return entry.size() <= QUICK_BYTES and entry.request.operation not in SLOW
 
 
 def may_drive(batch: Batch) -> bool:

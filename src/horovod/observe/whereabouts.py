@@ -79,7 +79,7 @@ def caller(above: int = 0) -> str:
     """``file:line`` of the user's code that led to this call.
 
     Args:
-        above: how many callers of the one that asks are known not to be the user's.
+        above: how many of the innermost frames, beginning with that of who asks, are known not to be the user's.
     """
     if _instead.line:
         return _instead.line

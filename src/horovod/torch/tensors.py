@@ -135,8 +135,6 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     """A new tensor for a result of the shape and type of ``tensor``, on its device, contiguous."""
-    if tensor.is_contiguous():
-        return _prepared(torch.empty_like(tensor))
     return _prepared(torch.empty_like(tensor, memory_format=torch.contiguous_format))
 
 

@@ -59,7 +59,8 @@ def test_joined_spans_are_spans_where_they_can_be() -> None:
     assert isinstance(together, Spans)
     assert together.addresses == [*one.addresses, *two.addresses, *one.addresses]
     assert together.layout.sizes == [2, 3, 4, 2, 3] and size_in_bytes(together) == 28
-    assert together.layout is joined([one, two, one]).layout  # type: ignore[union-attr]
+    again = joined([one, two, one])
+    assert isinstance(again, Spans) and again.layout is together.layout
     for parts in ([one, other], [one, vectors([2])], [vectors([2]), one]):
         found = joined(parts)
         assert not isinstance(found, Spans)

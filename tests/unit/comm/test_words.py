@@ -13,7 +13,7 @@ import pytest
 
 from horovod.comm import words as module
 from horovod.comm.arena import Arena
-from horovod.comm.words import OFFER, Words, word_index
+from horovod.comm.words import ASLEEP, OFFER, PACKED, Words, word_index
 from unit.control.together import Together, wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
@@ -60,7 +60,7 @@ def test_no_wake_is_lost(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
         words = Words(arena.words, arena.address, 0, 2)
         assert volley(words, 0, seed=0)
         assert peer.wait(LOST_SECONDS) == 0
-        assert not any(arena.words[word_index(rank, kind)] for rank in range(2) for kind in (0, 7))  # nobody is asleep
+        assert not any(arena.words[word_index(rank, kind)] for rank in range(2) for kind in (PACKED, ASLEEP))
         words.release()
     finally:
         peer.kill()
@@ -71,10 +71,10 @@ def test_a_word_of_anybody_can_be_overwritten_and_wakes_its_sleeper(arena: Arena
     words = Words(arena.words, arena.address, 0, 2)
     index = word_index(1, OFFER)
     sleeping = Together(lambda: words.sleep(index, 0, LOST_SECONDS))
-    wait_until(lambda: arena.words[word_index(0, 7)] == 1, "asleep")
+    wait_until(lambda: arena.words[word_index(0, ASLEEP)] == 1, "asleep")
     words.overwrite(index, 5)
     sleeping.results()
-    assert arena.words[index] == 5 and arena.words[word_index(0, 7)] == 0
+    assert arena.words[index] == 5 and arena.words[word_index(0, ASLEEP)] == 0
     words.sleep(index, 4, LOST_SECONDS)  # it is not 4
     words.release()
 

@@ -128,9 +128,8 @@ def test_who_waits_hears_of_the_end_of_the_service() -> None:
     service = ComputeService(1, 1, KEY, nics="lo")
     waiting = Together(*[client(service).wait_for_shutdown] * 4)
     client(service).register_dispatcher(0, "grpc://localhost:1")
-    for _ in range(
-        200
-    ):  # until all wait, so that none comes to a closed door; a guest may have come to look, and go again
+    # Until all wait, so that none comes to a closed door; a guest may have come to look, and go again.
+    for _ in range(200):
         if sum(map(len, list(service._server._waiting.values()))) == 4:
             break
         waiting._threads[0].join(0.05)
