@@ -77,21 +77,26 @@ def _tcp_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return [TcpCommunicator(rank, peers, timeout, piece_bytes=4096) for rank, peers in meshes]
 
 
-def _shm(size: int, timeout: timedelta, piece_bytes: int = 0) -> list[Communicator]:
+def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, direct_bytes: int = 0) -> list[Communicator]:
     arena = Arena.create(size, piece_bytes)
     views = [Arena.attach(arena.descriptor, arena.length, arena.piece_bytes) for _ in range(size)]
     arena.close()
-    return [ShmCommunicator(rank, size, view, timeout) for rank, view in enumerate(views)]
+    return [ShmCommunicator(rank, size, view, timeout, direct_bytes) for rank, view in enumerate(views)]
 
 
 def _shm_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return _shm(size, timeout, piece_bytes=4096)
 
 
+def _shm_direct(size: int, timeout: timedelta) -> list[Communicator]:
+    return _shm(size, timeout, direct_bytes=1)
+
+
 ENGINES: dict[str, Engine] = {
     "single": Engine(_single, sizes=[1]),
     "shm": Engine(_shm, sizes=range(2, 9)),
     "shm-small-pieces": Engine(_shm_small_pieces, sizes=[2, 3, 8]),
+    "shm-direct": Engine(_shm_direct, sizes=[2, 3, 8]),
     "tcp": Engine(_tcp, sizes=range(1, 9)),
     "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
     "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),

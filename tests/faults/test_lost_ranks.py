@@ -20,7 +20,9 @@ import pytest
 from ranks import Death, RankPool
 
 SIZE = 3
-ENGINES = ["shm", "tcp"]
+ENGINES = ["shm", "direct", "tcp"]
+"""``direct``: shm, where ranks read one another's memory."""
+
 ELEMENTS = 4_000_000  # many pieces in every engine
 LIMIT = 60.0
 TIMEOUT = "6"
@@ -36,7 +38,7 @@ class Blow(NamedTuple):
 
     def arm(self) -> None:
         """Called on every rank after ``init()``."""
-        from horovod.comm import shm, tcp
+        from horovod.comm import direct, shm, tcp
         from horovod.core import context
 
         if context.current().identity.rank != self.rank:
@@ -50,7 +52,7 @@ class Blow(NamedTuple):
             allreduce(*arguments)
 
         communicator.allreduce = counted
-        for module in (shm, tcp):
+        for module in (direct, shm, tcp):
             module.reduce_into = self._struck(module.reduce_into, calls, pieces)  # type: ignore[attr-defined]
 
     def _struck(self, reduce_into: Callable[..., None], calls: list[int], pieces: list[int]) -> Callable[..., None]:
@@ -121,7 +123,12 @@ def work(blow: Blow) -> Survival:
 
 
 def settings(engine: str) -> dict[str, str]:
-    return {"HOROVOD_CPU_OPERATIONS": engine, "HOROVOD_GLOO_TIMEOUT_SECONDS": TIMEOUT}
+    direct_bytes = "1" if engine == "direct" else "0"
+    return {
+        "HOROVOD_CPU_OPERATIONS": "shm" if engine == "direct" else engine,
+        "HOROVOD_SHM_DIRECT_BYTES": direct_bytes,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": TIMEOUT,
+    }
 
 
 ENDED = r"its process ended|the connection to it was lost"

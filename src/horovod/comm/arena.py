@@ -22,6 +22,7 @@ import numpy as np
 
 from horovod.comm import futex
 from horovod.comm.datatypes import Array
+from horovod.comm.spans import VECTORS
 from horovod.comm.words import LINE_WORDS, WORD
 
 EXPRESS_BYTES = 20 << 10
@@ -29,8 +30,6 @@ EXPRESS_BYTES = 20 << 10
 
 DEFAULT_PIECE = 1 << 20
 _PAGE = mmap.PAGESIZE
-_VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
-"""How many places one system call takes."""
 
 # ssize_t preadv(int descriptor, const struct iovec *places, int count, off_t start)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -141,8 +140,8 @@ class Arena:
 
     def _move(self, call: Any, start: int, places: Array) -> None:
         address, stop = places.ctypes.data, start + int(places[:, 1].sum())
-        for first in range(0, len(places), _VECTORS):
-            moved = call(self.descriptor, address + first * 2 * WORD, min(_VECTORS, len(places) - first), start)
+        for first in range(0, len(places), VECTORS):
+            moved = call(self.descriptor, address + first * 2 * WORD, min(VECTORS, len(places) - first), start)
             if moved < 0:
                 number = ctypes.get_errno()
                 raise OSError(
@@ -153,8 +152,8 @@ class Arena:
 
     def scatter_over(self, start: int, stop: int, targets: Sequence[Array]) -> None:
         """Copy bytes ``[start, stop)`` into arrays of that size together, one after another."""
-        for first in range(0, len(targets), _VECTORS):
-            some: Sequence[Any] = targets[first : first + _VECTORS]  # NumPy declares buffers for newer Pythons only
+        for first in range(0, len(targets), VECTORS):
+            some: Sequence[Any] = targets[first : first + VECTORS]  # NumPy declares buffers for newer Pythons only
             start += os.preadv(self.descriptor, some, start)
         _check_copied(start, stop)
 

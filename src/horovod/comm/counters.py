@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from horovod.comm.arena import Arena
 from horovod.comm.base import Aborted, PeerFailure
-from horovod.comm.words import NOTES, PACKED, REDUCED, Words, word_index
+from horovod.comm.words import NOTES, PACKED, PROGRESS, REDUCED, Words, word_index
 
 _POISON = 1 << 62
 SHORT_SPIN = 40
@@ -27,7 +27,7 @@ class Counters:
     """One rank's own counters, and its waiting for those of the others.
 
     Args:
-        timeout: how long a peer's counter may stand still while it is waited for.
+        timeout: how long a peer may make no progress while its counter is waited for.
     """
 
     def __init__(self, arena: Arena, rank: int, size: int, timeout: timedelta) -> None:
@@ -43,6 +43,15 @@ class Counters:
     def signal(self, kind: int, value: int) -> None:
         """Set this rank's counter and wake who waits for it."""
         self._words.publish(self._own + kind, value)
+
+    def advance(self) -> None:
+        """Tell who waits for this rank's counters that it is at work, in the middle of something long.
+
+        Raises:
+            Aborted: this rank's :meth:`abort` was called.
+        """
+        self.check()
+        self._words.values[self._own + PROGRESS] += 1
 
     def note(self, parity: int, value: int) -> None:
         """Leave a number for the others, to be read once the piece it belongs to is signalled."""
@@ -84,6 +93,8 @@ class Counters:
     def _sleep(self, peer: int, word: int, value: int) -> int:
         words = self._words
         deadline = time.monotonic() + self._seconds
+        sign_of_life = word_index(peer, PROGRESS)
+        progress = words.values[sign_of_life]
         while True:
             seen = words.values[word]
             if seen >= value:
@@ -91,6 +102,10 @@ class Counters:
             if self._aborted:
                 raise Aborted
             remaining = deadline - time.monotonic()
+            if remaining <= 0 and progress != words.values[sign_of_life]:
+                progress = words.values[sign_of_life]
+                remaining = self._seconds
+                deadline = time.monotonic() + remaining
             if remaining <= 0:
                 raise PeerFailure(
                     peer, f"it made no progress in a collective for {self._seconds:.0f} seconds", suspected=True

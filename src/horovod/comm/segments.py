@@ -11,7 +11,16 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.spans import Spans, Vectors
+from horovod.comm.spans import Layout, Spans, Vectors, address_of, layout_of
+
+_ALIGNMENT = 64
+"""Shards begin at multiples of this many elements, so that they never share a cache line."""
+
+
+def shard_bounds(length: int, size: int) -> list[int]:
+    """Where the shards of a vector of ``length`` elements begin; the last entry is its end."""
+    bounds = [min(length, -(-(length * rank // size) // _ALIGNMENT) * _ALIGNMENT) for rank in range(size)]
+    return [*bounds, length]
 
 
 class Segments:
@@ -23,11 +32,12 @@ class Segments:
         spans: where they lie, if that is what is known of them.
     """
 
-    __slots__ = ("_arrays", "_ends", "count", "length", "spans")
+    __slots__ = ("_addresses", "_arrays", "_ends", "count", "length", "spans")
 
     def __init__(self, vectors: Vectors) -> None:
         self.count = len(vectors)
         self._arrays: Sequence[Array] | None = None
+        self._addresses: Array | None = None
         self.spans: Spans | None = None
         if isinstance(vectors, Spans):
             self.spans, self._ends = vectors, vectors.layout.ends
@@ -48,6 +58,28 @@ class Segments:
     def dtype(self) -> np.dtype[Any]:
         """Of the elements; there is at least one vector."""
         return self.arrays[0].dtype if self.spans is None else self.spans.layout.dtype
+
+    @property
+    def layout(self) -> Layout:
+        """There is at least one vector."""
+        if self.spans is not None:
+            return self.spans.layout
+        return layout_of(self.dtype, tuple([array.size for array in self.arrays]))
+
+    @property
+    def addresses(self) -> Array:
+        """Where each vector begins, as 64-bit words."""
+        if self._addresses is None:
+            known = [address_of(array) for array in self.arrays] if self.spans is None else self.spans.addresses
+            self._addresses = np.array(known, np.uintp)
+        return self._addresses
+
+    def part(self, vector: int, begin: int, end: int) -> Array:
+        """Elements ``[begin, end)`` of one vector."""
+        if self._arrays is None:
+            assert self.spans is not None
+            return self.spans.part(vector, begin, end)
+        return self._arrays[vector][begin:end]
 
     def runs(self, start: int, stop: int) -> list[Array]:
         """The contiguous views that make up elements ``[start, stop)``, in order. Empty vectors do not appear."""

@@ -14,6 +14,9 @@ before this one's result is awaited. Piece k uses slot k mod 2; why no slot is o
 * the result of piece k is written after every peer has packed piece k, which it does after unpacking piece k-2.
 
 Small reductions pack everything, wait once, and every rank folds all of it. The other operations wait once a piece.
+
+What is large does not go through the arena where the kernel lets ranks read one another's memory (:mod:`horovod.comm.direct`).
+Only addresses do then, a piece each time.
 """
 
 from __future__ import annotations
@@ -28,19 +31,17 @@ from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
 from horovod.comm.counters import LONG_SPIN, Counters
 from horovod.comm.datatypes import Array
+from horovod.comm.direct import Direct, introduce
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments, source_and_target
+from horovod.comm.segments import Segments, shard_bounds, source_and_target
 from horovod.comm.spans import Vectors
-from horovod.comm.words import PACKED, REDUCED
+from horovod.comm.words import PACKED, REDUCED, WORD
 
 SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
 
 MANY = 32
 """From so many vectors on the kernel copies them, even if they are small together: it saves more than a second wait costs."""
-
-_ALIGNMENT = 64
-"""Shards begin at multiples of this many elements, so that they never share a cache line."""
 
 _SCATTERED = 16 << 10
 """A shard whose tensors are smaller than this on average is packed, folded and scaled at once, not tensor by tensor."""
@@ -53,11 +54,12 @@ class ShmCommunicator(Communicator):
         rank, size: this rank in the group.
         arena: attached by every rank; owned by the communicator from here on.
         timeout: how long a peer may make no progress while it is waited for.
+        direct_bytes: from how many bytes on ranks read one another's memory, if they can; 0: never. The same on all.
     """
 
     name: ClassVar[str] = "shm"
 
-    def __init__(self, rank: int, size: int, arena: Arena, timeout: timedelta) -> None:
+    def __init__(self, rank: int, size: int, arena: Arena, timeout: timedelta, direct_bytes: int) -> None:
         super().__init__(rank, size)
         self._arena = arena
         self._counters = Counters(arena, rank, size, timeout)
@@ -65,6 +67,8 @@ class ShmCommunicator(Communicator):
         self._peers = [peer for peer in range(size) if peer != rank]
         self._packed = 0
         self._reduced = 0
+        self._direct_bytes = direct_bytes
+        self._direct: Direct | None = None
         self._regions = self._map_regions()
         self._typed: dict[tuple[int, int, np.dtype[Any]], Array] = {}
 
@@ -93,6 +97,34 @@ class ShmCommunicator(Communicator):
         self._packed += 1
         return self._packed
 
+    def _exchange(self, words: Array) -> list[Array]:
+        """Every rank's vector of 64-bit words, once all have brought theirs."""
+        piece = self._begin()
+        self._region(piece, self.rank, words.dtype)[: words.size] = words
+        self._counters.signal(PACKED, piece)
+        self._counters.wait_all(PACKED, piece)
+        return [self._region(piece, rank, words.dtype)[: words.size].copy() for rank in range(self.size)]
+
+    def _directly(self, nbytes: int, vectors: int, addresses: int) -> Direct | None:
+        """What carries out a collective of so many bytes in so many vectors without the arena; None if that does.
+
+        The answer is the same on all ranks as long as the arguments are.
+
+        Args:
+            addresses: how many a rank would have to tell the others.
+        """
+        if not 0 < self._direct_bytes <= nbytes or nbytes < _SCATTERED * vectors:
+            return None
+        if (1 + addresses) * WORD > self._arena.piece_bytes:
+            return None
+        if self._direct is None:
+            processes = introduce(self.rank, self._exchange)
+            if processes is None:
+                self._direct_bytes = 0
+                return None
+            self._direct = Direct(self.rank, processes, self._exchange, self._counters.advance, self._workspace)
+        return self._direct
+
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._counters.check()
         source, target = source_and_target(inputs, outputs)
@@ -100,9 +132,12 @@ class ShmCommunicator(Communicator):
             return
         dtype = source.dtype
         # What decides must be the same on all ranks, and whether vectors are known by their addresses is not.
-        if source.count < MANY and source.length * dtype.itemsize <= min(SMALL, self._arena.piece_bytes):
+        nbytes = source.length * dtype.itemsize
+        if source.count < MANY and nbytes <= min(SMALL, self._arena.piece_bytes):
             self._allreduce_small(source, target, dtype, op, prescale, postscale)
-        else:
+            return
+        direct = self._directly(nbytes, source.count, 2 * source.count)
+        if direct is None or not direct.allreduce(source, target, op, prescale, postscale):
             self._allreduce_streamed(source, target, dtype, op, prescale, postscale)
 
     def _allreduce_small(
@@ -209,6 +244,10 @@ class ShmCommunicator(Communicator):
         if longest == 0:
             return
         source, dtype = Segments(inputs), inputs[0].dtype
+        nbytes = sum(target.length for target in targets) * dtype.itemsize
+        direct = self._directly(nbytes, self.size * source.count, source.count)
+        if direct is not None and direct.allgather(source, targets):
+            return
         step = self._arena.piece_bytes // dtype.itemsize
         for start in range(0, longest, step):
             piece = self._begin()
@@ -226,6 +265,9 @@ class ShmCommunicator(Communicator):
 
     def broadcast(self, array: Array, root: int) -> None:
         self._counters.check()
+        direct = self._directly(array.nbytes, 1, 1)
+        if direct is not None and direct.broadcast(array, root):
+            return
         step = self._arena.piece_bytes // array.itemsize
         for start in range(0, array.size, step):
             part = array[start : start + step]
@@ -244,7 +286,7 @@ class ShmCommunicator(Communicator):
         dtype = source.dtype
         step = self._arena.piece_bytes // dtype.itemsize // self.size
         send_starts, receive_starts = _starts(send_counts), _starts(receive_counts)
-        rounds, number = 1, 0
+        rounds, number, ranks = 1, 0, range(self.size)
         while number < rounds:
             piece = self._begin()
             region = self._region(piece, self.rank, dtype)
@@ -258,9 +300,18 @@ class ShmCommunicator(Communicator):
                 self._counters.wait(rank, PACKED, piece)
                 part = _part(target, receive_starts[rank], receive_counts[rank], number * step, step)
                 part[:] = self._region(piece, rank, dtype)[self.rank * step : self.rank * step + part.size]
-            if number == 0:
-                rounds = max(self._counters.read_note(rank, piece & 1) for rank in range(self.size))
             number += 1
+            if number == 1:
+                rounds = max(self._counters.read_note(rank, piece & 1) for rank in ranks)
+                direct = self._directly((rounds - 1) * step * self.size * dtype.itemsize, self.size, self.size)
+                if direct is not None and direct.alltoall(
+                    [_part(source, send_starts[peer], send_counts[peer], step, send_counts[peer]) for peer in ranks],
+                    [
+                        _part(target, receive_starts[peer], receive_counts[peer], step, receive_counts[peer])
+                        for peer in ranks
+                    ],
+                ):
+                    break
         mine = slice(send_starts[self.rank], send_starts[self.rank] + send_counts[self.rank])
         target[receive_starts[self.rank] :][: send_counts[self.rank]] = source[mine]
 
@@ -279,6 +330,10 @@ class ShmCommunicator(Communicator):
         if longest == 0:
             return
         target, dtype = Segments(outputs), inputs[0].dtype
+        nbytes = sum(shard.length for shard in shards) * dtype.itemsize
+        direct = self._directly(nbytes, self.size * target.count, self.size * target.count)
+        if direct is not None and direct.reducescatter(shards, target, op, prescale, postscale):
+            return
         step = self._arena.piece_bytes // dtype.itemsize // self.size
         result = self._workspace.array(2, dtype, min(step, longest))
         own = self._workspace.array(3, dtype, min(step, longest))
@@ -319,12 +374,6 @@ class ShmCommunicator(Communicator):
         self._typed.clear()
         self._regions.clear()
         self._arena.close()
-
-
-def shard_bounds(length: int, size: int) -> list[int]:
-    """Where the shards of a piece of ``length`` elements begin; the last entry is its end."""
-    bounds = [min(length, -(-(length * rank // size) // _ALIGNMENT) * _ALIGNMENT) for rank in range(size)]
-    return [*bounds, length]
 
 
 def split_by_rank(arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[list[Array]]:

@@ -7,6 +7,7 @@ instead: where they are small the kernel copies them all in one call, and arrays
 from __future__ import annotations
 
 import ctypes
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -18,10 +19,18 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 
+VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
+"""How many places one system call takes."""
+
 _WRITABLE = 0x200  # PyBUF_WRITE
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 _memory_at.restype = ctypes.py_object
+
+
+def address_of(array: Array) -> int:
+    """Where its elements begin."""
+    return int(array.__array_interface__["data"][0])
 
 
 class Layout(msgspec.Struct, eq=False, gc=False):
@@ -78,6 +87,12 @@ class Spans(msgspec.Struct, gc=False):
             ]
         return self._arrays
 
+    def part(self, index: int, begin: int, end: int) -> Array:
+        """Elements ``[begin, end)`` of one vector, as an array that does not hold their memory; there is at least one."""
+        itemsize = self.layout.dtype.itemsize
+        memory = _memory_at(self.addresses[index] + begin * itemsize, (end - begin) * itemsize, _WRITABLE)
+        return np.frombuffer(memory, self.layout.dtype)
+
     def places(self, start: int, stop: int) -> Array:
         """Where elements ``[start, stop)`` of their concatenation lie: rows of an address and a number of bytes (``iovec``)."""
         layout = self.layout
@@ -104,6 +119,12 @@ def size_in_bytes(vectors: Vectors) -> int:
     if isinstance(vectors, Spans):
         return vectors.layout.nbytes
     return sum([vector.nbytes for vector in vectors])
+
+
+@lru_cache(maxsize=64)
+def layout_of(dtype: np.dtype[Any], sizes: tuple[int, ...]) -> Layout:
+    """The layout of vectors of these sizes, the same object each time."""
+    return Layout.of(dtype, sizes)
 
 
 @lru_cache(maxsize=64)

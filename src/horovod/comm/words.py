@@ -5,6 +5,7 @@ Every rank has a line of 128 bytes with 64-bit words::
     packed | reduced | note 0 | note 1     see horovod.comm.counters
     offer | verdict | shut                 see horovod.comm.express
     asleep                                 1 while this rank sleeps on a word of another
+    progress                               see horovod.comm.counters
 
 To wake somebody is a system call, which costs as much as a small collective's copies, and mostly nobody sleeps. So who writes a
 word first looks whether anybody does::
@@ -31,6 +32,7 @@ OFFER = 4
 VERDICT = 5
 SHUT = 6
 ASLEEP = 7
+PROGRESS = 8
 
 LINE_WORDS = 16
 WORD = 8

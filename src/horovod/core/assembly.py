@@ -63,6 +63,7 @@ class _Choice(msgspec.Struct, array_like=True):
     """Coordinator to member."""
 
     engine: str
+    direct_bytes: int
     error: str
 
 
@@ -115,15 +116,15 @@ def assemble(
         communicator = SingleCommunicator()
     else:
         hosts = [cards[member].host for member in ranks]
-        arena, engine = (
+        arena, choice = (
             _offer(hosts, connections, config, deadline)
             if index == 0
             else _accept_offer(connections[0], config, deadline)
         )
         timeout = config.timeout * 2 / 3  # leaves a third to find out whether a silent peer is alive
-        if engine == "shm":
+        if choice.engine == "shm":
             assert arena is not None
-            communicator = ShmCommunicator(index, len(ranks), arena, timeout)
+            communicator = ShmCommunicator(index, len(ranks), arena, timeout, choice.direct_bytes)
             express = Express(arena, index, len(ranks))
         else:
             if arena is not None:
@@ -138,7 +139,7 @@ def assemble(
 
 def _offer(
     hosts: Sequence[str], connections: Mapping[int, socket.socket], config: Config, deadline: float
-) -> tuple[Arena | None, str]:
+) -> tuple[Arena | None, _Choice]:
     size = len(hosts)
     arena, own_obstacle = None, ""
     if config.cpu_operations != "tcp":
@@ -152,7 +153,7 @@ def _offer(
             except OSError as error:
                 own_obstacle = f"no shared memory could be created ({error})"
     try:
-        choice = _settle(connections, arena, own_obstacle, config.cpu_operations, deadline)
+        choice = _settle(connections, arena, own_obstacle, config, deadline)
     except BaseException:
         if arena is not None:
             arena.close()
@@ -161,8 +162,8 @@ def _offer(
 
 
 def _settle(
-    connections: Mapping[int, socket.socket], arena: Arena | None, own_obstacle: str, forced: str, deadline: float
-) -> str:
+    connections: Mapping[int, socket.socket], arena: Arena | None, own_obstacle: str, config: Config, deadline: float
+) -> _Choice:
     """Offer the arena, hear everybody, choose, and tell everybody. Raises EngineError where no engine can be chosen."""
     offer = frame(msgspec.msgpack.encode(_Offer(arena.length if arena else 0, arena.piece_bytes if arena else 0)))
     for connection in connections.values():
@@ -171,15 +172,15 @@ def _settle(
             socket.send_fds(connection, [offer], [arena.descriptor])
         else:
             connection.sendall(offer)
-    obstacles, wishes = [own_obstacle], [forced]
+    obstacles, wishes = [own_obstacle], [config.cpu_operations]
     for connection in connections.values():
         reply = _decode_reply(_receive(connection, deadline))
         obstacles.append(reply.shm_obstacle)
         wishes.append(reply.forced)
     try:
-        choice = _Choice(choose(wishes, obstacles, CPU_OPERATIONS), "")
+        choice = _Choice(choose(wishes, obstacles, CPU_OPERATIONS), config.shm_direct_bytes, "")
     except EngineError as error:
-        choice = _Choice("", str(error))
+        choice = _Choice("", 0, str(error))
     for connection in connections.values():
         connection.sendall(frame(msgspec.msgpack.encode(choice)))
     if choice.error:
@@ -191,10 +192,10 @@ def _settle(
         choice.engine,
         f" ({why})" if why else "",
     )
-    return choice.engine
+    return choice
 
 
-def _accept_offer(connection: socket.socket, config: Config, deadline: float) -> tuple[Arena | None, str]:
+def _accept_offer(connection: socket.socket, config: Config, deadline: float) -> tuple[Arena | None, _Choice]:
     connection.settimeout(max(0.001, deadline - time.monotonic()))
     if connection.family == socket.AF_UNIX:
         data, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
@@ -221,7 +222,7 @@ def _accept_offer(connection: socket.socket, config: Config, deadline: float) ->
         if arena is not None:
             arena.close()
         raise EngineError(choice.error)
-    return arena, choice.engine
+    return arena, choice
 
 
 def _receive(connection: socket.socket, deadline: float) -> bytes:

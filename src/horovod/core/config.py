@@ -47,6 +47,7 @@ CACHE_CAPACITY = "HOROVOD_CACHE_CAPACITY"
 DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
 DYNAMIC_PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 SHM_PIECE_BYTES = "HOROVOD_SHM_PIECE_BYTES"
+SHM_DIRECT_BYTES = "HOROVOD_SHM_DIRECT_BYTES"
 BUCKET_BYTES = "HOROVOD_BUCKET_BYTES"
 THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
 
@@ -161,6 +162,8 @@ class Config:
     network_interface: str = ""
     shm_piece_bytes: int = 0
     """Bytes each rank moves through shared memory at a time; 0 sizes pieces to the machine's caches."""
+    shm_direct_bytes: int = 16 * MEBIBYTE
+    """From so many bytes on the ranks of a host read one another's memory, where the kernel lets them; 0: never."""
     bucket_bytes: int = 0
     """Bytes of gradients that an optimizer submits at a time; 0 leaves it to the optimizer."""
     thread_affinity: tuple[int, ...] = ()
@@ -197,6 +200,7 @@ class Config:
             gpu_operations=env.get(GPU_OPERATIONS, "").strip().lower(),
             network_interface=env.get(NETWORK_INTERFACE, "").strip(),
             shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
+            shm_direct_bytes=_read(env, SHM_DIRECT_BYTES, 16 * MEBIBYTE, _integer(0)),
             bucket_bytes=_read(env, BUCKET_BYTES, 0, _integer(1)),
             thread_affinity=_read(env, THREAD_AFFINITY, (), lambda text: tuple(map(_integer(0), text.split(",")))),
             start_timeout=_read(env, START_TIMEOUT, timedelta(seconds=30), _seconds(1)),

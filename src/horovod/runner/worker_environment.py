@@ -25,6 +25,10 @@ _TENSORFLOW_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREAD
 # every training step, a tenth of its time. These are the limits that its own adaptation ends at, but for giving back.
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
 
+# PyTorch asks the kernel for huge pages for tensors of 2 MiB or more: fewer faults and address translations, and
+# what other ranks read in this one's memory costs them less.
+_HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
     """The part of the launcher's environment that ranks get."""
@@ -57,14 +61,16 @@ def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str,
 
 
 def memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """What lets the C library keep a step's memory for the next one.
+    """What lets the C library keep a step's memory for the next one, and PyTorch use huge pages.
 
-    Empty if the user has tuned the allocator, or preloads a library, which may be another allocator.
+    Without the first if the user has tuned the allocator, or preloads a library, which may be another allocator; without
+    the second if the user has decided about it.
     """
+    pages = {name: value for name, value in _HUGE_PAGES.items() if not environment.get(name)}
     tuned = [name for name in environment if name.startswith("MALLOC_") or name == "LD_PRELOAD"]
     if tuned or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
-        return {}
-    return dict(_MEMORY)
+        return pages
+    return _MEMORY | pages
 
 
 def meeting_place(address: tuple[str, int], secret: str) -> dict[str, str]:

@@ -208,9 +208,17 @@ def test_the_same_bits_on_every_rank_and_every_time_fused_or_not(job: Any) -> No
     apart = job(3, results, env={"HOROVOD_FUSION_THRESHOLD": "0"})
     tcp = job(3, results, env={"HOROVOD_CPU_OPERATIONS": "tcp"})
     pieces = job(3, results, env={"HOROVOD_SHM_PIECE_BYTES": "4096"})
+    direct = job(3, results, env={"HOROVOD_SHM_DIRECT_BYTES": "1"})
     for kind in range(3):
         assert (
-            len({run[rank][kind * 3 + i] for run in (fused, apart, tcp, pieces) for rank in range(3) for i in range(3)})
+            len(
+                {
+                    run[rank][kind * 3 + i]
+                    for run in (fused, apart, tcp, pieces, direct)
+                    for rank in range(3)
+                    for i in range(3)
+                }
+            )
             == 1
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -46,3 +48,32 @@ def test_a_living_owner_writes_over_what_an_abort_left(counters: list[Counters])
     counters[0].abort()
     counters[1].signal(PACKED, 1)
     counters[2].wait(1, PACKED, 1)
+
+
+def test_who_makes_progress_is_waited_for_longer_than_the_timeout() -> None:
+    arena = Arena.create(2, 4096)
+    waiting, working = (Counters(arena, rank, 2, timedelta(seconds=0.3)) for rank in range(2))
+
+    def work() -> None:
+        for _ in range(12):
+            time.sleep(0.1)
+            working.advance()
+        working.signal(PACKED, 1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        waiting.wait(1, PACKED, 1)
+        with pytest.raises(PeerFailure, match="no progress"):
+            waiting.wait(1, PACKED, 2)
+    finally:
+        thread.join()
+        for each in (waiting, working):
+            each.release()
+        arena.close()
+
+
+def test_who_has_aborted_makes_no_progress(counters: list[Counters]) -> None:
+    counters[0].abort()
+    with pytest.raises(Aborted):
+        counters[0].advance()

@@ -69,7 +69,7 @@ def test_tensorflow_gets_the_same_share_unless_the_user_said_otherwise() -> None
 
 def test_that_ranks_keep_memory_for_the_next_step() -> None:
     limits = worker_environment.memory({"PATH": "/bin", "GLIBC_TUNABLES": "glibc.rtld.nns=2"})
-    assert set(limits) == {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+    assert set(limits) == {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "THP_MEM_ALLOC_ENABLE"}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,8 @@ def test_that_ranks_keep_memory_for_the_next_step() -> None:
     ],
 )
 def test_that_a_tuned_allocator_is_left_alone(tuned: dict[str, str]) -> None:
-    assert worker_environment.memory(tuned) == {}
+    assert worker_environment.memory(tuned) == {"THP_MEM_ALLOC_ENABLE": "1"}
+    assert worker_environment.memory({**tuned, "THP_MEM_ALLOC_ENABLE": "0"}) == {}
 
 
 def test_what_ranks_do_not_inherit() -> None:

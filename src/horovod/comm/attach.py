@@ -1,0 +1,87 @@
+"""Reading another process's memory where it lies: Linux's cross-memory attach, through ctypes.
+
+The kernel lets a process do so whom it would let trace the other: one of the same user, in the same PID namespace. Containers
+may filter the call, and the security module Yama may narrow who is let (:func:`permit_siblings`); so whoever wants to
+read tries first. Nothing is ever written into another process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import numpy as np
+
+from horovod.comm.datatypes import Array
+from horovod.comm.spans import VECTORS, address_of
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_DESCENDANTS_ONLY = "1"
+_PR_SET_PTRACER = 0x59616D61
+
+# ssize_t process_vm_readv(pid_t process, const struct iovec *into, unsigned long, const struct iovec *places, unsigned long,
+#                          unsigned long flags)
+_libc = ctypes.CDLL(None, use_errno=True)
+_read = getattr(_libc, "process_vm_readv", None)  # on Linux only
+if _read is not None:
+    _read.argtypes = [ctypes.c_int, *[ctypes.c_void_p, ctypes.c_ulong] * 2, ctypes.c_ulong]
+    _read.restype = ctypes.c_ssize_t
+
+available = _read is not None
+"""Whether the system has the call; whether it is permitted shows when it is made."""
+
+
+def read(process: int, nbytes: int, places: int, place_count: int, into: int, into_count: int) -> None:
+    """Copy what lies in places of another process to places of this one.
+
+    Args:
+        process: its id.
+        nbytes: how many bytes there are, on both sides; at most 1 GiB.
+        places, into: the addresses of that many rows of an address and a number of bytes (``iovec``), at most
+            :data:`~horovod.comm.spans.VECTORS`.
+
+    Raises:
+        ProcessLookupError: there is no such process any more.
+        PermissionError: the kernel does not permit it.
+        OSError: a place is not, or not any more, memory of its process; or the system has no such call.
+    """
+    if _read is None:
+        raise OSError("this system cannot read another process's memory")
+    moved = _read(process, into, into_count, places, place_count, 0)
+    if moved < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    if moved != nbytes:
+        raise OSError(f"only {moved} of {nbytes} bytes could be read")
+
+
+def readable(addresses: Array) -> bool:
+    """Whether other processes could read bytes of this one's memory, provided that they may at all.
+
+    Not every memory can be read so: what a device's driver has mapped cannot, such as page-locked memory for a GPU.
+    """
+    for first in range(0, len(addresses), VECTORS):
+        places = np.ones((len(addresses[first : first + VECTORS]), 2), np.uintp)
+        places[:, 0] = addresses[first : first + VECTORS]
+        found = np.empty(len(places), np.uint8)
+        into = np.array([[address_of(found), found.nbytes]], np.uintp)
+        try:
+            read(os.getpid(), found.nbytes, address_of(places), len(places), address_of(into), 1)
+        except OSError:
+            return False
+    return True
+
+
+def permit_siblings() -> None:
+    """Let the descendants of this process's parent read its memory, where Yama would let only its own ancestors.
+
+    The ranks of a host are mostly children of one launcher, which started nothing else.
+    """
+    try:
+        scope = _YAMA.read_text().strip()
+    except OSError:
+        return  # no Yama
+    parent = os.getppid()
+    if scope == _DESCENDANTS_ONLY and parent > 1:
+        _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(parent), 0, 0, 0)
