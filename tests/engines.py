@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
-from horovod.comm.shm import ShmCommunicator
+from horovod.comm.shm import Reading, ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp import TcpCommunicator
 
@@ -77,11 +77,11 @@ def _tcp_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return [TcpCommunicator(rank, peers, timeout, piece_bytes=4096) for rank, peers in meshes]
 
 
-def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, direct_bytes: int = 0) -> list[Communicator]:
+def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, reading: Reading = "never") -> list[Communicator]:
     arena = Arena.create(size, piece_bytes)
     views = [Arena.attach(arena.descriptor, arena.length, arena.piece_bytes) for _ in range(size)]
     arena.close()
-    return [ShmCommunicator(rank, size, view, timeout, direct_bytes) for rank, view in enumerate(views)]
+    return [ShmCommunicator(rank, size, view, timeout, reading) for rank, view in enumerate(views)]
 
 
 def _shm_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
@@ -89,7 +89,11 @@ def _shm_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
 
 
 def _shm_direct(size: int, timeout: timedelta) -> list[Communicator]:
-    return _shm(size, timeout, direct_bytes=1)
+    return _shm(size, timeout, reading="always")
+
+
+def _shm_auto(size: int, timeout: timedelta) -> list[Communicator]:
+    return _shm(size, timeout, reading="auto")
 
 
 ENGINES: dict[str, Engine] = {
@@ -97,6 +101,7 @@ ENGINES: dict[str, Engine] = {
     "shm": Engine(_shm, sizes=range(2, 9)),
     "shm-small-pieces": Engine(_shm_small_pieces, sizes=[2, 3, 8]),
     "shm-direct": Engine(_shm_direct, sizes=[2, 3, 8]),
+    "shm-auto": Engine(_shm_auto, sizes=[2]),
     "tcp": Engine(_tcp, sizes=range(1, 9)),
     "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
     "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),

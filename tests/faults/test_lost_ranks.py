@@ -123,10 +123,9 @@ def work(blow: Blow) -> Survival:
 
 
 def settings(engine: str) -> dict[str, str]:
-    direct_bytes = "1" if engine == "direct" else "0"
     return {
         "HOROVOD_CPU_OPERATIONS": "shm" if engine == "direct" else engine,
-        "HOROVOD_SHM_DIRECT_BYTES": direct_bytes,
+        "HOROVOD_SHM_DIRECT": "always" if engine == "direct" else "never",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": TIMEOUT,
     }
 

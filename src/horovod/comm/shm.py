@@ -15,15 +15,16 @@ before this one's result is awaited. Piece k uses slot k mod 2; why no slot is o
 
 Small reductions pack everything, wait once, and every rank folds all of it. The other operations wait once a piece.
 
-What is large does not go through the arena where the kernel lets ranks read one another's memory (:mod:`horovod.comm.direct`).
-Only addresses do then, a piece each time.
+What is large need not go through the arena where the kernel lets ranks read one another's memory (:mod:`horovod.comm.direct`).
+Only addresses do then, a piece each time. Which way is quicker is tried out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from horovod.comm.base import Communicator
 from horovod.comm.counters import LONG_SPIN, Counters
 from horovod.comm.datatypes import Array
 from horovod.comm.direct import Direct, introduce
+from horovod.comm.preference import Preference
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments, shard_bounds, source_and_target
 from horovod.comm.spans import Vectors
@@ -42,6 +44,14 @@ SMALL = 32 << 10
 
 MANY = 32
 """From so many vectors on the kernel copies them, even if they are small together: it saves more than a second wait costs."""
+
+_LARGE = 8 << 20
+"""From so many bytes on it is tried whether reading them where they lie is quicker."""
+
+Reading = Literal["auto", "always", "never"]
+"""Whether ranks read one another's memory: where it is quicker, wherever they can, or not at all."""
+
+_NOTHING: Array = np.empty(0, np.uintp)
 
 _SCATTERED = 16 << 10
 """A shard whose tensors are smaller than this on average is packed, folded and scaled at once, not tensor by tensor."""
@@ -54,12 +64,12 @@ class ShmCommunicator(Communicator):
         rank, size: this rank in the group.
         arena: attached by every rank; owned by the communicator from here on.
         timeout: how long a peer may make no progress while it is waited for.
-        direct_bytes: from how many bytes on ranks read one another's memory, if they can; 0: never. The same on all.
+        reading: the same on all ranks.
     """
 
     name: ClassVar[str] = "shm"
 
-    def __init__(self, rank: int, size: int, arena: Arena, timeout: timedelta, direct_bytes: int) -> None:
+    def __init__(self, rank: int, size: int, arena: Arena, timeout: timedelta, reading: Reading) -> None:
         super().__init__(rank, size)
         self._arena = arena
         self._counters = Counters(arena, rank, size, timeout)
@@ -67,8 +77,9 @@ class ShmCommunicator(Communicator):
         self._peers = [peer for peer in range(size) if peer != rank]
         self._packed = 0
         self._reduced = 0
-        self._direct_bytes = direct_bytes
+        self._reading = reading
         self._direct: Direct | None = None
+        self._preferences: dict[tuple[str, int], Preference] = {}
         self._regions = self._map_regions()
         self._typed: dict[tuple[int, int, np.dtype[Any]], Array] = {}
 
@@ -105,22 +116,55 @@ class ShmCommunicator(Communicator):
         self._counters.wait_all(PACKED, piece)
         return [self._region(piece, rank, words.dtype)[: words.size].copy() for rank in range(self.size)]
 
-    def _directly(self, nbytes: int, vectors: int, addresses: int) -> Direct | None:
-        """What carries out a collective of so many bytes in so many vectors without the arena; None if that does.
+    def _either_way(
+        self,
+        kind: str,
+        nbytes: int,
+        vectors: int,
+        addresses: int,
+        directly: Callable[[Direct], bool],
+        streamed: Callable[[], None],
+    ) -> None:
+        """Carry out a collective by what is quicker for its kind and size, or by what can be.
 
-        The answer is the same on all ranks as long as the arguments are.
+        All ranks go the same way as long as the arguments are the same.
 
         Args:
-            addresses: how many a rank would have to tell the others.
+            nbytes, vectors: what it moves.
+            addresses: how many a rank would have to tell the others to do it ``directly``.
         """
-        if not 0 < self._direct_bytes <= nbytes or nbytes < _SCATTERED * vectors:
+        direct = self._reach(nbytes, vectors, addresses)
+        if direct is None:
+            streamed()
+        elif self._reading == "always":
+            if not directly(direct):
+                streamed()
+        else:
+            preference = self._preferences.setdefault((kind, nbytes.bit_length()), Preference())
+            if preference.trying:
+                self._exchange(_NOTHING)  # all begin at once, so that nobody's time has waiting for others in it
+            began = time.perf_counter()
+            if preference.way == 0 or not directly(direct):
+                streamed()
+            if not preference.trying:
+                preference.rested()
+                return
+            preference.took(time.perf_counter() - began)
+            if preference.due:
+                medians = [int(seconds * 1e9) for seconds in preference.medians]
+                preference.settle(np.sum(self._exchange(np.array(medians, np.uintp)), axis=0).tolist())
+
+    def _reach(self, nbytes: int, vectors: int, addresses: int) -> Direct | None:
+        """What carries out such a collective without the arena, if that may be worth while, and is possible."""
+        least = 0 if self._reading == "always" else _LARGE
+        if self._reading == "never" or nbytes < max(least, _SCATTERED * vectors):
             return None
         if (1 + addresses) * WORD > self._arena.piece_bytes:
             return None
         if self._direct is None:
             processes = introduce(self.rank, self._exchange)
             if processes is None:
-                self._direct_bytes = 0
+                self._reading = "never"
                 return None
             self._direct = Direct(self.rank, processes, self._exchange, self._counters.advance, self._workspace)
         return self._direct
@@ -136,9 +180,14 @@ class ShmCommunicator(Communicator):
         if source.count < MANY and nbytes <= min(SMALL, self._arena.piece_bytes):
             self._allreduce_small(source, target, dtype, op, prescale, postscale)
             return
-        direct = self._directly(nbytes, source.count, 2 * source.count)
-        if direct is None or not direct.allreduce(source, target, op, prescale, postscale):
-            self._allreduce_streamed(source, target, dtype, op, prescale, postscale)
+        self._either_way(
+            "allreduce",
+            nbytes,
+            source.count,
+            2 * source.count,
+            lambda direct: direct.allreduce(source, target, op, prescale, postscale),
+            lambda: self._allreduce_streamed(source, target, dtype, op, prescale, postscale),
+        )
 
     def _allreduce_small(
         self, source: Segments, target: Segments, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
@@ -245,9 +294,18 @@ class ShmCommunicator(Communicator):
             return
         source, dtype = Segments(inputs), inputs[0].dtype
         nbytes = sum(target.length for target in targets) * dtype.itemsize
-        direct = self._directly(nbytes, self.size * source.count, source.count)
-        if direct is not None and direct.allgather(source, targets):
-            return
+        self._either_way(
+            "allgather",
+            nbytes,
+            self.size * source.count,
+            source.count,
+            lambda direct: direct.allgather(source, targets),
+            lambda: self._allgather_streamed(source, targets, longest, dtype),
+        )
+
+    def _allgather_streamed(
+        self, source: Segments, targets: Sequence[Segments], longest: int, dtype: np.dtype[Any]
+    ) -> None:
         step = self._arena.piece_bytes // dtype.itemsize
         for start in range(0, longest, step):
             piece = self._begin()
@@ -265,9 +323,16 @@ class ShmCommunicator(Communicator):
 
     def broadcast(self, array: Array, root: int) -> None:
         self._counters.check()
-        direct = self._directly(array.nbytes, 1, 1)
-        if direct is not None and direct.broadcast(array, root):
-            return
+        self._either_way(
+            "broadcast",
+            array.nbytes,
+            1,
+            1,
+            lambda direct: direct.broadcast(array, root),
+            lambda: self._broadcast_streamed(array, root),
+        )
+
+    def _broadcast_streamed(self, array: Array, root: int) -> None:
         step = self._arena.piece_bytes // array.itemsize
         for start in range(0, array.size, step):
             part = array[start : start + step]
@@ -283,37 +348,43 @@ class ShmCommunicator(Communicator):
 
     def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
         self._counters.check()
-        dtype = source.dtype
-        step = self._arena.piece_bytes // dtype.itemsize // self.size
-        send_starts, receive_starts = _starts(send_counts), _starts(receive_counts)
-        rounds, number, ranks = 1, 0, range(self.size)
-        while number < rounds:
-            piece = self._begin()
-            region = self._region(piece, self.rank, dtype)
-            for rank in self._peers:
-                part = _part(source, send_starts[rank], send_counts[rank], number * step, step)
-                region[rank * step : rank * step + part.size] = part
-            if number == 0:  # nobody knows others' counts: each tells how many rounds it needs
-                self._counters.note(piece & 1, max(1, -(-max(send_counts) // step)))
-            self._counters.signal(PACKED, piece)
-            for rank in self._peers:
-                self._counters.wait(rank, PACKED, piece)
-                part = _part(target, receive_starts[rank], receive_counts[rank], number * step, step)
-                part[:] = self._region(piece, rank, dtype)[self.rank * step : self.rank * step + part.size]
-            number += 1
-            if number == 1:
-                rounds = max(self._counters.read_note(rank, piece & 1) for rank in ranks)
-                direct = self._directly((rounds - 1) * step * self.size * dtype.itemsize, self.size, self.size)
-                if direct is not None and direct.alltoall(
-                    [_part(source, send_starts[peer], send_counts[peer], step, send_counts[peer]) for peer in ranks],
-                    [
-                        _part(target, receive_starts[peer], receive_counts[peer], step, receive_counts[peer])
-                        for peer in ranks
-                    ],
-                ):
-                    break
-        mine = slice(send_starts[self.rank], send_starts[self.rank] + send_counts[self.rank])
-        target[receive_starts[self.rank] :][: send_counts[self.rank]] = source[mine]
+        step = self._arena.piece_bytes // source.itemsize // self.size
+        outgoing, incoming = _split(source, send_counts), _split(target, receive_counts)
+        # Nobody knows others' counts: in the first round each tells how many rounds it needs.
+        piece = self._alltoall_round(outgoing, incoming, 0, step, max(1, -(-max(send_counts) // step)))
+        rounds = max(self._counters.read_note(rank, piece & 1) for rank in range(self.size))
+
+        def streamed() -> None:
+            for number in range(1, rounds):
+                self._alltoall_round(outgoing, incoming, number, step)
+
+        self._either_way(
+            "alltoall",
+            (rounds - 1) * step * self.size * source.itemsize,
+            self.size,
+            self.size,
+            lambda direct: direct.alltoall([part[step:] for part in outgoing], [part[step:] for part in incoming]),
+            streamed,
+        )
+        np.copyto(incoming[self.rank], outgoing[self.rank])
+
+    def _alltoall_round(
+        self, outgoing: Sequence[Array], incoming: Sequence[Array], number: int, step: int, note: int = 0
+    ) -> int:
+        """Exchange elements ``[number * step, (number + 1) * step)`` of what goes to each rank; returns the piece's number."""
+        piece, part, dtype = self._begin(), slice(number * step, (number + 1) * step), outgoing[0].dtype
+        region = self._region(piece, self.rank, dtype)
+        for rank in self._peers:
+            some = outgoing[rank][part]
+            region[rank * step : rank * step + some.size] = some
+        if note:
+            self._counters.note(piece & 1, note)
+        self._counters.signal(PACKED, piece)
+        for rank in self._peers:
+            self._counters.wait(rank, PACKED, piece)
+            some = incoming[rank][part]
+            some[:] = self._region(piece, rank, dtype)[self.rank * step : self.rank * step + some.size]
+        return piece
 
     def reducescatter(
         self,
@@ -331,9 +402,25 @@ class ShmCommunicator(Communicator):
             return
         target, dtype = Segments(outputs), inputs[0].dtype
         nbytes = sum(shard.length for shard in shards) * dtype.itemsize
-        direct = self._directly(nbytes, self.size * target.count, self.size * target.count)
-        if direct is not None and direct.reducescatter(shards, target, op, prescale, postscale):
-            return
+        self._either_way(
+            "reducescatter",
+            nbytes,
+            self.size * target.count,
+            self.size * target.count,
+            lambda direct: direct.reducescatter(shards, target, op, prescale, postscale),
+            lambda: self._reducescatter_streamed(shards, target, longest, dtype, op, prescale, postscale),
+        )
+
+    def _reducescatter_streamed(
+        self,
+        shards: Sequence[Segments],
+        target: Segments,
+        longest: int,
+        dtype: np.dtype[Any],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
         step = self._arena.piece_bytes // dtype.itemsize // self.size
         result = self._workspace.array(2, dtype, min(step, longest))
         own = self._workspace.array(3, dtype, min(step, longest))
@@ -387,14 +474,10 @@ def split_by_rank(arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> l
     return views
 
 
-def _starts(counts: Sequence[int]) -> list[int]:
-    starts, total = [], 0
+def _split(array: Array, counts: Sequence[int]) -> list[Array]:
+    """So many elements each, one after another."""
+    parts, start = [], 0
     for count in counts:
-        starts.append(total)
-        total += count
-    return starts
-
-
-def _part(array: Array, start: int, count: int, offset: int, step: int) -> Array:
-    """Up to ``step`` elements of one rank's part of ``array``, ``offset`` elements into it."""
-    return array[start + min(offset, count) : start + min(offset + step, count)]
+        parts.append(array[start : start + count])
+        start += count
+    return parts

@@ -20,7 +20,7 @@ from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
 from horovod.comm.express import Express
 from horovod.comm.select import EngineError, choose
-from horovod.comm.shm import ShmCommunicator
+from horovod.comm.shm import Reading, ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp import TcpCommunicator
 from horovod.control.channel import Channel
@@ -63,7 +63,7 @@ class _Choice(msgspec.Struct, array_like=True):
     """Coordinator to member."""
 
     engine: str
-    direct_bytes: int
+    reading: Reading
     error: str
 
 
@@ -124,7 +124,7 @@ def assemble(
         timeout = config.timeout * 2 / 3  # leaves a third to find out whether a silent peer is alive
         if choice.engine == "shm":
             assert arena is not None
-            communicator = ShmCommunicator(index, len(ranks), arena, timeout, choice.direct_bytes)
+            communicator = ShmCommunicator(index, len(ranks), arena, timeout, choice.reading)
             express = Express(arena, index, len(ranks))
         else:
             if arena is not None:
@@ -178,9 +178,9 @@ def _settle(
         obstacles.append(reply.shm_obstacle)
         wishes.append(reply.forced)
     try:
-        choice = _Choice(choose(wishes, obstacles, CPU_OPERATIONS), config.shm_direct_bytes, "")
+        choice = _Choice(choose(wishes, obstacles, CPU_OPERATIONS), config.shm_direct, "")
     except EngineError as error:
-        choice = _Choice("", 0, str(error))
+        choice = _Choice("", "never", str(error))
     for connection in connections.values():
         connection.sendall(frame(msgspec.msgpack.encode(choice)))
     if choice.error:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 # Who this process is, and where its peers meet. Set by the launcher.
 RANK = "HOROVOD_RANK"
@@ -47,7 +47,7 @@ CACHE_CAPACITY = "HOROVOD_CACHE_CAPACITY"
 DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
 DYNAMIC_PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 SHM_PIECE_BYTES = "HOROVOD_SHM_PIECE_BYTES"
-SHM_DIRECT_BYTES = "HOROVOD_SHM_DIRECT_BYTES"
+SHM_DIRECT = "HOROVOD_SHM_DIRECT"
 BUCKET_BYTES = "HOROVOD_BUCKET_BYTES"
 THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
 
@@ -133,6 +133,16 @@ def _controller(text: str) -> str:
     return text.lower()
 
 
+Reading = Literal["auto", "always", "never"]
+
+
+def _reading(text: str) -> Reading:
+    for choice in get_args(Reading):
+        if text.lower() == choice:
+            return choice  # type: ignore[no-any-return]  # one of the literals
+    raise ValueError("expected auto, always or never")
+
+
 LONGEST = timedelta(days=20)
 """What a longer duration is taken for: the kernel counts the milliseconds of a sleep in 31 bits."""
 
@@ -162,8 +172,8 @@ class Config:
     network_interface: str = ""
     shm_piece_bytes: int = 0
     """Bytes each rank moves through shared memory at a time; 0 sizes pieces to the machine's caches."""
-    shm_direct_bytes: int = 16 * MEBIBYTE
-    """From so many bytes on the ranks of a host read one another's memory, where the kernel lets them; 0: never."""
+    shm_direct: Reading = "auto"
+    """Whether the ranks of a host read one another's memory: where it is quicker, wherever they can, or never."""
     bucket_bytes: int = 0
     """Bytes of gradients that an optimizer submits at a time; 0 leaves it to the optimizer."""
     thread_affinity: tuple[int, ...] = ()
@@ -200,7 +210,7 @@ class Config:
             gpu_operations=env.get(GPU_OPERATIONS, "").strip().lower(),
             network_interface=env.get(NETWORK_INTERFACE, "").strip(),
             shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
-            shm_direct_bytes=_read(env, SHM_DIRECT_BYTES, 16 * MEBIBYTE, _integer(0)),
+            shm_direct=_read(env, SHM_DIRECT, "auto", _reading),
             bucket_bytes=_read(env, BUCKET_BYTES, 0, _integer(1)),
             thread_affinity=_read(env, THREAD_AFFINITY, (), lambda text: tuple(map(_integer(0), text.split(",")))),
             start_timeout=_read(env, START_TIMEOUT, timedelta(seconds=30), _seconds(1)),

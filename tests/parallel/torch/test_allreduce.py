@@ -208,7 +208,7 @@ def test_the_same_bits_on_every_rank_and_every_time_fused_or_not(job: Any) -> No
     apart = job(3, results, env={"HOROVOD_FUSION_THRESHOLD": "0"})
     tcp = job(3, results, env={"HOROVOD_CPU_OPERATIONS": "tcp"})
     pieces = job(3, results, env={"HOROVOD_SHM_PIECE_BYTES": "4096"})
-    direct = job(3, results, env={"HOROVOD_SHM_DIRECT_BYTES": "1"})
+    direct = job(3, results, env={"HOROVOD_SHM_DIRECT": "always"})
     for kind in range(3):
         assert (
             len(

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import ENGINES, group_of, outcomes, run_ranks
-from horovod.comm import attach, direct
+from engines import group_of, outcomes, run_ranks
+from horovod.comm import attach, direct, shm
 from horovod.comm.base import Communicator, PeerFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.direct import Direct, introduce
@@ -204,5 +204,23 @@ def test_a_read_that_fails_names_the_peer(monkeypatch: pytest.MonkeyPatch, error
         assert each.rank == 1 - rank and each.suspected and reason in each.reason
 
 
-def test_the_engine_is_among_those_that_are_tested() -> None:
-    assert "shm-direct" in ENGINES
+def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm, "_LARGE", 1 << 20)
+    taken: list[str] = []
+    reduce = Direct.allreduce
+
+    def noted(way: Direct, *arguments: Any) -> bool:
+        taken.append("direct")
+        return reduce(way, *arguments)
+
+    monkeypatch.setattr(Direct, "allreduce", noted)
+    with group_of("shm-auto", 2) as group:
+        for _ in range(8):
+            large(group, lambda rank: np.empty(ELEMENTS, np.float32))
+        assert len(taken) == 2 * 4  # four of the eight tries, on both ranks
+        large(group, lambda rank: np.empty(ELEMENTS, np.float32))
+        preferences = [next(iter(each._preferences.items())) for each in group if isinstance(each, ShmCommunicator)]
+    (key, first), (_, second) = preferences
+    assert key[0] == "allreduce"
+    assert not first.trying and first.way == second.way
+    assert len(taken) == 2 * 4 + 2 * first.way
