@@ -53,6 +53,9 @@ import horovod.torch as hvd
 PATTERNS = ("one", "many", "resnet", "widths", "object")
 TURN_SECONDS = 0.02
 """Roughly how long a contender has its turn."""
+SHORT_SECONDS = 0.1
+SETTLING_CALLS = 7
+"""What takes less is called so often before it is timed, while an engine finds out which of its ways is quickest."""
 LONG_SECONDS = 0.5
 """What takes longer, as some things do with more ranks than cores, is called as seldom as possible."""
 
@@ -217,8 +220,9 @@ def race(entrants: Sequence[Entrant], seconds: float) -> list[Row]:
     calls = [entrant.call for entrant in entrants]
     # All ranks must make the same number of calls, so they agree on how long one takes: as long as on the slowest.
     first = slowest([turn(call, 1, warm=False) for call in calls])
+    more = [0 if long > LONG_SECONDS else SETTLING_CALLS if long < SHORT_SECONDS else 2 for long in first]
     estimates = slowest(
-        [[long] if long > LONG_SECONDS else turn(call, 2, warm=False) for call, long in zip(calls, first, strict=True)]
+        [turn(call, count, warm=False) or [long] for call, count, long in zip(calls, more, first, strict=True)]
     )
     warm = [estimate <= LONG_SECONDS for estimate in estimates]
     lengths = [
