@@ -125,8 +125,10 @@ class Direct:
     def reducescatter(
         self, shards: Sequence[Segments], target: Segments, op: ReduceOp, prescale: float, postscale: float
     ) -> bool:
-        """Args:
-        shards: by rank, the parts of this rank's vectors that belong to it.
+        """Reduce what belongs to this rank.
+
+        Args:
+            shards: by rank, the parts of this rank's vectors that belong to it.
         """
         tables = self._tell(*shards)
         if tables is None:
@@ -137,8 +139,10 @@ class Direct:
         return True
 
     def allgather(self, source: Segments, targets: Sequence[Segments]) -> bool:
-        """Args:
-        targets: by rank, where its vectors go.
+        """Copy everybody's vectors.
+
+        Args:
+            targets: by rank, where its vectors go.
         """
         tables = self._tell(source)
         if tables is None:
@@ -162,7 +166,7 @@ class Direct:
         return True
 
     def alltoall(self, parts: Sequence[Array], targets: Sequence[Array]) -> bool:
-        """Moves what goes to other ranks.
+        """Move what goes to other ranks; what stays here is not touched.
 
         Args:
             parts, targets: by rank, what goes to it and what comes from it.
