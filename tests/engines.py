@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
-from horovod.comm.shm import Reading, ShmCommunicator
+from horovod.comm.shm import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp import TcpCommunicator
 
@@ -77,7 +77,7 @@ def _tcp_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return [TcpCommunicator(rank, peers, timeout, piece_bytes=4096) for rank, peers in meshes]
 
 
-def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, reading: Reading = "never") -> list[Communicator]:
+def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, reading: str = "never") -> list[Communicator]:
     arena = Arena.create(size, piece_bytes)
     views = [Arena.attach(arena.descriptor, arena.length, arena.piece_bytes) for _ in range(size)]
     arena.close()

@@ -45,7 +45,8 @@ _SCALED = 256 << 10
 _READ = 8 << 20
 """Bytes that are read at a time where nothing is folded: between two reads an abort is noticed."""
 
-_NOTHING: Array = np.empty(0, np.uintp)
+NOTHING: Array = np.empty(0, np.uintp)
+"""What is exchanged only to wait for each other."""
 
 
 def introduce(rank: int, exchange: Exchange) -> list[int] | None:
@@ -116,10 +117,10 @@ class Direct:
         bounds = shard_bounds(source.length, self._size)
         inputs = [table[:count] for table in tables]
         self._fold(inputs, source, target, bounds[self._rank], bounds[self._rank + 1], op, prescale, postscale)
-        self._exchange(_NOTHING)
+        self._exchange(NOTHING)
         for peer in self._peers:
             self._gather(peer, tables[peer][count:], layout, target.addresses, bounds[peer], bounds[peer + 1])
-        self._exchange(_NOTHING)
+        self._exchange(NOTHING)
         return True
 
     def reducescatter(
@@ -135,7 +136,7 @@ class Direct:
             return False
         inputs = [table.reshape(self._size, -1)[self._rank] for table in tables]
         self._fold(inputs, shards[self._rank], target, 0, target.length, op, prescale, postscale)
-        self._exchange(_NOTHING)
+        self._exchange(NOTHING)
         return True
 
     def allgather(self, source: Segments, targets: Sequence[Segments]) -> bool:
@@ -152,7 +153,7 @@ class Direct:
             np.copyto(into, run)
         for peer in self._peers:
             self._gather_all(peer, tables[peer], targets[peer])
-        self._exchange(_NOTHING)
+        self._exchange(NOTHING)
         return True
 
     def broadcast(self, array: Array, root: int) -> bool:
@@ -162,7 +163,7 @@ class Direct:
             return False
         if self._rank != root:
             self._gather_all(root, tables[root], mine)
-        self._exchange(_NOTHING)
+        self._exchange(NOTHING)
         return True
 
     def alltoall(self, parts: Sequence[Array], targets: Sequence[Array]) -> bool:
@@ -176,14 +177,14 @@ class Direct:
             return False
         for peer in self._peers:
             self._gather_all(peer, tables[peer][self._rank : self._rank + 1], Segments([targets[peer]]))
-        self._exchange(_NOTHING)
+        self._exchange(NOTHING)
         return True
 
     def _tell(self, *vectors: Segments) -> list[Array] | None:
         """Everybody's addresses, by rank; None, on all ranks, if what is there cannot be read by others."""
         addresses = np.concatenate([each.addresses for each in vectors])
         there = np.concatenate([each.layout.lengths for each in vectors]) > 0
-        tables = self._exchange(np.array([attach.readable(addresses[there]), *addresses], np.uintp))
+        tables = self._exchange(np.insert(addresses, 0, attach.readable(addresses[there])))
         return [table[1:] for table in tables] if all(table[0] for table in tables) else None
 
     def _fold(

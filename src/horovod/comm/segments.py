@@ -23,6 +23,17 @@ def shard_bounds(length: int, size: int) -> list[int]:
     return [*bounds, length]
 
 
+def split(array: Array, counts: Sequence[int]) -> list[Array]:
+    """Views of so many elements each, one after another."""
+    ends = list(accumulate(counts))
+    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def split_by_rank(arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[list[Array]]:
+    """By rank: the views of each array that belong to it, ``counts[i][rank]`` elements of array i after one another."""
+    return [list(views) for views in zip(*map(split, arrays, counts), strict=True)]
+
+
 class Segments:
     """The concatenation of vectors of one dtype, addressed by element index. Copies nothing.
 
@@ -32,12 +43,13 @@ class Segments:
         spans: where they lie, if that is what is known of them.
     """
 
-    __slots__ = ("_addresses", "_arrays", "_ends", "count", "length", "spans")
+    __slots__ = ("_addresses", "_arrays", "_ends", "_layout", "count", "length", "spans")
 
     def __init__(self, vectors: Vectors) -> None:
         self.count = len(vectors)
         self._arrays: Sequence[Array] | None = None
         self._addresses: Array | None = None
+        self._layout: Layout | None = None
         self.spans: Spans | None = None
         if isinstance(vectors, Spans):
             self.spans, self._ends = vectors, vectors.layout.ends
@@ -62,9 +74,12 @@ class Segments:
     @property
     def layout(self) -> Layout:
         """There is at least one vector."""
-        if self.spans is not None:
-            return self.spans.layout
-        return layout_of(self.dtype, tuple([array.size for array in self.arrays]))
+        if self._layout is None:
+            if self.spans is not None:
+                self._layout = self.spans.layout
+            else:
+                self._layout = layout_of(self.dtype, tuple([array.size for array in self.arrays]))
+        return self._layout
 
     @property
     def addresses(self) -> Array:

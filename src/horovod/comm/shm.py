@@ -16,15 +16,14 @@ before this one's result is awaited. Piece k uses slot k mod 2; why no slot is o
 Small reductions pack everything, wait once, and every rank folds all of it. The other operations wait once a piece.
 
 What is large need not go through the arena where the kernel lets ranks read one another's memory (:mod:`horovod.comm.direct`).
-Only addresses do then, a piece each time. Which way is quicker is tried out.
+Only addresses do then, a piece each time. Which way is quicker is tried out (:mod:`horovod.comm.large`).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,29 +31,17 @@ from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
 from horovod.comm.counters import LONG_SPIN, Counters
 from horovod.comm.datatypes import Array
-from horovod.comm.direct import Direct, introduce
-from horovod.comm.preference import Preference
+from horovod.comm.large import SCATTERED, Large
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments, shard_bounds, source_and_target
+from horovod.comm.segments import Segments, shard_bounds, source_and_target, split, split_by_rank
 from horovod.comm.spans import Vectors
-from horovod.comm.words import PACKED, REDUCED, WORD
+from horovod.comm.words import PACKED, REDUCED
 
 SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
 
 MANY = 32
 """From so many vectors on the kernel copies them, even if they are small together: it saves more than a second wait costs."""
-
-_LARGE = 8 << 20
-"""From so many bytes on it is tried whether reading them where they lie is quicker."""
-
-Reading = Literal["auto", "always", "never"]
-"""Whether ranks read one another's memory: where it is quicker, wherever they can, or not at all."""
-
-_NOTHING: Array = np.empty(0, np.uintp)
-
-_SCATTERED = 16 << 10
-"""A shard whose tensors are smaller than this on average is packed, folded and scaled at once, not tensor by tensor."""
 
 
 class ShmCommunicator(Communicator):
@@ -64,12 +51,12 @@ class ShmCommunicator(Communicator):
         rank, size: this rank in the group.
         arena: attached by every rank; owned by the communicator from here on.
         timeout: how long a peer may make no progress while it is waited for.
-        reading: the same on all ranks.
+        reading: how large tensors travel, see :class:`~horovod.comm.large.Large`.
     """
 
     name: ClassVar[str] = "shm"
 
-    def __init__(self, rank: int, size: int, arena: Arena, timeout: timedelta, reading: Reading) -> None:
+    def __init__(self, rank: int, size: int, arena: Arena, timeout: timedelta, reading: str) -> None:
         super().__init__(rank, size)
         self._arena = arena
         self._counters = Counters(arena, rank, size, timeout)
@@ -77,9 +64,7 @@ class ShmCommunicator(Communicator):
         self._peers = [peer for peer in range(size) if peer != rank]
         self._packed = 0
         self._reduced = 0
-        self._reading = reading
-        self._direct: Direct | None = None
-        self._preferences: dict[tuple[str, int], Preference] = {}
+        self._large = Large(rank, reading, self._exchange, arena.piece_bytes, self._counters.advance, self._workspace)
         self._regions = self._map_regions()
         self._typed: dict[tuple[int, int, np.dtype[Any]], Array] = {}
 
@@ -116,59 +101,6 @@ class ShmCommunicator(Communicator):
         self._counters.wait_all(PACKED, piece)
         return [self._region(piece, rank, words.dtype)[: words.size].copy() for rank in range(self.size)]
 
-    def _either_way(
-        self,
-        kind: str,
-        nbytes: int,
-        vectors: int,
-        addresses: int,
-        directly: Callable[[Direct], bool],
-        streamed: Callable[[], None],
-    ) -> None:
-        """Carry out a collective by what is quicker for its kind and size, or by what can be.
-
-        All ranks go the same way as long as the arguments are the same.
-
-        Args:
-            nbytes, vectors: what it moves.
-            addresses: how many a rank would have to tell the others to do it ``directly``.
-        """
-        direct = self._reach(nbytes, vectors, addresses)
-        if direct is None:
-            streamed()
-        elif self._reading == "always":
-            if not directly(direct):
-                streamed()
-        else:
-            preference = self._preferences.setdefault((kind, nbytes.bit_length()), Preference())
-            if preference.trying:
-                self._exchange(_NOTHING)  # all begin at once, so that nobody's time has waiting for others in it
-            began = time.perf_counter()
-            if preference.way == 0 or not directly(direct):
-                streamed()
-            if not preference.trying:
-                preference.rested()
-                return
-            preference.took(time.perf_counter() - began)
-            if preference.due:
-                medians = [int(seconds * 1e9) for seconds in preference.medians]
-                preference.settle(np.sum(self._exchange(np.array(medians, np.uintp)), axis=0).tolist())
-
-    def _reach(self, nbytes: int, vectors: int, addresses: int) -> Direct | None:
-        """What carries out such a collective without the arena, if that may be worth while, and is possible."""
-        least = 0 if self._reading == "always" else _LARGE
-        if self._reading == "never" or nbytes < max(least, _SCATTERED * vectors):
-            return None
-        if (1 + addresses) * WORD > self._arena.piece_bytes:
-            return None
-        if self._direct is None:
-            processes = introduce(self.rank, self._exchange)
-            if processes is None:
-                self._reading = "never"
-                return None
-            self._direct = Direct(self.rank, processes, self._exchange, self._counters.advance, self._workspace)
-        return self._direct
-
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._counters.check()
         source, target = source_and_target(inputs, outputs)
@@ -180,7 +112,7 @@ class ShmCommunicator(Communicator):
         if source.count < MANY and nbytes <= min(SMALL, self._arena.piece_bytes):
             self._allreduce_small(source, target, dtype, op, prescale, postscale)
             return
-        self._either_way(
+        self._large.run(
             "allreduce",
             nbytes,
             source.count,
@@ -205,7 +137,7 @@ class ShmCommunicator(Communicator):
     ) -> None:
         counters, size, rank = self._counters, self.size, self.rank
         factor = 1.0
-        scattered = source.length * dtype.itemsize < _SCATTERED * source.count
+        scattered = source.length * dtype.itemsize < SCATTERED * source.count
         if dtype.kind == "f" and dtype.itemsize >= 4 and not scattered:
             # Scaled by everybody while unpacking: a multiplication costs no more than a copy, and saves the owner a pass.
             postscale, factor = 1.0, postscale
@@ -294,7 +226,7 @@ class ShmCommunicator(Communicator):
             return
         source, dtype = Segments(inputs), inputs[0].dtype
         nbytes = sum(target.length for target in targets) * dtype.itemsize
-        self._either_way(
+        self._large.run(
             "allgather",
             nbytes,
             self.size * source.count,
@@ -323,7 +255,7 @@ class ShmCommunicator(Communicator):
 
     def broadcast(self, array: Array, root: int) -> None:
         self._counters.check()
-        self._either_way(
+        self._large.run(
             "broadcast",
             array.nbytes,
             1,
@@ -349,7 +281,7 @@ class ShmCommunicator(Communicator):
     def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
         self._counters.check()
         step = self._arena.piece_bytes // source.itemsize // self.size
-        outgoing, incoming = _split(source, send_counts), _split(target, receive_counts)
+        outgoing, incoming = split(source, send_counts), split(target, receive_counts)
         # Nobody knows others' counts: in the first round each tells how many rounds it needs.
         piece = self._alltoall_round(outgoing, incoming, 0, step, max(1, -(-max(send_counts) // step)))
         rounds = max(self._counters.read_note(rank, piece & 1) for rank in range(self.size))
@@ -358,7 +290,7 @@ class ShmCommunicator(Communicator):
             for number in range(1, rounds):
                 self._alltoall_round(outgoing, incoming, number, step)
 
-        self._either_way(
+        self._large.run(
             "alltoall",
             (rounds - 1) * step * self.size * source.itemsize,
             self.size,
@@ -402,7 +334,7 @@ class ShmCommunicator(Communicator):
             return
         target, dtype = Segments(outputs), inputs[0].dtype
         nbytes = sum(shard.length for shard in shards) * dtype.itemsize
-        self._either_way(
+        self._large.run(
             "reducescatter",
             nbytes,
             self.size * target.count,
@@ -461,23 +393,3 @@ class ShmCommunicator(Communicator):
         self._typed.clear()
         self._regions.clear()
         self._arena.close()
-
-
-def split_by_rank(arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[list[Array]]:
-    """By rank: the views of each array that belong to it, ``counts[i][rank]`` elements of array i after one another."""
-    views: list[list[Array]] = [[] for _ in counts[0]] if counts else []
-    for array, some in zip(arrays, counts, strict=True):
-        start = 0
-        for rank, count in enumerate(some):
-            views[rank].append(array[start : start + count])
-            start += count
-    return views
-
-
-def _split(array: Array, counts: Sequence[int]) -> list[Array]:
-    """So many elements each, one after another."""
-    parts, start = [], 0
-    for count in counts:
-        parts.append(array[start : start + count])
-        start += count
-    return parts

@@ -20,7 +20,7 @@ from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
 from horovod.comm.express import Express
 from horovod.comm.select import EngineError, choose
-from horovod.comm.shm import Reading, ShmCommunicator
+from horovod.comm.shm import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp import TcpCommunicator
 from horovod.control.channel import Channel
@@ -63,7 +63,7 @@ class _Choice(msgspec.Struct, array_like=True):
     """Coordinator to member."""
 
     engine: str
-    reading: Reading
+    reading: str
     error: str
 
 

@@ -56,7 +56,7 @@ def test_who_makes_progress_is_waited_for_longer_than_the_timeout() -> None:
 
     def work() -> None:
         for _ in range(12):
-            time.sleep(0.1)
+            time.sleep(0.1)  # all of them are longer than the timeout, each is shorter
             working.advance()
         working.signal(PACKED, 1)
 

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import group_of, outcomes, run_ranks
-from horovod.comm import attach, direct, shm
+from horovod.comm import attach, direct
+from horovod.comm import large as large_module
 from horovod.comm.base import Communicator, PeerFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.direct import Direct, introduce
@@ -172,7 +173,7 @@ def unreadable(rank: int) -> Array:
 def test_memory_that_others_cannot_read_goes_through_the_arena() -> None:
     with group_of("shm-direct", SIZE) as group:
         large(group, unreadable)
-        assert isinstance(group[0], ShmCommunicator) and group[0]._direct is not None
+        assert isinstance(group[0], ShmCommunicator) and group[0]._large._direct is not None
         large(group, lambda rank: np.empty(ELEMENTS, np.float32))
 
 
@@ -181,7 +182,7 @@ def test_a_group_that_cannot_read_uses_the_arena(monkeypatch: pytest.MonkeyPatch
     with group_of("shm-direct", SIZE) as group:
         for _ in range(2):
             large(group, lambda rank: np.empty(ELEMENTS, np.float32))
-        assert isinstance(group[0], ShmCommunicator) and group[0]._direct is None
+        assert isinstance(group[0], ShmCommunicator) and group[0]._large._direct is None
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_read_that_fails_names_the_peer(monkeypatch: pytest.MonkeyPatch, error
 
 
 def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "_LARGE", 1 << 20)
+    monkeypatch.setattr(large_module, "_LARGE", 1 << 20)
     taken: list[str] = []
     reduce = Direct.allreduce
 
@@ -219,7 +220,9 @@ def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.Mo
             large(group, lambda rank: np.empty(ELEMENTS, np.float32))
         assert len(taken) == 2 * 4  # four of the eight tries, on both ranks
         large(group, lambda rank: np.empty(ELEMENTS, np.float32))
-        preferences = [next(iter(each._preferences.items())) for each in group if isinstance(each, ShmCommunicator)]
+        preferences = [
+            next(iter(each._large._preferences.items())) for each in group if isinstance(each, ShmCommunicator)
+        ]
     (key, first), (_, second) = preferences
     assert key[0] == "allreduce"
     assert not first.trying and first.way == second.way
