@@ -60,7 +60,9 @@ class MemberLane(Lane):
         pass
 
     def _before_stop(self, rank: int, reason: str) -> None:
-        pass  # the coordinator knows
+        """What this rank has given up may be done all the same, and the coordinator may have left before it heard of that."""
+        if self._shortcut is not None and self._shortcut.has_succeeded():
+            self._done(self._shortcut.resolve())
 
     def _execute(self, batch: Batch) -> None:
         self._run_batch(batch)

@@ -138,13 +138,17 @@ class Shortcut:
                 return False
         return False
 
+    def has_succeeded(self) -> bool:
+        """Whether this rank has given up an attempt that the judge says has succeeded."""
+        return self._unresolved is not None and self._express.over(self._unresolved[0]) and self._express.succeeded()
+
     def resolve(self) -> Entry:
         """What this rank has given up, and the judge says has succeeded: with its outputs.
 
         Raises:
             ValueError: it has given up nothing.
         """
-        if self._unresolved is None or not self._express.over(self._unresolved[0]) or not self._express.succeeded():
+        if self._unresolved is None or not self.has_succeeded():
             raise ValueError("no attempt that was given up has succeeded")
         entry = self._unresolved[1]
         self._unresolved = None

@@ -26,6 +26,7 @@ from horovod.core.messages import (
     Operation,
     Order,
     Request,
+    Stop,
     Succeeded,
     TensorSpec,
     decode_from_coordinator,
@@ -444,6 +445,28 @@ def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set) ->
     handle.wait(SECONDS)
     assert array.tolist() == [3.0] * 4
     assert not rank.lane._requests._known
+
+
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_the_end_comes_before_the_word_on_what_was_given_up(process_set: Set, succeeded: bool) -> None:
+    """The coordinator is done, leaves, and reads no more."""
+    judge, member = process_set.expresses(2)
+    rank, peers = process_set.part(1, 2, express=member, start=False)
+    array = ones(1)
+    handle = rank.allreduce("x", array)
+    rank.lane.drive(handle)  # in vain: nobody is there
+    judge.offer(b"", [ones(2)])
+    judge.judge(succeeded)
+    rank.lane.start()
+    peers[0].say(Stop(0, "it left"))
+    if succeeded:
+        handle.wait(SECONDS)
+        assert array.tolist() == [3.0] * 4
+    else:
+        with pytest.raises(HorovodInternalError, match="it left while rank 1 waited for 'x'"):
+            handle.wait(SECONDS)
+    wait_until(lambda: bool(rank.stopped), "the end")
+    assert [interrupted for _, _, interrupted in rank.stopped] == [not succeeded]
 
 
 @pytest.mark.parametrize("shortcut", [True, False])
