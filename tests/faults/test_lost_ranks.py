@@ -1,4 +1,5 @@
-"""A rank is lost in the middle of an allreduce: killed, crashed, gone, or stopped. The others hear of it, by name.
+"""A rank is lost in the middle of an allreduce: killed, crashed, gone, or stopped. The others hear of it, by name. One that
+is only held up is waited for.
 
 Ranks run the core alone, without a framework, so that losing them costs little. A :class:`Blow` strikes one rank at a
 chosen point: rank 1, at the third allreduce, at its second piece.
@@ -6,10 +7,12 @@ chosen point: rank 1, at the third allreduce, at its second piece.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +29,9 @@ ENGINES = ["shm", "direct", "tcp"]
 ELEMENTS = 4_000_000  # many pieces in every engine
 LIMIT = 60.0
 TIMEOUT = "6"
+SHORT_TIMEOUT = "3"
+HELD_UP = 7
+"""Seconds that a rank is held up for, more than twice the short timeout."""
 
 
 class Blow(NamedTuple):
@@ -67,9 +73,15 @@ class Blow(NamedTuple):
 
 
 def strike(how: str) -> None:
-    """End or stop this process."""
+    """End, stop or hold up this process."""
     if how == "exit":
         os._exit(3)
+    if how == "hold":
+        ctypes.PyDLL(None).sleep(HELD_UP)  # keeps the interpreter's lock: no thread of this process does anything
+        return
+    if how == "stick":
+        time.sleep(HELD_UP)  # this thread alone
+        return
     numbers = {"kill": signal.SIGKILL, "abort": signal.SIGABRT, "stop": signal.SIGSTOP}
     signal.raise_signal(numbers[how])  # to this thread: one for the process may reach another, and this one would go on
 
@@ -122,11 +134,28 @@ def work(blow: Blow) -> Survival:
     return Survival(text, again, left_behind(before))
 
 
-def settings(engine: str) -> dict[str, str]:
+def work_on(blow: Blow) -> str:
+    """Reduce, whatever happens; the error, if there is one."""
+    from horovod.core import context
+    from horovod.core.errors import HorovodInternalError
+
+    context.init()
+    blow.arm()
+    try:
+        for step in range(blow.allreduce + 1):
+            reduce(f"step{step}", ELEMENTS)
+    except HorovodInternalError as error:
+        return str(error)
+    finally:
+        context.shutdown()
+    return ""
+
+
+def settings(engine: str, timeout: str = TIMEOUT) -> dict[str, str]:
     return {
         "HOROVOD_CPU_OPERATIONS": "shm" if engine == "direct" else engine,
         "HOROVOD_SHM_DIRECT": "always" if engine == "direct" else "never",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": TIMEOUT,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": timeout,
     }
 
 
@@ -175,25 +204,52 @@ def test_a_process_that_ends(ranks: Callable[..., RankPool], engine: str, victim
     check(victim, [result for rank, result in enumerate(results) if rank != victim], ENDED)
 
 
-@pytest.fixture(scope="module")
-def stopped() -> dict[tuple[str, int], list[Survival]]:
-    """By engine and stopped rank: what the others saw. All jobs run side by side, since they mostly wait."""
-    jobs = [(engine, victim) for engine in ENGINES for victim in range(SIZE)]
+def side_by_side(
+    jobs: list[tuple[str, int]], function: Callable[[Blow], Any], how: str, timeout: str, without_victim: bool
+) -> dict[tuple[str, int], list[Any]]:
+    """By engine and struck rank: what ``function`` returned, on all ranks or on the others. The jobs mostly wait."""
     pools = []
     try:
         calls = []
         for engine, victim in jobs:
-            pools.append(RankPool(SIZE, settings(engine)))
-            pools[-1].start(work, Blow(victim, "stop"), ranks=[victim])
+            pools.append(RankPool(SIZE, settings(engine, timeout)))
             others = [rank for rank in range(SIZE) if rank != victim]
-            calls.append(pools[-1].start(work, Blow(victim, "stop"), ranks=others))
-        return {job: call.results(LIMIT) for job, call in zip(jobs, calls, strict=True)}
+            own = pools[-1].start(function, Blow(victim, how), ranks=[victim])
+            calls.append([pools[-1].start(function, Blow(victim, how), ranks=others)])
+            if not without_victim:
+                calls[-1].append(own)
+        return {
+            job: [result for call in each for result in call.results(LIMIT)]
+            for job, each in zip(jobs, calls, strict=True)
+        }
     finally:
         for pool in pools:
             pool.close()
+
+
+@pytest.fixture(scope="module")
+def stopped() -> dict[tuple[str, int], list[Survival]]:
+    jobs = [(engine, victim) for engine in ENGINES for victim in range(SIZE)]
+    return side_by_side(jobs, work, "stop", TIMEOUT, without_victim=True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("victim", range(SIZE))
 def test_a_process_that_is_stopped(stopped: dict[tuple[str, int], list[Survival]], engine: str, victim: int) -> None:
     check(victim, stopped[engine, victim], SILENT)
+
+
+def test_a_process_that_nothing_in_python_can_run_in_is_waited_for() -> None:
+    """Something holds the interpreter's lock in the middle of a collective, so that the rank cannot even say that it lives."""
+    jobs = [(engine, victim) for engine in ENGINES for victim in (0, 1)]
+    found = side_by_side(jobs, work_on, "hold", SHORT_TIMEOUT, without_victim=False)
+    assert found == {job: [""] * SIZE for job in jobs}
+
+
+def test_a_rank_that_answers_but_is_stuck_in_a_collective() -> None:
+    jobs = [(engine, victim) for engine in ENGINES for victim in (0, 1)]
+    found = side_by_side(jobs, work_on, "stick", SHORT_TIMEOUT, without_victim=False)
+    for (_, victim), texts in found.items():
+        assert len(texts) == SIZE and len(set(texts)) == 1
+        reason = "it made no progress in a collective for 3 seconds"
+        assert re.match(rf"Horovod: rank {victim} \(host localhost, process \d+\) failed: {reason}", texts[0]), texts[0]

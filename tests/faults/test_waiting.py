@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import signal
 import time
@@ -100,6 +102,44 @@ def test_a_slow_rank_is_waited_for(ranks: Ranks) -> None:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
 
     ranks(2, framework="torch").run(generation, settings(timeout=2), check)
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_rank_that_cannot_even_answer_is_waited_for_while_its_process_runs(ranks: Ranks, held: int) -> None:
+    """Whatever keeps the interpreter's lock for longer than the timeout: a large pickle, native code."""
+
+    def check(held: int) -> None:
+        hvd.allreduce(torch.ones(1), name="before")
+        if hvd.rank() == held:
+            ctypes.PyDLL(None).sleep(5)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="after").item() == 3.0
+
+    pool = ranks(3, framework="torch")
+    pool.run(generation, settings(timeout=2), functools.partial(check, held))
+    text = pool.output(1 if held == 0 else 0)
+    assert f"rank {held} (host localhost, process " in text and "Its process runs, so it is waited for" in text
+    assert pool.output(held) == pool.output(2) == ""
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_rank_that_cannot_answer_for_longer_than_the_user_allows(ranks: Ranks, held: int) -> None:
+    """Rank 0 could not even end the job itself."""
+
+    def check(held: int) -> str:
+        hvd.allreduce(torch.ones(1), name="before")
+        if hvd.rank() == held:
+            ctypes.PyDLL(None).sleep(7)
+        with pytest.raises(hvd.HorovodInternalError) as error:
+            hvd.allreduce(torch.ones(1), name="after")
+        return str(error.value)
+
+    limits = settings(timeout=2, warning=1, end=3)
+    texts = ranks(3, framework="torch").run(generation, limits, functools.partial(check, held))
+    others = {text for rank, text in enumerate(texts) if rank != held}
+    assert len(others) == 1
+    (text,) = others
+    assert f"rank {held} (host localhost, process " in text
+    assert "longer than 3 seconds" in text
 
 
 @pytest.fixture(scope="module")

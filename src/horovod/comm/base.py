@@ -8,8 +8,8 @@ Arrays are one-dimensional, C-contiguous NumPy arrays in host memory. ``abort`` 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
@@ -17,12 +17,12 @@ from horovod.comm.spans import Vectors
 
 
 class PeerFailure(Exception):
-    """A collective could not finish because of one rank of the group: it is gone, silent for too long, or speaks nonsense.
+    """A collective could not finish because of one rank of the group: it is gone, gave up, or speaks nonsense.
 
     Attributes:
         rank: the failing rank's index in the communicator's group.
         reason: what was seen, for the error that every rank will show.
-        suspected: it was only silent, so whoever knows more should look first whether it is alive.
+        suspected: it may be a victim itself, so whoever knows more should look first whether somebody else is lost.
     """
 
     def __init__(self, rank: int, reason: str, suspected: bool = False) -> None:
@@ -30,6 +30,34 @@ class PeerFailure(Exception):
         self.rank = rank
         self.reason = reason
         self.suspected = suspected
+
+
+class Silence(NamedTuple):
+    """A peer makes no progress while it is waited for in a collective.
+
+    Attributes:
+        rank: its index in the communicator's group.
+        seconds: since when.
+        times: how often this was told in the same wait, this time included.
+    """
+
+    rank: int
+    seconds: float
+    times: int
+
+    @property
+    def reason(self) -> str:
+        return f"it made no progress in a collective for {self.seconds:.3g} seconds"
+
+
+OnSilence: TypeAlias = Callable[[Silence], None]
+"""Called on the waiting thread when a peer has made no progress for the communicator's patience, and each time as long after
+that. It returns to have it waited for, or raises. Must not block."""
+
+
+def give_up(silence: Silence) -> None:
+    """Do not wait any longer: the ``OnSilence`` of a communicator that nobody watches."""
+    raise PeerFailure(silence.rank, silence.reason, suspected=True)
 
 
 class Aborted(Exception):
@@ -44,8 +72,8 @@ class Communicator(ABC):
     travelled in; 16-bit floats accumulate in 32 bits and are rounded once. ``result = postscale * reduce(prescale * x)``,
     scaling as in :func:`horovod.comm.reduction.scale`.
 
-    Every collective raises :class:`PeerFailure` when a peer is gone or makes no progress for the communicator's timeout,
-    and :class:`Aborted` after ``abort()``. After either the communicator can only be closed.
+    Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``; a peer that makes
+    no progress is told to the communicator's :data:`OnSilence`. After an error the communicator can only be closed.
     """
 
     name: ClassVar[str]

@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 
 from horovod.comm.arena import Arena
-from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.base import Aborted, OnSilence, PeerFailure, Silence, give_up
 from horovod.comm.words import NOTES, PACKED, PROGRESS, REDUCED, Words, word_index
 
 _POISON = 1 << 62
@@ -27,13 +27,17 @@ class Counters:
     """One rank's own counters, and its waiting for those of the others.
 
     Args:
-        timeout: how long a peer may make no progress while its counter is waited for.
+        patience: how long a peer may make no progress while its counter is waited for, before
+        on_silence: is told.
     """
 
-    def __init__(self, arena: Arena, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, arena: Arena, rank: int, size: int, patience: timedelta, on_silence: OnSilence = give_up
+    ) -> None:
         self._words = Words(arena.words, arena.address, rank, size)
         self._rank = rank
-        self._seconds = timeout.total_seconds()
+        self._seconds = patience.total_seconds()
+        self._on_silence = on_silence
         self._peers = [peer for peer in range(size) if peer != rank]
         self._own = word_index(rank, 0)
         self._cores_enough = size <= len(os.sched_getaffinity(0))  # else the peer needs the core that would look
@@ -64,7 +68,7 @@ class Counters:
         """Return when ``peer``'s counter has reached ``value``, looking ``spin`` times before sleeping.
 
         Raises:
-            PeerFailure: it stood still for the timeout, or some rank has aborted.
+            PeerFailure: some rank has aborted.
             Aborted: this rank's :meth:`abort` was called.
         """
         words, word = self._words.values, word_index(peer, kind)
@@ -95,6 +99,7 @@ class Counters:
         deadline = time.monotonic() + self._seconds
         sign_of_life = word_index(peer, PROGRESS)
         progress = words.values[sign_of_life]
+        told = 0
         while True:
             seen = words.values[word]
             if seen >= value:
@@ -102,14 +107,14 @@ class Counters:
             if self._aborted:
                 raise Aborted
             remaining = deadline - time.monotonic()
-            if remaining <= 0 and progress != words.values[sign_of_life]:
-                progress = words.values[sign_of_life]
+            if remaining <= 0:
+                if progress != words.values[sign_of_life]:
+                    progress, told = words.values[sign_of_life], 0
+                else:
+                    told += 1
+                    self._on_silence(Silence(peer, told * self._seconds, told))
                 remaining = self._seconds
                 deadline = time.monotonic() + remaining
-            if remaining <= 0:
-                raise PeerFailure(
-                    peer, f"it made no progress in a collective for {self._seconds:.0f} seconds", suspected=True
-                )
             words.sleep(word, seen, remaining)
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TypeAlias
 
-from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.base import Aborted, OnSilence, PeerFailure, Silence, give_up
 from horovod.comm.link import Collective, Flow, Link, header, tune
 
 _LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
@@ -33,11 +33,15 @@ class Exchange:
 
     Args:
         sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
-        timeout: how long a peer that is waited for may move no byte.
+        patience: how long a peer that is waited for may move no byte, before
+        on_silence: is told.
     """
 
-    def __init__(self, sockets: Mapping[int, socket.socket], timeout: timedelta) -> None:
-        self._timeout = timeout.total_seconds()
+    def __init__(
+        self, sockets: Mapping[int, socket.socket], patience: timedelta, on_silence: OnSilence = give_up
+    ) -> None:
+        self._patience = patience.total_seconds()
+        self._on_silence = on_silence
         self._number = 0
         self._collective = Collective.BARRIER
         self._links = {rank: Link(rank, connection) for rank, connection in sockets.items()}
@@ -89,7 +93,7 @@ class Exchange:
         """Move bytes until every one of ``marks`` is reached.
 
         Raises:
-            PeerFailure: a peer is gone or out of step, or one that is waited for moved nothing for the timeout.
+            PeerFailure: a peer is gone or out of step.
             Aborted: :meth:`abort` was called.
         """
         if self._aborted:
@@ -104,19 +108,21 @@ class Exchange:
             return
         now = time.monotonic()
         for flow, _ in missing:
-            flow.link.stamp = now
+            flow.link.stamp, flow.link.silences = now, 0
         while missing:
             silent = min((flow.link for flow, _ in missing), key=lambda link: link.stamp)
-            remaining = silent.stamp + self._timeout - now
+            remaining = silent.stamp + self._patience - now
             if remaining <= 0:
-                raise PeerFailure(silent.rank, f"it made no progress for {self._timeout:g} seconds", suspected=True)
+                silent.stamp, silent.silences = now, silent.silences + 1
+                self._on_silence(Silence(silent.rank, silent.silences * self._patience, silent.silences))
+                continue
             events = self._epoll.poll(min(remaining, _LONGEST_POLL))
             now = time.monotonic()
             for fd, event in events:
                 if fd == self._alarm:
                     raise Aborted("this communicator was aborted")
                 link = self._by_fd[fd]
-                link.stamp = now
+                link.stamp, link.silences = now, 0
                 if event & ~select.EPOLLOUT:
                     if link.incoming.buffers:
                         link.receive()

@@ -76,6 +76,7 @@ class Link:
         "outgoing",
         "rank",
         "registered",
+        "silences",
         "socket",
         "stamp",
     )
@@ -90,7 +91,8 @@ class Link:
         self.interest = 0  # the epoll events now asked for
         self.registered = False
         self.blocked = False  # the kernel took less than was offered
-        self.stamp = 0.0  # when bytes last moved, or a wait for this peer began
+        self.stamp = 0.0  # when bytes last moved, a wait for this peer began, or its silence was told
+        self.silences = 0  # how often that was
 
     def expect(self, header: bytes) -> None:
         """Queue the receipt of this header; whatever comes in its place is a failure of the peer."""

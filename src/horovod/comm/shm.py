@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from horovod.comm.arena import Arena
-from horovod.comm.base import Communicator
+from horovod.comm.base import Communicator, OnSilence, give_up
 from horovod.comm.counters import LONG_SPIN, Counters
 from horovod.comm.datatypes import Array
 from horovod.comm.large import SCATTERED, Large
@@ -50,16 +50,25 @@ class ShmCommunicator(Communicator):
     Args:
         rank, size: this rank in the group.
         arena: attached by every rank; owned by the communicator from here on.
-        timeout: how long a peer may make no progress while it is waited for.
+        patience: how long a peer may make no progress while it is waited for, before
+        on_silence: is told.
         reading: how large tensors travel, see :class:`~horovod.comm.large.Large`.
     """
 
     name: ClassVar[str] = "shm"
 
-    def __init__(self, rank: int, size: int, arena: Arena, timeout: timedelta, reading: str) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        arena: Arena,
+        patience: timedelta,
+        reading: str,
+        on_silence: OnSilence = give_up,
+    ) -> None:
         super().__init__(rank, size)
         self._arena = arena
-        self._counters = Counters(arena, rank, size, timeout)
+        self._counters = Counters(arena, rank, size, patience, on_silence)
         self._workspace = Workspace()
         self._peers = [peer for peer in range(size) if peer != rank]
         self._packed = 0

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from horovod.comm.base import Communicator
+from horovod.comm.base import Communicator, OnSilence, give_up
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange import Exchange
 from horovod.comm.link import Collective
@@ -45,18 +45,24 @@ class TcpCommunicator(Communicator):
     Args:
         rank: this rank's index in the group.
         sockets: a connected, authenticated stream socket (TCP or AF_UNIX) to every other rank. Owned from now on.
-        timeout: how long a peer may make no progress inside a collective.
+        patience: how long a peer may make no progress inside a collective, before
+        on_silence: is told.
         piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.
     """
 
     name: ClassVar[str] = "tcp"
 
     def __init__(
-        self, rank: int, sockets: Mapping[int, socket.socket], timeout: timedelta, piece_bytes: int = PIECE_BYTES
+        self,
+        rank: int,
+        sockets: Mapping[int, socket.socket],
+        patience: timedelta,
+        on_silence: OnSilence = give_up,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         super().__init__(rank, len(sockets) + 1)
         self._piece_bytes = piece_bytes
-        self._exchange = Exchange(sockets, timeout)
+        self._exchange = Exchange(sockets, patience, on_silence)
         # Starting behind oneself, so that not everyone sends to rank 0 first.
         self._peers = [(rank + distance) % self.size for distance in range(1, self.size)]
         self._workspace = Workspace()

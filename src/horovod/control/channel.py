@@ -19,13 +19,19 @@ class Channel:
 
     What the kernel does not take at once waits in an outbox; while :attr:`wants_write` is true the owner polls for
     writability too and calls :meth:`flush`.
+
+    Args:
+        reach_seconds: after which a host that acknowledges nothing of what was sent counts as gone; 0: the kernel's quarter of
+            an hour. A host acknowledges what its processes do not look at, too.
     """
 
-    def __init__(self, connection: socket.socket, limit: int = CONTROL_LIMIT) -> None:
+    def __init__(self, connection: socket.socket, limit: int = CONTROL_LIMIT, reach_seconds: float = 0) -> None:
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if reach_seconds and hasattr(socket, "TCP_USER_TIMEOUT"):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(reach_seconds * 1000))
         self.socket = connection
         self._reader = FrameReader(limit)
         self._outbox: deque[memoryview] = deque()

@@ -4,7 +4,7 @@ Every rank holds a connection to rank 0 on which nothing is sent while all is we
 breaks when a process dies. A rank whose lane sees a failure reports it; rank 0 decides, tells everybody the same
 *verdict*, and every rank's runtime aborts with it. A rank that waits long asks whether its peers still answer: that is how
 a stopped process or a machine that vanished without a word is found. The answer says where in the user's script that
-rank is, for the report on a stall.
+rank is, for the report on a stall. What follows from answers, and from their absence, is :mod:`horovod.control.inquiry`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,44 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.inquiry import Inquiry
+from horovod.control.processes import KILLED
 
 _log = logging.getLogger("horovod.control")
 
 
 class Ping(msgspec.Struct, tag=True):
-    """Do you answer?"""
+    """Do you answer? And what do you see of the ranks ``about``, which do not?"""
+
+    about: list[int] = []
 
 
 class Pong(msgspec.Struct, tag=True):
-    """I do; my main thread is at ``where``."""
+    """I do; my main thread is at ``where``. ``seen``: why a rank that was asked about cannot answer, "" if it runs."""
 
     where: str
+    seen: dict[int, str] = {}
 
 
 class Report(msgspec.Struct, tag=True):
-    """A lane saw ``rank`` fail; ``suspected`` when it was only silent."""
+    """A lane saw ``rank`` fail; ``suspected`` when that may have been another's fault."""
 
     rank: int
     reason: str
     suspected: bool
+
+
+class Complaint(msgspec.Struct, tag=True):
+    """A lane sees no progress of ``rank``, for the n-th time in this wait, and goes on waiting."""
+
+    rank: int
+    reason: str
+    times: int
 
 
 class Verdict(msgspec.Struct, tag=True):
@@ -53,13 +66,17 @@ class Bye(msgspec.Struct, tag=True):
     """This rank has shut down in good order; its connection will close."""
 
 
-_decoder = msgspec.msgpack.Decoder(Ping | Pong | Report | Verdict | Bye)
+Message = Ping | Pong | Report | Complaint | Verdict | Bye
+
+_decoder = msgspec.msgpack.Decoder(Message)
 _encode = msgspec.msgpack.Encoder().encode
 
 OnVerdict = Callable[[int, str], None]
 
-KILLED = "its process ended without hvd.shutdown(): it crashed, was killed, or its host went away"
-SILENT = "it does not answer any more: its process is stopped, starved or swapped out, or its host is unreachable"
+RUNS = (
+    "%s has not answered for %.0f seconds%s. Its process runs, so it is waited for: something in it holds Python's interpreter "
+    "lock, or the machine is short of processor time or memory. To see what it does: py-spy dump --native --pid PROCESS"
+)
 
 
 class Sentinel:
@@ -68,8 +85,11 @@ class Sentinel:
     Args:
         rank: this rank.
         links: on rank 0 a channel to every other rank, elsewhere one to rank 0.
-        answer_seconds: how long a peer may take to answer.
+        answer_seconds: how long a peer may take to answer before somebody looks after its process.
+        longest_seconds: how long it may take although its process runs; 0: without end.
         where: tells where in the user's script this process is.
+        look: tells why a rank cannot answer, or "" if its process runs; None if this process cannot see it.
+        who: a rank's number, host and process, for people.
         on_verdict: called once, on the sentinel's thread, with the rank that failed first and the reason.
     """
 
@@ -78,23 +98,28 @@ class Sentinel:
         rank: int,
         links: Mapping[int, Channel],
         answer_seconds: float,
+        longest_seconds: float,
         where: Callable[[], str],
+        look: Callable[[int], str | None],
+        who: Callable[[int], str],
         on_verdict: OnVerdict,
     ) -> None:
         self._rank = rank
         self._links = dict(links)
         self._answer_seconds = answer_seconds
         self._where = where
+        self._look = look
+        self._who = who
         self._on_verdict = on_verdict
+        self._inquiry = Inquiry(answer_seconds, longest_seconds)
         self._errands: deque[Callable[[], None]] = deque()
-        self._asked: dict[int, float] = {}
-        self._suspicion: Report | None = None
         self._own_verdict_at = float("inf")
         self._own_verdict = Verdict(rank, "")
         self._decided = False
         self._leaving = False
         self.whereabouts: dict[int, str] = {}
-        """Where each rank said it was when it last answered."""
+        """Where each rank is, as far as it has told."""
+        self._last_places: dict[int, str] = {}
         self._poll = select.poll()
         self._by_descriptor = {}
         for peer, link in self._links.items():
@@ -110,8 +135,12 @@ class Sentinel:
         self._thread.start()
 
     def report(self, rank: int, reason: str, suspected: bool = False) -> None:
-        """Tell that ``rank`` failed. Any thread. ``suspected``: it was silent, which may have another cause."""
+        """Tell that ``rank`` failed. Any thread. ``suspected``: that may have been another's fault."""
         self._post(lambda: self._reported(Report(rank, reason, suspected)))
+
+    def complain(self, rank: int, reason: str, times: int) -> None:
+        """Tell that ``rank`` makes no progress in a collective, for the n-th time in this wait, which goes on. Any thread."""
+        self._post(lambda: self._complained(self._rank, Complaint(rank, reason, times)))
 
     def probe(self) -> None:
         """Ask whether the peers still answer. Any thread; cheap; asks nobody twice at a time."""
@@ -158,16 +187,20 @@ class Sentinel:
                         self._serve(self._by_descriptor[descriptor])
                 while self._errands:
                     self._errands.popleft()()
-                self._check_deadlines()
+                self._look_after_the_silent()
+                if self._inquiry.verdict is not None:
+                    self._decide(Verdict(*self._inquiry.verdict))
+                elif time.monotonic() >= self._own_verdict_at:
+                    self._decide(self._own_verdict)
         except Exception as error:  # a bug here must not leave the job without a watch
             _log.exception("the sentinel of rank %d failed", self._rank)
             self._decide(Verdict(self._rank, f"its sentinel thread failed: {error!r}"))
 
     def _milliseconds(self) -> float | None:
-        deadlines = [asked + self._answer_seconds for asked in self._asked.values()]
+        due = self._inquiry.due()
         if self._own_verdict_at != float("inf"):
-            deadlines.append(self._own_verdict_at)
-        return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1) if deadlines else None
+            due = self._own_verdict_at if due is None else min(due, self._own_verdict_at)
+        return None if due is None else max(0.0, (due - time.monotonic()) * 1000 + 1)
 
     def _serve(self, peer: int) -> None:
         try:
@@ -184,27 +217,25 @@ class Sentinel:
                 self._decide(Verdict(peer, f"it sent a message that is none: {error}"))
                 return
 
-    def _handle(self, peer: int, message: Ping | Pong | Report | Verdict | Bye) -> None:
+    def _handle(self, peer: int, message: Message) -> None:
         if isinstance(message, Ping):
-            self._send(peer, Pong(self._where()))
+            seen = {rank: found for rank in message.about if (found := self._look(rank)) is not None}
+            self._send(peer, Pong(self._where(), seen))
             if self._rank == 0:
                 self._ask_all()
         elif isinstance(message, Pong):
-            self._asked.pop(peer, None)
-            self.whereabouts[peer] = message.where
-            self._settle_suspicion()
+            self.whereabouts[peer] = self._last_places[peer] = message.where
+            self._inquiry.answered(peer, time.monotonic())
+            for rank, found in message.seen.items():
+                self._testify(rank, found)
         elif isinstance(message, Report):
             self._reported(message)
+        elif isinstance(message, Complaint):
+            self._complained(peer, message)
         elif isinstance(message, Verdict):
             self._decide(message)
         else:
             self._drop(peer)
-            self._settle_suspicion()
-
-    def _settle_suspicion(self) -> None:
-        """Once everybody who was asked has answered or left, the rank that only seemed silent is to blame after all."""
-        if self._suspicion is not None and not self._asked:
-            self._decide(Verdict(self._suspicion.rank, self._suspicion.reason))
 
     def _reported(self, report: Report) -> None:
         if self._decided:
@@ -214,45 +245,61 @@ class Sentinel:
                 self._own_verdict = Verdict(report.rank, report.reason)
                 self._own_verdict_at = time.monotonic() + self._answer_seconds * 2
             self._send(0, report)
-            self._ask_all()  # if rank 0 does not answer, it is the one that failed
-        elif report.suspected and self._suspicion is None and self._links:
-            self._suspicion = report
+            self._ask_all()  # if rank 0 does not answer, it is perhaps the one that failed
+        elif report.suspected:
+            self._inquiry.suspect(report.rank, report.reason)
             self._ask_all()
-        elif not report.suspected or not self._links:
+        else:
             self._decide(Verdict(report.rank, report.reason))
 
-    def _ask_all(self) -> None:
+    def _complained(self, accuser: int, complaint: Complaint) -> None:
+        if self._rank != 0 and 0 in self._links:
+            self._send(0, complaint)
+        else:
+            self._inquiry.complain(accuser, complaint.rank, complaint.reason, complaint.times)
+        self._ask_all()
+
+    def _ask_all(self, about: Sequence[int] = ()) -> None:
         if self._decided:
             return
         self.whereabouts[self._rank] = self._where()
-        now = time.monotonic()
-        for peer in list(self._links):
-            if peer not in self._asked:
-                self._asked[peer] = now
-                self._send(peer, Ping())
+        for peer in self._inquiry.ask(list(self._links), time.monotonic()):
+            self._send(peer, Ping(list(about)))
 
-    def _check_deadlines(self) -> None:
-        now = time.monotonic()
-        for peer, asked in list(self._asked.items()):
-            if now - asked >= self._answer_seconds:
-                self._decide(Verdict(peer, SILENT))
-                return
-        if now >= self._own_verdict_at:
-            self._decide(self._own_verdict)
+    def _look_after_the_silent(self) -> None:
+        """Where peers owe an answer for too long, look whether their processes run; others look where this one cannot."""
+        hidden = []
+        for peer in self._inquiry.overdue(time.monotonic()):
+            found = self._look(peer)
+            if found is None:
+                hidden.append(peer)
+            else:
+                self._testify(peer, found)
+        if hidden:
+            self._ask_all(hidden)
+
+    def _testify(self, rank: int, found: str) -> None:
+        """Somebody has looked at the process of a rank that does not answer."""
+        seconds = self._inquiry.testify(rank, found, time.monotonic())
+        if seconds is None:
+            return
+        place = self._last_places.get(rank, "")
+        self.whereabouts[rank] = f"{place or 'a place unknown'}, or was when it last answered"
+        level = logging.WARNING if self._rank <= 1 else logging.INFO  # of rank 0 all others could tell
+        _log.log(level, RUNS, self._who(rank), seconds, f"; it was at {place}" if place else "")
 
     def _decide(self, verdict: Verdict) -> None:
         if self._decided or self._leaving:
             return
         self._decided = True
-        self._suspicion = None
-        self._asked.clear()
+        self._inquiry.close()
         self._own_verdict_at = float("inf")
         if self._rank == 0:
             for peer in list(self._links):
                 self._send(peer, verdict)
         self._on_verdict(verdict.rank, verdict.reason)
 
-    def _send(self, peer: int, message: Ping | Pong | Report | Verdict | Bye) -> None:
+    def _send(self, peer: int, message: Message) -> None:
         link = self._links.get(peer)
         if link is None:
             return
@@ -265,7 +312,7 @@ class Sentinel:
     def _drop(self, peer: int) -> None:
         link = self._links.pop(peer, None)
         if link is not None:
-            self._asked.pop(peer, None)
             self._poll.unregister(link)
             del self._by_descriptor[link.fileno()]
             link.close()
+            self._inquiry.left(peer)

@@ -20,6 +20,7 @@ import msgspec
 import psutil
 
 from horovod.control.dial import Address, dial_until
+from horovod.control.processes import own_sight
 from horovod.control.reception import Reception
 
 
@@ -36,6 +37,8 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     """Its Unix socket, reachable only where a descriptor can be passed too; "" where there is none."""
     secret: bytes = b""
     """Rank 0's, where the launcher gave the job no secret: travels only between processes of one user on one host."""
+    sight: str = ""
+    """Whom it can look at: :func:`horovod.control.processes.own_sight`."""
 
 
 class Wire(NamedTuple):
@@ -89,7 +92,7 @@ class Switchboard:
             self.close()
             raise
         addresses = ("127.0.0.1",) if local_only else own_addresses(interface)
-        self.card = Card(rank, host, os.getpid(), tcp.getsockname()[1], addresses, name)
+        self.card = Card(rank, host, os.getpid(), tcp.getsockname()[1], addresses, name, sight=own_sight())
 
     def connect(
         self, cards: Sequence[Card], wires: Collection[Wire], generation: str, secret: bytes, deadline: float

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from horovod.comm.arena import Arena
-from horovod.comm.base import Communicator
+from horovod.comm.base import Communicator, Silence
 from horovod.comm.express import Express
 from horovod.comm.select import EngineError, choose
 from horovod.comm.shm import ShmCommunicator
@@ -26,6 +26,7 @@ from horovod.comm.tcp import TcpCommunicator
 from horovod.control.channel import Channel
 from horovod.control.dial import receive_exactly
 from horovod.control.framing import LENGTH_BYTES, frame
+from horovod.control.inquiry import COMPLAINTS
 from horovod.control.wiring import Card, Wire
 from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.coordinator import CoordinatorLane
@@ -121,17 +122,21 @@ def assemble(
             if index == 0
             else _accept_offer(connections[0], config, deadline)
         )
-        timeout = config.timeout * 2 / 3  # leaves a third to find out whether a silent peer is alive
+        patience = config.timeout / COMPLAINTS  # so that who answers and stays stuck is to blame after the timeout
+
+        def on_silence(silence: Silence) -> None:
+            watch.complain(ranks[silence.rank], silence.reason, silence.times)
+
         if choice.engine == "shm":
             assert arena is not None
-            communicator = ShmCommunicator(index, len(ranks), arena, timeout, choice.reading)
+            communicator = ShmCommunicator(index, len(ranks), arena, patience, choice.reading, on_silence)
             express = Express(arena, index, len(ranks))
         else:
             if arena is not None:
                 arena.close()
             mesh = connect([Wire(peer, DATA, group) for peer in ranks if peer != rank])
             peers = {list(ranks).index(wire.peer): connection for wire, connection in mesh.items()}
-            communicator = TcpCommunicator(index, peers, timeout)
+            communicator = TcpCommunicator(index, peers, patience, on_silence)
     channels = {member: Channel(connection) for member, connection in connections.items()}
     kind = CoordinatorLane if index == 0 else MemberLane
     return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, express)

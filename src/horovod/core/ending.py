@@ -54,7 +54,7 @@ class Ending:
         if self._rank in (0, rank) or rank == 0:
             self._tell_launcher(rank, reason)  # first: the abort may end this process, which should not be blamed
         self.verdict = self.error = HorovodInternalError(
-            f"Horovod: {self._who(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
+            f"Horovod: {self.who(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
             "error, on all ranks."
         )
         for lane in list(self._lanes.values()):  # another thread may be adding a process set
@@ -71,7 +71,8 @@ class Ending:
     def _launched(self, rank: int) -> int:
         return self.introductions[rank].launched if rank < len(self.introductions) else rank
 
-    def _who(self, rank: int) -> str:
+    def who(self, rank: int) -> str:
+        """A rank's number, host and process."""
         text = f"rank {rank}"
         if rank < len(self.introductions):
             card, launched = self.introductions[rank].card, self._launched(rank)
@@ -99,6 +100,9 @@ class NobodyElse:
 
     def report(self, rank: int, reason: str, suspected: bool = False) -> None:
         self._ending.fail(rank, reason)
+
+    def complain(self, rank: int, reason: str, times: int) -> None:
+        pass
 
     def probe(self) -> None:
         pass

@@ -17,6 +17,7 @@ import msgspec
 
 from horovod.control.channel import Channel
 from horovod.control.liveness import Sentinel
+from horovod.control.processes import what_is_wrong
 from horovod.control.secret import make_secret
 from horovod.control.wiring import Card, Switchboard, Wire
 from horovod.core import crash
@@ -163,9 +164,21 @@ class Generation:
             wires += [Wire(peer, LIVENESS, 0) for peer in (range(1, size) if rank == 0 else [0])]
             sockets = connect(wires)
             self._sockets = list(sockets.values())
-            links = {wire.peer: Channel(made) for wire, made in sockets.items() if wire.role == LIVENESS}
+            timeout = self.config.timeout.total_seconds()
+            links = {
+                wire.peer: Channel(made, reach_seconds=timeout)
+                for wire, made in sockets.items()
+                if wire.role == LIVENESS
+            }
             self.watch = self._sentinel = Sentinel(
-                rank, links, self.config.timeout.total_seconds() / 3, whereabouts.main_thread, self.ending.fail
+                rank,
+                links,
+                timeout / 3,
+                self.config.stall_shutdown_time.total_seconds() if self.config.stall_check else 0,
+                whereabouts.main_thread,
+                self._look,
+                self.ending.who,
+                self.ending.fail,
             )
         for group, ranks in mine.items():
             self.lanes[group] = assemble(
@@ -186,6 +199,11 @@ class Generation:
             self._sentinel.start()
         for lane in self.lanes.values():
             lane.start()
+
+    def _look(self, rank: int) -> str | None:
+        """Why a rank cannot answer, or "" if its process runs; None if this process cannot see it."""
+        own, other = self._cards[self.identity.rank].sight, self._cards[rank]
+        return what_is_wrong(other.pid) if own and own == other.sight else None
 
     def discard(self) -> None:
         """Give back what a failed :meth:`start` has taken. No thread runs yet."""

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from horovod.comm.arena import Arena
-from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.base import Aborted, PeerFailure, Silence
 from horovod.comm.counters import Counters
 from horovod.comm.words import PACKED
 
@@ -48,6 +48,29 @@ def test_a_living_owner_writes_over_what_an_abort_left(counters: list[Counters])
     counters[0].abort()
     counters[1].signal(PACKED, 1)
     counters[2].wait(1, PACKED, 1)
+
+
+def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None:
+    arena = Arena.create(2, 4096)
+    told: list[Silence] = []
+
+    def bear(silence: Silence) -> None:
+        told.append(silence)
+        if len(told) == 2:
+            late.advance()  # a sign of life, after which it is counted anew
+        if len(told) == 5:
+            late.signal(PACKED, 1)
+
+    waiting = Counters(arena, 0, 2, timedelta(seconds=0.05), bear)
+    late = Counters(arena, 1, 2, timedelta(seconds=20))
+    try:
+        waiting.wait(1, PACKED, 1)
+        assert [(silence.rank, silence.times) for silence in told] == [(1, 1), (1, 2), (1, 1), (1, 2), (1, 3)]
+        assert told[-1].reason == "it made no progress in a collective for 0.15 seconds"
+    finally:
+        for each in (waiting, late):
+            each.release()
+        arena.close()
 
 
 def test_who_makes_progress_is_waited_for_longer_than_the_timeout() -> None:

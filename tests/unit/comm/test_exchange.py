@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from engines import loopback_pair, tcp_sockets
-from horovod.comm.base import Aborted, PeerFailure
+from horovod.comm.base import Aborted, PeerFailure, Silence
 from horovod.comm.exchange import Exchange
 from horovod.comm.link import HEADER, MAGIC, Collective
 
@@ -111,6 +111,28 @@ def test_a_silent_peer(wire: tuple[Exchange, socket.socket], wanted: str) -> Non
     with pytest.raises(PeerFailure, match="made no progress") as failure:
         exchange.wait([mark])
     assert (failure.value.rank, failure.value.suspected) == (1, True)
+
+
+def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None:
+    own, other = socket.socketpair()
+    told: list[Silence] = []
+
+    def bear(silence: Silence) -> None:
+        told.append(silence)
+        data = frame(b"ab")
+        if len(told) == 2:
+            other.sendall(data[:3])  # progress, after which it is counted anew
+        if len(told) == 5:
+            other.sendall(data[3:])
+
+    exchange = Exchange({1: own}, timedelta(seconds=0.05), bear)
+    exchange.begin(Collective.ALLREDUCE)
+    buffer = bytearray(2)
+    exchange.wait([exchange.receive(1, memoryview(buffer))])
+    assert bytes(buffer) == b"ab"
+    assert [(silence.rank, silence.times) for silence in told] == [(1, 1), (1, 2), (1, 1), (1, 2), (1, 3)]
+    exchange.close()
+    other.close()
 
 
 def test_slow_is_not_silent(wire: tuple[Exchange, socket.socket]) -> None:

@@ -28,7 +28,7 @@ class LatePeer:
         own, self.socket = socket.socketpair()
         self.socket.settimeout(5)
         self.threads: list[threading.Thread] = []
-        self.communicator = TcpCommunicator(0, {1: own}, timedelta(seconds=5), piece_bytes)
+        self.communicator = TcpCommunicator(0, {1: own}, timedelta(seconds=5), piece_bytes=piece_bytes)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import select
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -174,3 +176,36 @@ def test_a_tcp_channel_sends_small_messages_at_once(pair: tuple[Channel, socket.
         assert channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert channel.fileno() == channel.socket.fileno()
     assert not channel.socket.getblocking()
+
+
+UNREACHABLE = """
+import fcntl, select, socket, struct, time
+from horovod.control.channel import Channel, ChannelClosed
+
+def interface(flags):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any:
+        fcntl.ioctl(any, 0x8914, struct.pack("16sh14x", b"lo", flags))  # SIOCSIFFLAGS
+
+interface(1)
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    other = socket.create_connection(listener.getsockname())
+    own, _ = listener.accept()
+channel = Channel(own, reach_seconds=0.5)
+interface(0)
+channel.send(b"are you there?")
+select.select([channel], [], [], 20)
+try:
+    print("received", channel.receive())
+except ChannelClosed as error:
+    print("closed:", error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a network of its own")
+def test_a_host_that_acknowledges_nothing_is_gone_after_a_while() -> None:
+    """In a network of its own, whose only wire is cut."""
+    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", UNREACHABLE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.stderr.startswith("unshare:"):
+        pytest.skip(f"no network can be made here: {done.stderr.strip()}")
+    assert done.stdout.startswith("closed: "), done

@@ -14,14 +14,16 @@ import pytest
 
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.framing import frame
-from horovod.control.liveness import KILLED, SILENT, Bye, Ping, Pong, Report, Sentinel, Verdict
+from horovod.control.inquiry import COMPLAINTS, SILENT
+from horovod.control.liveness import Bye, Complaint, Message, Ping, Pong, Report, Sentinel, Verdict
+from horovod.control.processes import KILLED, STOPPED
 from unit.control.together import wait_until
 
 ANSWER = 0.15
 """Seconds that a peer may take to answer, where a test is about one that does not."""
 LONG = 60.0
 
-_decode = msgspec.msgpack.Decoder(Ping | Pong | Report | Verdict | Bye).decode
+_decode = msgspec.msgpack.Decoder(Message).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -32,7 +34,18 @@ class Rank:
         self.links = links
         self.verdicts: list[tuple[int, str]] = []
         self.judged = threading.Event()
-        self.sentinel = Sentinel(rank, links, answer_seconds, lambda: f"train.py:{rank} in step", self.verdict)
+        self.seen: dict[int, str] = {}
+        """What it sees of the processes of others, as far as it sees them."""
+        self.sentinel = Sentinel(
+            rank,
+            links,
+            answer_seconds,
+            0,
+            lambda: f"train.py:{rank} in step",
+            lambda other: self.seen.get(other),
+            lambda other: f"rank {other} (host h{other}, process 1{other})",
+            self.verdict,
+        )
         self.left = False
 
     def verdict(self, rank: int, reason: str) -> None:
@@ -185,7 +198,7 @@ def test_a_suspicion_finds_the_peer_that_really_does_not_answer(job: Job) -> Non
     assert peers[1].hear() == peers[2].hear() == Ping()
     peers[2].say(Pong("train.py:2"))
     assert rank.wait() == (1, SILENT)
-    assert peers[2].hear() == Verdict(1, SILENT)
+    assert [peers[2].hear(), peers[2].hear()] == [Ping([1]), Verdict(1, SILENT)]
 
 
 def test_the_death_behind_a_suspicion_is_what_is_told(job: Job) -> None:
@@ -226,29 +239,108 @@ def test_a_probe_of_peers_that_answer_has_no_consequence_but_tells_where_they_ar
     assert [rank.verdicts for rank in ranks] == [[], [], []]
 
 
-def test_a_probe_of_a_peer_that_does_not_answer_names_it(job: Job) -> None:
+def test_a_peer_that_does_not_answer_because_it_is_stopped(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2], ANSWER)
+    rank.seen[1] = STOPPED
     rank.sentinel.probe()
     assert peers[2].hear() == Ping()
     peers[2].say(Pong("train.py:2"))
-    assert rank.wait() == (1, SILENT)
+    assert rank.wait() == (1, STOPPED)
+    assert peers[2].hear() == Verdict(1, STOPPED)
 
 
-def test_a_member_whose_rank_0_does_not_answer_says_so_itself(job: Job) -> None:
+def test_a_member_whose_rank_0_is_stopped_says_so_itself(job: Job) -> None:
     rank, _ = job.alone(3, [0], ANSWER)
+    rank.seen[0] = STOPPED
     rank.sentinel.probe()
-    assert rank.wait() == (0, SILENT)
+    assert rank.wait() == (0, STOPPED)
+
+
+@pytest.mark.parametrize("own", [0, 3])
+def test_a_peer_that_nobody_sees_and_that_does_not_answer_for_long(job: Job, own: int) -> None:
+    rank, _ = job.alone(own, [4 if own == 0 else 0], 0.02)
+    rank.sentinel.probe()
+    assert rank.wait() == (4 if own == 0 else 0, SILENT)
+
+
+def test_a_peer_that_does_not_answer_and_runs_is_waited_for_and_people_are_told(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, peers = job.alone(0, [1, 2], 0.02)
+    rank.sentinel.probe()
+    assert peers[1].hear() == peers[2].hear() == Ping()
+    peers[1].say(Pong("train.py:31 in load"))
+    peers[2].say(Pong("train.py:32 in load"))
+    wait_until(lambda: {1, 2} <= rank.sentinel.whereabouts.keys(), "the answers")
+    rank.seen[1] = ""
+    rank.sentinel.probe()
+    wait_until(lambda: len(caplog.records) == 3, "the third word")  # after 0.02, 0.04 and 0.08 seconds
+    peers[2].say(Pong("train.py:2"))
+    (text, *_) = caplog.messages
+    assert text.startswith(
+        "rank 1 (host h1, process 11) has not answered for 0 seconds; it was at train.py:31 in load. "
+    )
+    assert rank.sentinel.whereabouts[1] == "train.py:31 in load, or was when it last answered"
+    assert rank.verdicts == []
+    peers[1].say(Pong("train.py:1 in step"))
+    wait_until(lambda: rank.sentinel.whereabouts[1] == "train.py:1 in step", "the answer")
+
+
+def test_others_look_at_the_process_that_this_rank_cannot_see(job: Job) -> None:
+    rank, peers = job.alone(0, [1, 2], ANSWER)
+    rank.sentinel.probe()
+    assert peers[2].hear() == Ping()
+    peers[2].say(Pong(""))
+    for _ in range(2):
+        assert peers[2].hear() == Ping([1])
+        peers[2].say(Pong("", {1: STOPPED}))
+    assert rank.wait() == (1, STOPPED)
+
+
+def test_a_rank_that_is_asked_about_others_tells_what_it_sees(job: Job) -> None:
+    rank, peers = job.alone(1, [0])
+    rank.seen.update({2: "", 3: STOPPED})
+    peers[0].say(Ping([2, 3, 4]))
+    assert peers[0].hear() == Pong("train.py:1 in step", {2: "", 3: STOPPED})
+
+
+def test_a_rank_that_answers_and_stays_stuck_is_complained_of_until_it_is_to_blame(job: Job) -> None:
+    ranks = job.star(3)
+    for times in range(1, COMPLAINTS + 1):
+        assert ranks[0].verdicts == []
+        ranks[2].sentinel.complain(1, "no progress", times)
+        wait_until(lambda: not ranks[0].sentinel._errands and ranks[0].sentinel._inquiry.due() is None, "the answers")
+        threading.Event().wait(0.05)
+    assert [rank.wait() for rank in ranks] == [(1, "no progress")] * 3
+
+
+def test_a_complaint_goes_to_rank_0_which_is_asked_itself(job: Job) -> None:
+    rank, peers = job.alone(2, [0], ANSWER)
+    rank.sentinel.complain(1, "no progress", 1)
+    assert [peers[0].hear(), peers[0].hear()] == [Complaint(1, "no progress", 1), Ping()]
+
+
+def test_complaints_after_rank_0_has_left_are_judged_here(job: Job) -> None:
+    rank, peers = job.alone(2, [0])
+    peers[0].say(Bye())
+    peers[0].channel.close()
+    wait_until(lambda: not rank.sentinel._links, "the good-bye")
+    for times in range(1, COMPLAINTS + 1):
+        assert rank.verdicts == []
+        rank.sentinel.complain(1, "no progress", times)
+    assert rank.wait() == (1, "no progress")
 
 
 def test_a_member_that_asks_makes_rank_0_ask_everybody(job: Job) -> None:
     """Rank 2 waits for rank 1 and cannot ask it; rank 0 can."""
     rank, peers = job.alone(0, [1, 2], ANSWER)
+    rank.seen[1] = STOPPED
     peers[2].say(Ping())
     assert isinstance(peers[2].hear(), Pong)
     assert peers[2].hear() == Ping()
     peers[2].say(Pong(""))
     assert peers[1].hear() == Ping()
-    assert rank.wait() == (1, SILENT)
+    assert rank.wait() == (1, STOPPED)
 
 
 def test_nobody_is_asked_twice_at_a_time(job: Job) -> None:
@@ -285,10 +377,11 @@ def test_a_member_whose_rank_0_answers_and_never_decides_decides_itself(job: Job
     assert rank.wait() == (2, "I saw it fail")
 
 
-def test_a_member_whose_rank_0_does_not_even_answer_accuses_rank_0(job: Job) -> None:
+def test_a_member_whose_rank_0_is_stopped_accuses_rank_0(job: Job) -> None:
     rank, peers = job.alone(1, [0], ANSWER)
+    rank.seen[0] = STOPPED
     rank.sentinel.report(2, "I saw it fail")
-    assert rank.wait() == (0, SILENT)
+    assert rank.wait() == (0, STOPPED)
     assert peers[0].hear() == Report(2, "I saw it fail", False)
 
 
@@ -314,7 +407,7 @@ def test_a_rank_that_left_is_neither_asked_nor_missed(job: Job) -> None:
     wait_until(lambda: 1 not in ranks[0].sentinel._links, "the good-bye")
     ranks[0].sentinel.probe()
     wait_until(lambda: 2 in ranks[0].sentinel.whereabouts, "the answer")
-    assert not ranks[0].sentinel._asked
+    assert ranks[0].sentinel._inquiry.due() is None
     assert ranks[0].verdicts == []
     ranks[2].sentinel.report(1, "it had left before")
     assert ranks[0].wait() == ranks[2].wait() == (1, "it had left before")
@@ -432,7 +525,7 @@ def test_leaving_says_good_bye_ends_the_thread_and_closes_the_connections(job: J
 def test_leaving_before_the_start_gives_everything_back() -> None:
     own, other = socket.socketpair()
     with other:
-        Sentinel(1, {0: Channel(own)}, LONG, str, lambda rank, reason: None).leave()
+        Sentinel(1, {0: Channel(own)}, LONG, 0, str, lambda rank: None, str, lambda rank, reason: None).leave()
         assert other.recv(1) == b""
 
 

@@ -56,10 +56,14 @@ class Watch:
     def __init__(self) -> None:
         self.whereabouts: dict[int, str] = {}
         self.reports: list[tuple[int, str, bool]] = []
+        self.complaints: list[tuple[int, str, int]] = []
         self.probes = 0
 
     def report(self, rank: int, reason: str, suspected: bool = False) -> None:
         self.reports.append((rank, reason, suspected))
+
+    def complain(self, rank: int, reason: str, times: int) -> None:
+        self.complaints.append((rank, reason, times))
 
     def probe(self) -> None:
         self.probes += 1
