@@ -80,7 +80,11 @@ def strike(how: str) -> None:
         ctypes.PyDLL(None).sleep(HELD_UP)  # keeps the interpreter's lock: no thread of this process does anything
         return
     if how == "stick":
-        time.sleep(HELD_UP)  # this thread alone
+        from horovod.core import context
+
+        deadline = time.monotonic() + LIMIT / 2
+        while context.current().stopped is None and time.monotonic() < deadline:
+            time.sleep(0.1)  # this thread alone
         return
     numbers = {"kill": signal.SIGKILL, "abort": signal.SIGABRT, "stop": signal.SIGSTOP}
     signal.raise_signal(numbers[how])  # to this thread: one for the process may reach another, and this one would go on

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import select
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +40,14 @@ def generation(env: dict[str, str], function: Callable[[], Any]) -> Any:
         hvd.shutdown()
         for name in env:
             del os.environ[name]
+
+
+def keep_the_interpreter_until_written_to(fifo: str) -> None:
+    """For 40 seconds at most. No thread of this process does anything meanwhile."""
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    wanted = struct.pack("ihh", reader, select.POLLIN, 0)
+    ctypes.PyDLL(None).poll(wanted, ctypes.c_ulong(1), 40_000)
+    os.close(reader)
 
 
 def test_the_warning_names_the_missing_rank_and_its_line(ranks: Ranks) -> None:
@@ -122,19 +133,24 @@ def test_a_rank_that_cannot_even_answer_is_waited_for_while_its_process_runs(ran
 
 
 @pytest.mark.parametrize("held", [0, 1])
-def test_a_rank_that_cannot_answer_for_longer_than_the_user_allows(ranks: Ranks, held: int) -> None:
+def test_a_rank_that_cannot_answer_for_longer_than_the_user_allows(ranks: Ranks, held: int, tmp_path: Path) -> None:
     """Rank 0 could not even end the job itself."""
 
-    def check(held: int) -> str:
+    def check(held: int, let_go: str) -> str:
         hvd.allreduce(torch.ones(1), name="before")
         if hvd.rank() == held:
-            ctypes.PyDLL(None).sleep(7)
+            keep_the_interpreter_until_written_to(let_go)
         with pytest.raises(hvd.HorovodInternalError) as error:
-            hvd.allreduce(torch.ones(1), name="after")
+            hvd.allreduce(torch.ones(1), name="after")  # on the held rank it may succeed: the others have contributed
+            hvd.allreduce(torch.ones(1), name="and after that")
+        if hvd.rank() == 2:
+            Path(let_go).write_text("now")
         return str(error.value)
 
+    let_go = tmp_path / "let_go"
+    os.mkfifo(let_go)
     limits = settings(timeout=2, warning=1, end=3)
-    texts = ranks(3, framework="torch").run(generation, limits, functools.partial(check, held))
+    texts = ranks(3, framework="torch").run(generation, limits, functools.partial(check, held, str(let_go)))
     others = {text for rank, text in enumerate(texts) if rank != held}
     assert len(others) == 1
     (text,) = others
