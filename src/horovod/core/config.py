@@ -187,6 +187,12 @@ class Config:
     timeline_mark_cycles: bool = False
     autotune: bool = False
 
+    @property
+    def stall_limit(self) -> timedelta:
+        """How long a rank is waited for until the job is ended; 0: without end, as where a warning would come later."""
+        off = not self.stall_check or self.stall_shutdown_time < self.stall_warning_time
+        return timedelta(0) if off else self.stall_shutdown_time
+
     @staticmethod
     def from_env(env: Mapping[str, str] | None = None) -> Config:
         """Parse the settings of ``env`` (default: this process's environment).

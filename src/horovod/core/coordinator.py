@@ -48,19 +48,18 @@ class CoordinatorLane(Lane):
         self._listeners = {member: Listener(self._config.cache_capacity) for member in self._connections.members()}
         self._window = self._config.cycle_time.total_seconds()
         self._window_end = 0.0
-        self._inspector = StallInspector(self._config.stall_warning_time.total_seconds(), self._shutdown_seconds())
+        self._inspector = StallInspector(
+            self._config.stall_warning_time.total_seconds(), self._config.stall_limit.total_seconds()
+        )
+        if self._config.stall_check and self._config.stall_shutdown_time > self._config.stall_limit:
+            _log.warning(
+                "the stall shutdown time (%s) is shorter than the warning time (%s), so it is off",
+                self._config.stall_shutdown_time,
+                self._config.stall_warning_time,
+            )
         self._next_inspection = 0.0
         self._asked_where = False
         self.timeline: Timeline | None = None
-
-    def _shutdown_seconds(self) -> float:
-        warning, shutdown = self._config.stall_warning_time, self._config.stall_shutdown_time
-        if shutdown and shutdown < warning:
-            _log.warning(
-                "the stall shutdown time (%s) is shorter than the warning time (%s), so it is off", shutdown, warning
-            )
-            return 0.0
-        return shutdown.total_seconds()
 
     def _announce(self, requests: list[Request]) -> None:
         if self._express is not None:
@@ -139,8 +138,8 @@ class CoordinatorLane(Lane):
         if guilty >= 0:
             self._watch.report(guilty, text)
         remaining = [self._config.stall_warning_time.total_seconds()]
-        if self._config.stall_shutdown_time:
-            remaining.append(self._config.stall_shutdown_time.total_seconds() - (now - stalled[0].since))
+        if self._config.stall_limit:
+            remaining.append(self._config.stall_limit.total_seconds() - (now - stalled[0].since))
         return min(remaining)
 
     def _decide(self) -> None:

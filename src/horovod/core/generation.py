@@ -164,22 +164,7 @@ class Generation:
             wires += [Wire(peer, LIVENESS, 0) for peer in (range(1, size) if rank == 0 else [0])]
             sockets = connect(wires)
             self._sockets = list(sockets.values())
-            timeout = self.config.timeout.total_seconds()
-            links = {
-                wire.peer: Channel(made, reach_seconds=timeout)
-                for wire, made in sockets.items()
-                if wire.role == LIVENESS
-            }
-            self.watch = self._sentinel = Sentinel(
-                rank,
-                links,
-                timeout / 3,
-                self.config.stall_shutdown_time.total_seconds() if self.config.stall_check else 0,
-                whereabouts.main_thread,
-                self._look,
-                self.ending.who,
-                self.ending.fail,
-            )
+            self.watch = self._sentinel = self._make_sentinel(sockets)
         for group, ranks in mine.items():
             self.lanes[group] = assemble(
                 group,
@@ -199,6 +184,23 @@ class Generation:
             self._sentinel.start()
         for lane in self.lanes.values():
             lane.start()
+
+    def _make_sentinel(self, sockets: Mapping[Wire, socket.socket]) -> Sentinel:
+        timeout = self.config.timeout.total_seconds()  # who waits asks after a third of it
+        return Sentinel(
+            self.identity.rank,
+            {
+                wire.peer: Channel(made, reach_seconds=timeout * 2 / 3)
+                for wire, made in sockets.items()
+                if wire.role == LIVENESS
+            },
+            timeout / 3,
+            self.config.stall_limit.total_seconds(),
+            whereabouts.main_thread,
+            self._look,
+            self.ending.who,
+            self.ending.fail,
+        )
 
     def _look(self, rank: int) -> str | None:
         """Why a rank cannot answer, or "" if its process runs; None if this process cannot see it."""

@@ -79,7 +79,7 @@ def test_defaults() -> None:
     assert default.cache_capacity == 1024
     assert default.stall_check
     assert default.stall_warning_time == timedelta(seconds=60)
-    assert default.stall_shutdown_time == timedelta(0)
+    assert default.stall_shutdown_time == default.stall_limit == timedelta(0)
 
 
 @pytest.mark.parametrize("variable", NUMBERS + FLAGS)
@@ -192,3 +192,16 @@ def test_variables_have_names_of_their_own() -> None:
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().cache_capacity = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({config.STALL_SHUTDOWN_TIME: "90"}, 90),
+        ({config.STALL_SHUTDOWN_TIME: "60"}, 60),
+        ({config.STALL_SHUTDOWN_TIME: "59"}, 0),
+        ({config.STALL_SHUTDOWN_TIME: "90", config.STALL_CHECK_DISABLE: "1"}, 0),
+    ],
+)
+def test_for_how_long_a_rank_is_waited_for(settings: dict[str, str], limit: int) -> None:
+    assert Config.from_env(settings).stall_limit == timedelta(seconds=limit)
