@@ -124,7 +124,8 @@ class Inquiry:
             question.due = now + self._answer_seconds
             question.looking = True
             question.checks += 1
-            if question.checks >= (UNSEEN_CHECKS if self._suspicion is None else SUSPICIOUS_CHECKS):
+            patience = UNSEEN_CHECKS if self._suspicion is None else SUSPICIOUS_CHECKS
+            if not question.stops and question.checks >= patience:
                 self._accuse(peer, SILENT)
         return late
 

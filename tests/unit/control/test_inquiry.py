@@ -144,6 +144,17 @@ def test_a_suspicion_finds_who_does_not_answer(inquiry: Inquiry) -> None:
     assert inquiry.verdict == (2, SILENT)
 
 
+def test_a_suspicion_finds_who_is_stopped(inquiry: Inquiry) -> None:
+    inquiry.suspect(1, "first")
+    inquiry.ask([1, 2], 0)
+    inquiry.answered(1, 1)
+    for now in (10, 15):
+        inquiry.overdue(now)
+        assert inquiry.verdict is None
+        inquiry.testify(2, "stopped", now)
+    assert inquiry.verdict == (2, "stopped")
+
+
 def test_complaints_of_one_wait_add_up(inquiry: Inquiry) -> None:
     for times in range(1, COMPLAINTS + 1):
         assert inquiry.verdict is None
