@@ -7,7 +7,7 @@ A reduction streams through the arena in pieces that stay in the cache. Of each 
     unpack   copy the whole result into the tensors
 
 My own shard is read straight from the tensors. Between counting and waiting there is always work: the next piece is packed
-before this one's result is awaited. Piece k uses slot k mod 2; why no slot is overwritten too early:
+before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.pieces`); why none is overwritten too early:
 
 * contributions of piece k are written after this rank has seen every peer count k-1 packed pieces, and a peer counts a
   piece as packed only when it has finished reading the contributions of the piece before;
@@ -32,6 +32,7 @@ from horovod.comm.base import Communicator, OnSilence, give_up
 from horovod.comm.counters import LONG_SPIN, Counters
 from horovod.comm.datatypes import Array
 from horovod.comm.large import SCATTERED, Large
+from horovod.comm.pieces import Pieces
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments, shard_bounds, source_and_target, split, split_by_rank
 from horovod.comm.spans import Vectors
@@ -71,44 +72,10 @@ class ShmCommunicator(Communicator):
         self._counters = Counters(arena, rank, size, patience, on_silence)
         self._workspace = Workspace()
         self._peers = [peer for peer in range(size) if peer != rank]
-        self._packed = 0
+        self._pieces = pieces = Pieces(arena, self._counters, rank, size)
+        self._begin, self._region, self._start = pieces.begin, pieces.region, pieces.start
         self._reduced = 0
-        self._large = Large(rank, reading, self._exchange, arena.piece_bytes, self._counters.advance, self._workspace)
-        self._regions = self._map_regions()
-        self._typed: dict[tuple[int, int, np.dtype[Any]], Array] = {}
-
-    def _map_regions(self) -> list[list[Array]]:
-        """By slot: the contribution of each rank, then the result, as bytes."""
-        piece = self._arena.piece_bytes
-        starts = [[self._start(number, owner) for owner in range(self.size + 1)] for number in range(2)]
-        return [[self._arena.bytes[start : start + piece] for start in row] for row in starts]
-
-    def _start(self, piece: int, owner: int) -> int:
-        """Where :meth:`_region` begins in the arena, in bytes."""
-        place = (piece & 1) * (self.size + 1) + owner
-        return Arena.header_bytes(self.size) + place * self._arena.piece_bytes
-
-    def _region(self, piece: int, owner: int, dtype: np.dtype[Any]) -> Array:
-        """The region of rank ``owner`` (``size`` for the result) for piece number ``piece``."""
-        key = (piece & 1, owner, dtype)
-        region = self._typed.get(key)
-        if region is None:
-            region = self._typed[key] = self._regions[piece & 1][owner].view(dtype)
-        return region
-
-    def _begin(self) -> int:
-        """The number of the next piece, once its slot is free to be written by this rank."""
-        self._counters.wait_all(PACKED, self._packed)
-        self._packed += 1
-        return self._packed
-
-    def _exchange(self, words: Array) -> list[Array]:
-        """Every rank's vector of 64-bit words, once all have brought theirs."""
-        piece = self._begin()
-        self._region(piece, self.rank, words.dtype)[: words.size] = words
-        self._counters.signal(PACKED, piece)
-        self._counters.wait_all(PACKED, piece)
-        return [self._region(piece, rank, words.dtype)[: words.size].copy() for rank in range(self.size)]
+        self._large = Large(rank, reading, pieces.exchange, arena.piece_bytes, self._counters.advance, self._workspace)
 
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._counters.check()
@@ -282,10 +249,9 @@ class ShmCommunicator(Communicator):
                 self._region(piece, root, array.dtype)[: part.size] = part
                 self._counters.signal(PACKED, piece)
             else:
-                self._packed += 1
-                self._counters.signal(PACKED, self._packed)  # I have read the piece before; nothing to contribute
-                self._counters.wait(root, PACKED, self._packed)
-                part[:] = self._region(self._packed, root, array.dtype)[: part.size]
+                piece = self._pieces.skip()
+                self._counters.wait(root, PACKED, piece)
+                part[:] = self._region(piece, root, array.dtype)[: part.size]
 
     def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
         self._counters.check()
@@ -399,6 +365,5 @@ class ShmCommunicator(Communicator):
 
     def close(self) -> None:
         self._counters.release()
-        self._typed.clear()
-        self._regions.clear()
+        self._pieces.release()
         self._arena.close()

@@ -33,9 +33,11 @@ SILENT = (
 )
 
 UNABLE = (
-    "it has not answered for longer than {:g} seconds although its process runs: something in it holds Python's interpreter "
-    "lock, or the machine is short of processor time or memory"
+    "it has not answered for longer than {:g} seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS) although its process runs: "
+    "something in it holds Python's interpreter lock, or the machine is short of processor time or memory"
 )
+
+STUCK = "{} although it answers: py-spy dump --pid with its process shows where its thread horovod-lane stands"
 
 Accusation = tuple[int, str]
 """A rank, and the reason."""
@@ -184,7 +186,7 @@ class Inquiry:
             for key, reason in self._complaints.items():
                 self._counts[key] = self._counts.get(key, 0) + 1
                 if self._counts[key] >= COMPLAINTS:
-                    self._accuse(key[1], reason)
+                    self._accuse(key[1], STUCK.format(reason))
         self._complaints.clear()
         self._late = False
 

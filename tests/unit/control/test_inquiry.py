@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.control.inquiry import COMPLAINTS, SILENT, UNABLE, UNSEEN_CHECKS, Inquiry
+from horovod.control.inquiry import COMPLAINTS, SILENT, STUCK, UNABLE, UNSEEN_CHECKS, Inquiry
 
 ANSWER = 10.0
 
@@ -159,7 +159,7 @@ def test_complaints_of_one_wait_add_up(inquiry: Inquiry) -> None:
     for times in range(1, COMPLAINTS + 1):
         assert inquiry.verdict is None
         complain(inquiry, times, 10 * times, 10 * times + 1)
-    assert inquiry.verdict == (1, "stuck")
+    assert inquiry.verdict == (1, STUCK.format("stuck"))
 
 
 def test_complaints_of_several_waits_do_not(inquiry: Inquiry) -> None:
@@ -190,7 +190,7 @@ def test_while_anybody_answers_late_nobody_is_to_blame(inquiry: Inquiry, late: i
         complain(inquiry, times, 100 + 10 * times, 100 + 10 * times)
         assert inquiry.verdict is None
     complain(inquiry, 2 * COMPLAINTS, 200, 200)
-    assert inquiry.verdict == (1, "stuck")
+    assert inquiry.verdict == (1, STUCK.format("stuck"))
 
 
 def test_complaints_that_have_gathered_count_once(inquiry: Inquiry) -> None:
@@ -205,7 +205,7 @@ def test_complaints_that_have_gathered_count_once(inquiry: Inquiry) -> None:
 def test_where_nobody_is_left_to_ask_complaints_count_at_once(inquiry: Inquiry) -> None:
     for times in range(1, COMPLAINTS + 1):
         complain(inquiry, times, 10 * times, 10 * times, peers=())
-    assert inquiry.verdict == (1, "stuck")
+    assert inquiry.verdict == (1, STUCK.format("stuck"))
 
 
 def test_the_first_verdict_stays(inquiry: Inquiry) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.framing import frame
-from horovod.control.inquiry import COMPLAINTS, SILENT
+from horovod.control.inquiry import COMPLAINTS, SILENT, STUCK
 from horovod.control.liveness import Bye, Complaint, Message, Ping, Pong, Report, Sentinel, Verdict
 from horovod.control.processes import KILLED, STOPPED
 from unit.control.together import wait_until
@@ -308,7 +308,7 @@ def test_a_rank_that_answers_and_stays_stuck_is_complained_of_until_it_is_to_bla
         assert ranks[0].verdicts == []
         ranks[2].sentinel.complain(1, "no progress", times)
         wait_until(lambda times=times: ranks[0].sentinel._inquiry._counts.get((2, 1)) == times, "the answers of all")
-    assert [rank.wait() for rank in ranks] == [(1, "no progress")] * 3
+    assert [rank.wait() for rank in ranks] == [(1, STUCK.format("no progress"))] * 3
 
 
 def test_a_complaint_goes_to_rank_0_which_is_asked_itself(job: Job) -> None:
@@ -325,7 +325,7 @@ def test_complaints_after_rank_0_has_left_are_judged_here(job: Job) -> None:
     for times in range(1, COMPLAINTS + 1):
         assert rank.verdicts == []
         rank.sentinel.complain(1, "no progress", times)
-    assert rank.wait() == (1, "no progress")
+    assert rank.wait() == (1, STUCK.format("no progress"))
 
 
 def test_a_member_that_asks_makes_rank_0_ask_everybody(job: Job) -> None:
