@@ -55,11 +55,10 @@ class Job:
         self._strategy = choose(options, self.slots)
         _check_interfaces(options)
         _check_program(options.command[0], environment)
-        common = worker_environment.forwarded(environment)
         self._asked = worker_environment.from_options(options)
-        self._threads = worker_environment.threads(common, usable_cores(), len(self.slots))
-        self._memory = worker_environment.memory(common)
-        self._common = {**common, **self._asked, **self._threads, **self._memory}
+        self._threads = worker_environment.threads(environment, usable_cores(), len(self.slots))
+        self._memory = worker_environment.memory(environment)
+        self._common = {**environment, **self._asked, **self._threads, **self._memory}
         self._server: RendezvousServer | None = None
 
     def run(
@@ -141,11 +140,6 @@ class Job:
         words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in self.slots]
         words.append(f"  they meet at {host}:{port}")
         words += [f"  {name}={value}" for name, value in sorted(self._asked.items())]
-        words += [
-            f"  {name} stays here: the ranks see every card and choose by local rank"
-            for name in sorted(self._launcher_environment.keys() - self._common.keys())
-            if name.endswith("CUDA_VISIBLE_DEVICES")
-        ]
         if self._threads:
             share = ", ".join(f"{name}={value}" for name, value in self._threads.items())
             words.append(f"  {share}: a fair share of {usable_cores()} cores; set either to choose for yourself")
