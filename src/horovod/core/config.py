@@ -185,6 +185,9 @@ class Config:
     timeline: str = ""
     """The file rank 0 writes its timeline to, ``DYNAMIC`` to let the script start and stop it, or "" for none."""
     timeline_mark_cycles: bool = False
+    log_level: str = "warning"
+    """The least severe messages to show. What is no level means "warning"."""
+    log_hide_time: bool = False
     autotune: bool = False
 
     @property
@@ -223,5 +226,7 @@ class Config:
             elastic=_read(env, ELASTIC, False, _flag),
             timeline=env.get(TIMELINE, "").strip(),
             timeline_mark_cycles=_read(env, TIMELINE_MARK_CYCLES, False, _flag),
+            log_level=env.get(LOG_LEVEL, "").strip().lower() or "warning",
+            log_hide_time=_read(env, LOG_HIDE_TIME, False, _flag),
             autotune=_read(env, AUTOTUNE, False, _flag),
         )

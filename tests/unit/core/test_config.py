@@ -41,6 +41,8 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.ELASTIC, "1", "elastic", True),
     (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
+    (config.LOG_LEVEL, " Debug ", "log_level", "debug"),
+    (config.LOG_HIDE_TIME, "1", "log_hide_time", True),
     (config.AUTOTUNE, "1", "autotune", True),
 ]
 
@@ -57,7 +59,7 @@ NUMBERS = [
     config.STALL_SHUTDOWN_TIME,
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
-FLAGS += [config.TIMELINE_MARK_CYCLES, config.AUTOTUNE]
+FLAGS += [config.TIMELINE_MARK_CYCLES, config.LOG_HIDE_TIME, config.AUTOTUNE]
 
 
 @pytest.mark.parametrize(("variable", "text", "field", "value"), SETTINGS)
@@ -99,10 +101,15 @@ def test_flags_that_are_set(variable: str, text: str) -> None:
     assert Config.from_env({variable: text}) != Config()
 
 
-@pytest.mark.parametrize("text", ["0", "00", "false", "No", "OFF"])
+@pytest.mark.parametrize("text", ["0", "00", "false", "No", "OFF", "", " "])
 @pytest.mark.parametrize("variable", FLAGS)
 def test_flags_that_are_not(variable: str, text: str) -> None:
     assert Config.from_env({variable: text}) == Config()
+
+
+def test_every_flag_is_tested() -> None:
+    flags = {field.name for field in dataclasses.fields(Config) if field.type == "bool"}
+    assert {field for variable, _, field, _ in SETTINGS if variable in FLAGS} == flags
 
 
 def refuse(env: Mapping[str, str], advice: str = "") -> None:
