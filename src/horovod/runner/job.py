@@ -104,7 +104,13 @@ class Job:
                 output.say(self._describe(server.address))
             plans = self._strategy.plan(options.command, self.slots, environment)
             return Supervisor(
-                plans, output, mark=mark, guardian=guardian, accusation=self._accusation, signals=signals
+                plans,
+                output,
+                mark=mark,
+                guardian=guardian,
+                accusation=self._accusation,
+                departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
+                signals=signals,
             ).run()
 
     def delivered(self, key: str) -> bytes | None:
@@ -127,7 +133,8 @@ class Job:
     def _accusation(self) -> Failure | None:
         value = self.delivered(FAILURE_KEY)
         if value is None:
-            return None
+            awaited = None if self._server is None else self._server.awaited_in_vain()
+            return None if awaited is None else Failure(*awaited)
         try:
             content = json.loads(value)
             return Failure(int(content["rank"]), str(content["reason"]))

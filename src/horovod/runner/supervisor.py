@@ -51,7 +51,8 @@ class Supervisor:
         output: where the ranks' output goes.
         mark: what every process of the job has in its environment, and no other process.
         guardian: who ends the job if this process dies.
-        accusation: asks what the runtime has said about the first failing rank, if anything.
+        accusation: asks what is known about the first failing rank beside how it ended, if anything.
+        departed: is told of every rank that has ended, before anything is concluded from it.
         signals: where signals to the launcher arrive; None leaves them to Python.
     """
 
@@ -63,6 +64,7 @@ class Supervisor:
         mark: bytes,
         guardian: Guardian | None,
         accusation: Callable[[], Failure | None],
+        departed: Callable[[int, Exit], None],
         signals: SignalPipe | None = None,
     ) -> None:
         self._plans = plans
@@ -70,6 +72,7 @@ class Supervisor:
         self._mark = mark
         self._guardian = guardian
         self._accusation = accusation
+        self._departed = departed
         self._signals = signals
         self._selector = selectors.DefaultSelector()
         self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
@@ -169,6 +172,7 @@ class Supervisor:
         if end is None:
             return
         self._selector.unregister(rank.ended)
+        self._departed(rank.rank, end)
         rank.signal_group(signal.SIGTERM)  # what it started has lost its purpose
         self._timers["leftovers", rank.rank] = (time.monotonic() + GRACE_SECONDS, lambda: self._abandon(rank))
         if self._ending:
@@ -287,13 +291,15 @@ class Supervisor:
         verdict = self._verdict
         if verdict is None:
             return Outcome(exits, interrupted=self._interrupted, immortal=frozenset(immortal))
+        accused = self._accusation()  # the others may have told only after they had heard of its end
+        known = accused.reason if accused is not None and accused.rank == verdict.culprit.rank else ""
         return Outcome(
             exits,
             culprit=verdict.culprit.rank,
             exit=verdict.end,
             victim=None if verdict.ended is verdict.culprit else verdict.ended.rank,
             place=verdict.culprit.plan.place,
-            reason=verdict.reason,
+            reason=verdict.reason or known,
             tail=tuple(self._tails[verdict.culprit.rank].tail),
             interrupted=self._interrupted,
             immortal=frozenset(immortal),
