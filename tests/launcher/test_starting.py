@@ -120,3 +120,24 @@ def test_a_rank_that_is_only_late_is_waited_for(launcher: Launcher) -> None:
     process = launcher.start("-np", "2", "python", "-c", SCRIPT + "time.sleep(rank); init(); shutdown(); print('met')")
     launcher.await_line(process, "met", times=2)
     assert finish(process).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("HOROVOD_CPU_OPERATIONS", "Gloo", "available are shm, tcp"),
+        ("HOROVOD_CPU_OPERATIONS", "MPI", "available are shm, tcp"),
+        ("HOROVOD_GPU_OPERATIONS", "nccl", "tensors on GPUs travel through host memory"),
+        ("HOROVOD_GPU_OPERATIONS", "NCCL", "tensors on GPUs travel through host memory"),
+        ("HOROVOD_CONTROLLER", "MPI", "available is gloo"),
+    ],
+)
+def test_what_is_forced_and_does_not_exist_is_an_error_on_every_rank(
+    launcher: Launcher, name: str, value: str, instead: str
+) -> None:
+    program = "try:\n    init()\nexcept Exception as error:\n    sys.exit(str(error))"
+    status, err = run(launcher, 2, program, **{name: value})
+    assert status == 1
+    for rank in range(2):
+        (line,) = [line for line in err.splitlines() if line.startswith(f"[{rank}]<stderr>:")]
+        assert name in line and value.lower() in line.lower() and instead in line and "nset it" in line
