@@ -116,6 +116,15 @@ def test_the_launcher_says_what_it_does_only_when_asked(launcher: Launcher) -> N
     assert "OMP_NUM_THREADS=" in words
 
 
+def test_a_flag_without_effect_says_so_once(launcher: Launcher) -> None:
+    done = launcher.run("-np", "3", "-p", "22", "--disable-cache", "true")
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "horovodrun: --disable-cache has no effect: nothing is cached",
+        "horovodrun: --ssh-port has no effect: all ranks run on this machine",
+    ]
+
+
 def test_nobody_sees_the_secret(launcher: Launcher) -> None:
     process = launcher.start("-np", "1", "--verbose", "sh", "-c", "echo $_HOROVOD_SECRET_KEY; sleep 60")
     assert process.stdout is not None

@@ -86,9 +86,11 @@ class Parser(argparse.ArgumentParser):
         """How many of the words after the flag ``word`` belong to it.
 
         Raises:
-            ValueError: there is no such flag.
+            ValueError: there is no such flag, or it takes no value and has one.
         """
-        name, equals, _ = word.partition("=")
+        name, equals, value = word.partition("=")
+        if equals and self._arity.get(name) == 0:
+            raise UsageError(f"{name} takes no value, but was given {value!r}")
         if name in self._arity:
             return 0 if equals else self._arity[name]
         if name.startswith("--"):  # any unique beginning of a long flag will do

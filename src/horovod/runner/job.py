@@ -22,6 +22,7 @@ from horovod.runner.errors import UsageError
 from horovod.runner.guardian import Guardian
 from horovod.runner.hosts import HostInfo, SlotInfo, get_host_assignments, parse_host_files, parse_hosts
 from horovod.runner.machine import usable_cores
+from horovod.runner.notices import without_effect
 from horovod.runner.options import Options
 from horovod.runner.outcome import Failure, Outcome
 from horovod.runner.output import Output, Sink
@@ -100,6 +101,8 @@ class Job:
             if guardian is not None:
                 cleanup.enter_context(guardian)
             environment = {**self._common, **worker_environment.meeting_place(server.address, secret)}
+            for notice in without_effect(options):
+                output.say(f"horovodrun: {notice}")
             if options.verbose:
                 output.say(self._describe(server.address))
             plans = self._strategy.plan(options.command, self.slots, environment)
@@ -187,8 +190,14 @@ def _check_program(program: str, environment: Mapping[str, str]) -> None:
     """Better one clear word now than the same failure from every rank."""
     if shutil.which(program, path=environment.get("PATH")) is not None:
         return
-    script = program.endswith(".py") and Path(program).is_file()
-    hint = f"; did you mean `{Path(sys.executable).name} {program}`?" if script else ""
+    if program.endswith(".py") and Path(program).is_file():
+        hint = f"; did you mean `{Path(sys.executable).name} {program}`?"
+    elif len(program.split()) > 1:
+        hint = f"; write it without quotes: {program}"
+    else:
+        hint = ""
+    if Path(program).is_dir() and os.sep in program:
+        raise UsageError(f"command is a directory: {program}")
     if os.sep not in program or not os.access(program, os.F_OK):
-        raise UsageError(f"command not found: {program}{hint}")
+        raise UsageError(f"command not found: {program or repr(program)}{hint}")
     raise UsageError(f"command is not executable: {program}{hint}")

@@ -6,6 +6,7 @@ signal to its group can never hit a stranger.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -17,6 +18,10 @@ from horovod.runner.errors import LaunchError
 
 STREAMS = ("stdout", "stderr")
 _CHUNK = 1 << 16
+_WHY_A_FILE_CANNOT_RUN = {  # the launcher has seen before that the file is there and executable
+    errno.ENOENT: "; the interpreter that its first line names does not exist",
+    errno.ENOEXEC: "; it is no program of this machine, or a script without a first line such as #!/bin/sh",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class RankProcess:
             self.ended = _descriptor_of_end(self._process.pid)
             """A descriptor that becomes readable when the process has ended."""
         except OSError as error:
-            raise LaunchError(f"cannot start rank {plan.rank} ({plan.command[0]}): {error.strerror}") from error
+            why = _WHY_A_FILE_CANNOT_RUN.get(error.errno or 0, "")
+            raise LaunchError(f"cannot start rank {plan.rank} ({plan.command[0]}): {error.strerror}{why}") from error
         assert self._process.stdout is not None and self._process.stderr is not None
         self._pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         for pipe in self._pipes.values():
