@@ -82,10 +82,6 @@ def test_one_rank_has_a_folder_too(launcher: Launcher, tmp_path: Path) -> None:
     assert (tmp_path / "rank.0" / "stdout").read_text() == "[0]<stdout>:hello\n"
 
 
-def test_ranks_have_no_standard_input(launcher: Launcher) -> None:
-    assert launcher.run("-np", "1", "python", "-c", "print(repr(input()))").stderr.count("EOFError") > 0
-
-
 def test_a_reader_that_has_seen_enough_ends_the_job(launcher: Launcher) -> None:
     process = launcher.start("-np", "2", "yes")
     launcher.await_line(process, "y")

@@ -89,6 +89,7 @@ def run(
 
     from horovod.runner.function import run_function
     from horovod.runner.options import Options
+    from horovod.runner.standard_input import NOBODY
 
     if isinstance(network_interfaces, str):
         network_interfaces = network_interfaces.split(",")
@@ -112,6 +113,7 @@ def run(
         use_mpi=bool(use_mpi),
         mpi_args=mpi_args,
         nics=tuple(network_interfaces or ()),
+        stdin=NOBODY,  # in a notebook or a script that is read from there, it is not the ranks' to read
     )
     return run_function(func, args, kwargs or {}, options, executable)
 

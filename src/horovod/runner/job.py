@@ -27,6 +27,7 @@ from horovod.runner.options import Options
 from horovod.runner.outcome import Failure, Outcome
 from horovod.runner.output import Output, Sink
 from horovod.runner.signals import SignalPipe
+from horovod.runner.standard_input import choose_reader, in_background
 from horovod.runner.strategies import choose
 from horovod.runner.supervisor import Supervisor
 
@@ -53,6 +54,7 @@ class Job:
         if not options.command:
             raise UsageError("no command given: what shall the ranks run? As in: horovodrun -np 2 python train.py")
         self.slots = _places(options)
+        self._reader = choose_reader(options.stdin, len(self.slots))
         self._strategy = choose(options, self.slots)
         _check_interfaces(options)
         _check_program(options.command[0], environment)
@@ -103,6 +105,10 @@ class Job:
             environment = {**self._common, **worker_environment.meeting_place(server.address, secret)}
             for notice in without_effect(options):
                 output.say(f"horovodrun: {notice}")
+            if self._reader is not None and in_background():
+                if options.stdin is not None:
+                    output.say("horovodrun: --stdin has no effect: this job runs in the background of its terminal")
+                self._reader = None
             if options.verbose:
                 output.say(self._describe(server.address))
             plans = self._strategy.plan(options.command, self.slots, environment)
@@ -114,6 +120,7 @@ class Job:
                 accusation=self._accusation,
                 departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
                 signals=signals,
+                reader=self._reader,
             ).run()
 
     def delivered(self, key: str) -> bytes | None:

@@ -55,15 +55,19 @@ class Exit:
 
 
 class RankProcess:
-    """A started process."""
+    """A started process.
 
-    def __init__(self, plan: ProcessPlan) -> None:
+    Args:
+        reads_input: whether it gets this process's standard input; it has nothing to read otherwise.
+    """
+
+    def __init__(self, plan: ProcessPlan, *, reads_input: bool = False) -> None:
         self.plan = plan
         try:
             self._process = subprocess.Popen(
                 plan.command,
                 env=dict(plan.environment),
-                stdin=subprocess.DEVNULL,
+                stdin=None if reads_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
