@@ -261,6 +261,12 @@ def test_a_debugger_can_be_driven_through_a_pipe(launcher: Launcher, script: str
     assert out.splitlines()[2:] == ["[0]<stdout>:(Pdb) 141", "[0]<stdout>:(Pdb) y is 42"]
 
 
+def test_standard_input_that_is_closed_is_empty(launcher: Launcher) -> None:
+    command = ["sh", "-c", f"{sys.executable} -m horovod.runner.launch -np 1 wc -c <&-"]
+    done = subprocess.run(command, env=launcher.environment(), capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0]<stdout>:0\n", "")
+
+
 def test_a_rank_reads_a_file_whole(launcher: Launcher, tmp_path: Path) -> None:
     numbers = tmp_path / "numbers"
     numbers.write_text("".join(f"{number}\n" for number in range(100_000)))

@@ -81,6 +81,25 @@ def test_a_rank_that_is_done_is_not_waited_for_in_a_second_init(launcher: Launch
     assert "Rank 1 failed first" in err
 
 
+LEAVES = """
+from horovod.core.collectives import barrier
+init()
+barrier().wait()
+if rank == 1:
+    sys.exit(0)
+time.sleep({pause})
+barrier().wait()
+"""
+
+
+@pytest.mark.parametrize("pause", [0, 1])
+def test_a_rank_that_leaves_while_others_go_on_is_named(launcher: Launcher, pause: int) -> None:
+    status, err = run(launcher, 2, LEAVES.format(pause=pause))
+    assert status == 1
+    assert "Rank 1 failed first" in err
+    assert "Reason: it left the job (hvd.shutdown() or the end of its script)" in err
+
+
 def test_a_rank_that_takes_no_part_may_end_at_any_time(launcher: Launcher) -> None:
     program = "if rank == 1:\n    sys.exit(0)\ntime.sleep(0.5 * rank)\ninit(comm=[0, 2]); shutdown()"
     assert run(launcher, 3, program) == (0, "")

@@ -25,6 +25,12 @@ def unhandled() -> str:
     return f"it raised {type(error).__name__}: {error}" + (f" (at {line})" if line else "")
 
 
+def ended_by_the_job() -> bool:
+    """Whether this process ends with a :class:`HorovodInternalError` that nobody caught."""
+    error = _last()
+    return isinstance(error, HorovodInternalError) and error is not _seen_before
+
+
 def _last() -> BaseException | None:
     error = getattr(sys, "last_exc", None) or getattr(
         sys, "last_value", None

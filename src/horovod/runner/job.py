@@ -156,6 +156,8 @@ class Job:
         words = [f"horovodrun: {len(self.slots)} ranks of: {' '.join(self._options.command)}"]
         words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in self.slots]
         words.append(f"  they meet at {host}:{port}")
+        if self._reader is not None:
+            words.append(f"  rank {self._reader} reads standard input")
         words += [f"  {name}={value}" for name, value in sorted(self._asked.items())]
         if self._threads:
             share = ", ".join(f"{name}={value}" for name, value in self._threads.items())
