@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -38,6 +38,8 @@ class Cursor:
     """On the progress bar of this stream, which wrote a line ending in ``\\r``."""
     line: str = ""
     """Behind a line of this stream that is not complete, such as a prompt."""
+    broken: set[str] = field(default_factory=set)
+    """Streams that have not completed a line behind which others have written."""
 
 
 class Sink(ABC):
@@ -51,11 +53,16 @@ class Sink(ABC):
         """Write lines, each behind its label. The last may lack its end; what the stream writes next completes it."""
         pieces: list[str] = []
         for line in lines:
+            if line == "\n" and label in self._cursor.broken:
+                self._cursor.broken.discard(label)  # the line that ends here ended where others wrote
+                continue
             if label and (self._cursor.line == label or (line == "\n" and self._cursor.bar == label)):
                 pieces.append(line)  # it goes on with, or ends, what stands there already
             else:
                 if self._cursor.line:
+                    self._cursor.broken.add(self._cursor.line)
                     pieces.append("\n")
+                self._cursor.broken.discard(label)
                 if self._cursor.bar and self._terminal:
                     pieces.append(ERASE_LINE)
                 pieces += (stamp, label, line)
