@@ -89,20 +89,20 @@ def abandonment(gathering: Gathering, departed: Mapping[int, str]) -> tuple[str,
     """What is wrong with a gathering that waits for ranks whose processes have ended.
 
     Args:
-        departed: how each of these ranks ended, by its number in the launched job; at least one.
+        departed: how each of these ranks ended, by its number in the launched job; at least one, in the order of their ends.
 
     Returns:
         What the ranks that wait are told, and what can be said of the first that ended.
     """
-    ranks, waiting, call = list(departed), gathering.present(), gathering.call()
-    codes = ", ".join(how.removeprefix("exit code ") for how in departed.values())
+    first, ranks, waiting, call = next(iter(departed)), sorted(departed), gathering.present(), gathering.call()
+    codes = ", ".join(departed[rank].removeprefix("exit code ") for rank in ranks[:16])
     ended = f"has ended (exit code {codes})" if len(ranks) == 1 else f"have ended (exit codes {codes})"
     told = (
         f"{call} cannot complete: {_ranks(ranks)} of {gathering.size} {ended} instead of calling it. Look at the output of "
         f"{_ranks(ranks)}. All ranks must call it, as often as the others; those that are to take part can be listed: "
         f"hvd.init(comm={waiting if len(waiting) <= 16 else '[...]'})"
     )
-    reason = f"it ended ({departed[ranks[0]]}) instead of calling {call}, where {_ranks(waiting)} waited for it"
+    reason = f"it ended ({departed[first]}) instead of calling {call}, where {_ranks(waiting)} waited for it"
     return told, reason
 
 
