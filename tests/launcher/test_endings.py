@@ -43,6 +43,23 @@ def test_the_exit_code_is_the_failing_ranks(launcher: Launcher, program: str, st
     assert words in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("#!/no/such/interpreter\n", "the interpreter that its first line names does not exist"),
+        ("echo hello\n", "a script without a first line such as #!/bin/sh"),
+    ],
+)
+def test_a_file_that_cannot_run_says_why(launcher: Launcher, tmp_path: Path, text: str, message: str) -> None:
+    script = tmp_path / "script"
+    script.write_text(text)
+    script.chmod(0o755)
+    done = launcher.run("-np", "2", script)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"horovodrun: error: cannot start rank 0 ({script}): ") and message in line
+
+
 def test_a_failure_ends_even_stubborn_ranks_and_shows_the_end_of_stderr(launcher: Launcher) -> None:
     failing = "for i in $(seq 30); do echo line $i >&2; done; sleep 0.5; exit 9"
     process = launcher.start("-np", "3", "sh", "-c", f"if [ $HOROVOD_RANK = 2 ]; then {failing}; fi; {STUBBORN}")

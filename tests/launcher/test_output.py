@@ -82,10 +82,6 @@ def test_one_rank_has_a_folder_too(launcher: Launcher, tmp_path: Path) -> None:
     assert (tmp_path / "rank.0" / "stdout").read_text() == "[0]<stdout>:hello\n"
 
 
-def test_ranks_have_no_standard_input(launcher: Launcher) -> None:
-    assert launcher.run("-np", "1", "python", "-c", "print(repr(input()))").stderr.count("EOFError") > 0
-
-
 def test_a_reader_that_has_seen_enough_ends_the_job(launcher: Launcher) -> None:
     process = launcher.start("-np", "2", "yes")
     launcher.await_line(process, "y")
@@ -114,6 +110,15 @@ def test_the_launcher_says_what_it_does_only_when_asked(launcher: Launcher) -> N
     words = launcher.run("-np", "2", "--verbose", "true").stderr
     assert "rank 1: localhost, local rank 1" in words
     assert "OMP_NUM_THREADS=" in words
+
+
+def test_a_flag_without_effect_says_so_once(launcher: Launcher) -> None:
+    done = launcher.run("-np", "3", "-p", "22", "--disable-cache", "true")
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "horovodrun: --disable-cache has no effect: nothing is cached",
+        "horovodrun: --ssh-port has no effect: all ranks run on this machine",
+    ]
 
 
 def test_nobody_sees_the_secret(launcher: Launcher) -> None:

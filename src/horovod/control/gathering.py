@@ -40,6 +40,11 @@ class Gathering:
         """Launched ranks that are not."""
         return sorted(self.launched(rank) for rank in range(self.size) if rank not in self.values)
 
+    def awaits(self, rank: int) -> bool:
+        """Whether rank ``rank`` of the launched job is missing."""
+        own = self.members.index(rank) if rank in self.members else -1 if self.members else rank
+        return 0 <= own < self.size and own not in self.values
+
     def call(self) -> str:
         """What its ranks have called."""
         return f"hvd.init(comm={self.members})" if self.members else "hvd.init()"
@@ -78,6 +83,27 @@ def lateness(gathering: Gathering, others: Iterable[Gathering]) -> str:
         "Look at the output of those ranks; if they only need more time to start, raise horovodrun --start-timeout "
         "(HOROVOD_START_TIMEOUT)"
     )
+
+
+def abandonment(gathering: Gathering, departed: Mapping[int, str]) -> tuple[str, str]:
+    """What is wrong with a gathering that waits for ranks whose processes have ended.
+
+    Args:
+        departed: how each of these ranks ended, by its number in the launched job; at least one, in the order of their ends.
+
+    Returns:
+        What the ranks that wait are told, and what can be said of the first that ended.
+    """
+    first, ranks, waiting, call = next(iter(departed)), sorted(departed), gathering.present(), gathering.call()
+    codes = ", ".join(departed[rank].removeprefix("exit code ") for rank in ranks[:16])
+    ended = f"has ended (exit code {codes})" if len(ranks) == 1 else f"have ended (exit codes {codes})"
+    told = (
+        f"{call} cannot complete: {_ranks(ranks)} of {gathering.size} {ended} instead of calling it. Look at the output of "
+        f"{_ranks(ranks)}. All ranks must call it, as often as the others; those that are to take part can be listed: "
+        f"hvd.init(comm={waiting if len(waiting) <= 16 else '[...]'})"
+    )
+    reason = f"it ended ({departed[first]}) instead of calling {call}, where {_ranks(waiting)} waited for it"
+    return told, reason
 
 
 def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from horovod.control.channel import Channel, ChannelClosed
-from horovod.control.gathering import Gathering, contradicting, disagreement, lateness
+from horovod.control.gathering import Gathering, abandonment, contradicting, disagreement, lateness
 from horovod.control.reception import Reception
 from horovod.control.rendezvous import (
     PURPOSE,
@@ -61,6 +61,8 @@ class RendezvousServer:
         self._waiting: dict[str, list[tuple[Channel, float]]] = {}
         self._gatherings: dict[str, Gathering] = {}
         self._refused: dict[str, _Refused] = {}
+        self._departed: dict[int, str] = {}
+        self._awaited: tuple[int, str] | None = None
         self._guests: set[Channel] = set()
         if name:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -129,6 +131,21 @@ class RendezvousServer:
                 raise TimeoutError(f"no rank delivered {key!r} within {timeout:g} seconds")
             return self._values[key]
 
+    def depart(self, rank: int, how: str) -> None:
+        """Rank ``rank`` of the launched job has ended: whoever waits for it, now or later, is told at once.
+
+        Args:
+            how: for people, as in "exit code 0".
+        """
+        with self._lock:
+            self._departed[rank] = how
+        self._wake()
+
+    def awaited_in_vain(self) -> tuple[int, str] | None:
+        """The first rank that had departed when others waited for it, and what happened; None if there is none."""
+        with self._lock:
+            return self._awaited
+
     def _wake(self) -> None:
         try:
             os.write(self._wake_write, b"x")
@@ -147,6 +164,7 @@ class RendezvousServer:
                     key.data(events)
                 reception.expire()
                 self._answer_waiting()
+                self._refuse_abandoned()
                 self._expire()
             reception.close()
             self._listener.close()
@@ -273,6 +291,21 @@ class RendezvousServer:
                 reason = lateness(gathering, self._gatherings.values())
                 for guest in list(gathering.guests.values()):
                     self._answer(guest, Refusal(reason, True))
+
+    def _refuse_abandoned(self) -> None:
+        """End gatherings that wait for ranks that have departed."""
+        with self._lock:
+            departed = dict(self._departed) if self._gatherings else {}
+        for key, gathering in list(self._gatherings.items()):
+            missing = {rank: how for rank, how in departed.items() if gathering.awaits(rank)}
+            if not missing:
+                continue
+            del self._gatherings[key]
+            told, reason = abandonment(gathering, missing)
+            with self._lock:
+                self._awaited = self._awaited or (next(iter(missing)), reason)
+            for waiting in list(gathering.guests.values()):
+                self._answer(waiting, Refusal(told, False))
 
     def _keep_waiting(self, key: str, queue: list[tuple[Channel, float]]) -> None:
         if queue:

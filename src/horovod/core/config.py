@@ -127,16 +127,27 @@ def _integer(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def _controller(text: str) -> str:
-    if text.lower() not in ("mpi", "gloo"):
-        raise ValueError("expected mpi or gloo; both mean Horovod's own control plane here")
-    return text.lower()
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"expected {', '.join(choices[:-1])} or {choices[-1]}")
+        return text.lower()
+
+    return parse
 
 
-def _reading(text: str) -> str:
-    if text.lower() not in ("auto", "always", "never"):
-        raise ValueError("expected auto, always or never")
-    return text.lower()
+def _controller(text: str) -> None:
+    if text.lower() != "gloo":
+        raise ValueError(
+            "there is no such controller in this version; available is gloo, which needs no MPI and serves under mpirun, too"
+        )
+
+
+def _device_engine(text: str) -> None:
+    raise ValueError(
+        "there is no such engine for GPU memory in this version; available is none. Without this variable, tensors on GPUs "
+        "travel through host memory"
+    )
 
 
 LONGEST = timedelta(days=20)
@@ -160,11 +171,8 @@ class Config:
     """Announcements each rank may abbreviate; 0 sends every one in full."""
     disable_group_fusion: bool = False
     dynamic_process_sets: bool = False
-    controller: str = ""
-    """"mpi", "gloo" or "": accepted for scripts that set it, and without effect, as there is one control plane."""
     cpu_operations: str = ""
     """The engine forced for host memory, or "" to choose."""
-    gpu_operations: str = ""
     network_interface: str = ""
     shm_piece_bytes: int = 0
     """Bytes each rank moves through shared memory at a time; 0 sizes pieces to the machine's caches."""
@@ -185,6 +193,9 @@ class Config:
     timeline: str = ""
     """The file rank 0 writes its timeline to, ``DYNAMIC`` to let the script start and stop it, or "" for none."""
     timeline_mark_cycles: bool = False
+    log_level: str = "warning"
+    """The least severe messages to show. What is no level means "warning"."""
+    log_hide_time: bool = False
     autotune: bool = False
 
     @property
@@ -198,21 +209,22 @@ class Config:
         """Parse the settings of ``env`` (default: this process's environment).
 
         Raises:
-            ValueError: a variable does not parse; the message names it and its value.
+            ValueError: a variable does not parse, or names what does not exist; the message names it and its value.
         """
         env = os.environ if env is None else env
+        # What exists is used in any case, so nothing is left to choose.
+        _read(env, CONTROLLER, None, _controller)
+        _read(env, GPU_OPERATIONS, None, _device_engine)
         return Config(
             fusion_threshold=_read(env, FUSION_THRESHOLD, 128 * MEBIBYTE, _integer(0)),
             cycle_time=_read(env, CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3)),
             cache_capacity=_read(env, CACHE_CAPACITY, 1024, _integer(0)),
             disable_group_fusion=_read(env, DISABLE_GROUP_FUSION, False, _flag),
             dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),
-            controller=_read(env, CONTROLLER, "", _controller),
             cpu_operations=env.get(CPU_OPERATIONS, "").strip().lower(),
-            gpu_operations=env.get(GPU_OPERATIONS, "").strip().lower(),
             network_interface=env.get(NETWORK_INTERFACE, "").strip(),
             shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
-            shm_direct=_read(env, SHM_DIRECT, "auto", _reading),
+            shm_direct=_read(env, SHM_DIRECT, "auto", _one_of("auto", "always", "never")),
             bucket_bytes=_read(env, BUCKET_BYTES, 0, _integer(1)),
             thread_affinity=_read(env, THREAD_AFFINITY, (), lambda text: tuple(map(_integer(0), text.split(",")))),
             start_timeout=_read(env, START_TIMEOUT, timedelta(seconds=30), _seconds(1)),
@@ -223,5 +235,7 @@ class Config:
             elastic=_read(env, ELASTIC, False, _flag),
             timeline=env.get(TIMELINE, "").strip(),
             timeline_mark_cycles=_read(env, TIMELINE_MARK_CYCLES, False, _flag),
+            log_level=env.get(LOG_LEVEL, "").strip().lower() or "warning",
+            log_hide_time=_read(env, LOG_HIDE_TIME, False, _flag),
             autotune=_read(env, AUTOTUNE, False, _flag),
         )

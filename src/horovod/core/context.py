@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.core import crash, static_sets
-from horovod.core.config import LOG_HIDE_TIME, LOG_LEVEL, Config
+from horovod.core.config import Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError
 from horovod.core.generation import Generation
 from horovod.core.process_set import ProcessSet, global_process_set, membership
@@ -58,7 +58,7 @@ def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> 
         config = Config.from_env()
         roster = choose(comm, launched)
         wishes = static_sets.wishes(sets, roster)
-        observe_logging.configure(roster.identity.rank, LOG_LEVEL, LOG_HIDE_TIME)
+        observe_logging.configure(roster.identity.rank, config.log_level, hide_time=config.log_hide_time)
         crash.forget()
         _attempts[roster.listed] += 1
         generation = Generation(roster, config, _latest, _attempts[roster.listed])

@@ -22,7 +22,14 @@ def unhandled() -> str:
     if error is None or error is _seen_before or isinstance(error, HorovodInternalError):
         return ""
     line = whereabouts.raised_at(error)
-    return f"it raised {type(error).__name__}: {error}" + (f" (at {line})" if line else "")
+    text = f": {error}" if str(error) else ""
+    return f"it raised {type(error).__name__}{text}" + (f" (at {line})" if line else "")
+
+
+def ended_by_the_job() -> bool:
+    """Whether this process ends with a :class:`HorovodInternalError` that nobody caught."""
+    error = _last()
+    return isinstance(error, HorovodInternalError) and error is not _seen_before
 
 
 def _last() -> BaseException | None:

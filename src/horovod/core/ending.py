@@ -43,6 +43,7 @@ class Ending:
     def __init__(self, rank: int, lanes: Mapping[int, Lane]) -> None:
         self._rank = rank
         self._lanes = lanes
+        self._leaver: tuple[int, str] | None = None
         self.error: HorovodInternalError | None = None
         self.verdict: HorovodInternalError | None = None
         self.failed = threading.Event()
@@ -66,7 +67,13 @@ class Ending:
         if interrupted and rank != self._rank:
             self._tell_launcher(rank, reason)
         if self.error is None:
+            self._leaver = (rank, reason)
             self.error = HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}.")
+
+    def blame_leaver(self) -> None:
+        """This process ends because somebody left while it went on: whoever looks for the cause should look there."""
+        if self._leaver is not None and self._leaver[0] != self._rank:
+            self._tell_launcher(*self._leaver)
 
     def _launched(self, rank: int) -> int:
         return self.introductions[rank].launched if rank < len(self.introductions) else rank

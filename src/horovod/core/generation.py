@@ -223,6 +223,8 @@ class Generation:
         if raised and self._sentinel is not None and self.stopped is None:
             self._sentinel.report(self.identity.rank, raised)
             self.ending.failed.wait(5.0)
+        if crash.ended_by_the_job():
+            self.ending.blame_leaver()
         deadline = time.monotonic() + self.config.timeout.total_seconds()
         for lane in self.lanes.values():
             lane.leave("it left the job (hvd.shutdown() or the end of its script)")

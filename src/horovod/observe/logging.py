@@ -1,4 +1,4 @@
-"""The project's log lines: ``[2026-01-31 12:00:00.000000: W lane.py:120] [3]: text``, level and time set by environment.
+"""The project's log lines: ``[2026-01-31 12:00:00.000000: W lane.py:120] [3]: text``, level and time as the user has set them.
 
 Source of the format and the variables: the public interface that existing scripts rely on. TRACE to INFO go to standard
 output, the rest to standard error. Nothing is configured for an application that has set up the ``horovod`` logger itself.
@@ -7,9 +7,7 @@ output, the rest to standard error. Nothing is configured for an application tha
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from collections.abc import Mapping
 from datetime import datetime
 
 _TRACE = 5
@@ -52,16 +50,20 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
 
-def configure(rank: int, level_variable: str, hide_time_variable: str, env: Mapping[str, str] | None = None) -> None:
-    """Set the ``horovod`` logger up for this rank, once per ``init()``."""
-    env = os.environ if env is None else env
+def configure(rank: int, level: str, *, hide_time: bool) -> None:
+    """Set the ``horovod`` logger up for this rank, once per ``init()``.
+
+    Args:
+        level: a key of ``LEVELS``, in any letter case; another one means "warning".
+        hide_time: leave the time out of each line.
+    """
     logger = logging.getLogger("horovod")
     ours = [handler for handler in logger.handlers if isinstance(handler, _Handler)]
     if logger.handlers and not ours:
         return
     handler = ours[0] if ours else _Handler()
-    handler.setFormatter(_Formatter(rank, env.get(hide_time_variable, "0") not in ("", "0")))
+    handler.setFormatter(_Formatter(rank, hide_time))
     if not ours:
         logger.addHandler(handler)
         logger.propagate = False
-    logger.setLevel(LEVELS.get(env.get(level_variable, "warning").lower(), logging.WARNING))
+    logger.setLevel(LEVELS.get(level.lower(), logging.WARNING))

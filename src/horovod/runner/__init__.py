@@ -55,11 +55,11 @@ def run(
         start_timeout: seconds until all ranks must have met in ``hvd.init()``.
         output_filename: a folder that also gets each rank's output.
         verbose: say what is being done.
-        network_interfaces: those the job may use, as a list or separated by commas.
         executable: the Python to run the ranks with. Default: this one.
         min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: for elastic jobs, and
         use_mpi, mpi_args: for mpirun; not supported yet, and refused.
-        ssh_port, ssh_identity_file, disable_cache: for other hosts; without effect on this one.
+        ssh_port, ssh_identity_file, disable_cache, network_interfaces: for other hosts; without effect on this one, which is
+            said on stderr.
         use_gloo: no mpirun; the default.
         np, min_np, max_np, network_interface: deprecated names.
 
@@ -89,6 +89,7 @@ def run(
 
     from horovod.runner.function import run_function
     from horovod.runner.options import Options
+    from horovod.runner.standard_input import NOBODY
 
     if isinstance(network_interfaces, str):
         network_interfaces = network_interfaces.split(",")
@@ -112,6 +113,7 @@ def run(
         use_mpi=bool(use_mpi),
         mpi_args=mpi_args,
         nics=tuple(network_interfaces or ()),
+        stdin=NOBODY,  # in a notebook or a script that is read from there, it is not the ranks' to read
     )
     return run_function(func, args, kwargs or {}, options, executable)
 

@@ -16,6 +16,7 @@ import horovod
 from horovod.core import config
 from horovod.runner.errors import UsageError
 from horovod.runner.options import Options
+from horovod.runner.standard_input import NOBODY
 from horovod.runner.tunables import TUNABLES, Tunable, Value
 
 USAGE = "horovodrun -np N [-H host:slots,...] [options] command [arguments of the command]"
@@ -86,9 +87,11 @@ class Parser(argparse.ArgumentParser):
         """How many of the words after the flag ``word`` belong to it.
 
         Raises:
-            ValueError: there is no such flag.
+            ValueError: there is no such flag, or it takes no value and has one.
         """
-        name, equals, _ = word.partition("=")
+        name, equals, value = word.partition("=")
+        if equals and self._arity.get(name) == 0:
+            raise UsageError(f"{name} takes no value, but was given {value!r}")
         if name in self._arity:
             return 0 if equals else self._arity[name]
         if name.startswith("--"):  # any unique beginning of a long flag will do
@@ -124,6 +127,14 @@ def _not_negative(text: str) -> int:
 _not_negative.__name__ = "whole number"
 
 
+def _rank_or_none(text: str) -> int:
+    if text.lower() == "none":
+        return NOBODY
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be the number of one rank, or none, not {text!r}")
+    return int(text)
+
+
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
@@ -139,6 +150,8 @@ def build_parser() -> Parser:
          help="show which frameworks and engines can be used, and exit")  # fmt: skip
     flag(parser, "-np", "--num-proc", type=_positive, dest="num_proc", metavar="N", help="how many ranks to run")
     flag(parser, "--verbose", action="store_true", help="say what is being done, on stderr")
+    flag(parser, "--stdin", type=_rank_or_none, metavar="RANK",
+         help="the rank that reads standard input, as pdb does; or none (default: 0 with -np 1, else none)")  # fmt: skip
     flag(parser, "--start-timeout", type=_positive, metavar="S",
          help=f"seconds until all ranks must have started (default: {config.START_TIMEOUT}, else 30)")  # fmt: skip
     flag(parser, "--config-file", metavar="YAML", help="read settings from this file; flags beat it")

@@ -22,10 +22,12 @@ from horovod.runner.errors import UsageError
 from horovod.runner.guardian import Guardian
 from horovod.runner.hosts import HostInfo, SlotInfo, get_host_assignments, parse_host_files, parse_hosts
 from horovod.runner.machine import usable_cores
+from horovod.runner.notices import without_effect
 from horovod.runner.options import Options
 from horovod.runner.outcome import Failure, Outcome
 from horovod.runner.output import Output, Sink
 from horovod.runner.signals import SignalPipe
+from horovod.runner.standard_input import choose_reader, in_background
 from horovod.runner.strategies import choose
 from horovod.runner.supervisor import Supervisor
 
@@ -52,14 +54,14 @@ class Job:
         if not options.command:
             raise UsageError("no command given: what shall the ranks run? As in: horovodrun -np 2 python train.py")
         self.slots = _places(options)
+        self._reader = choose_reader(options.stdin, len(self.slots))
         self._strategy = choose(options, self.slots)
         _check_interfaces(options)
         _check_program(options.command[0], environment)
-        common = worker_environment.forwarded(environment)
         self._asked = worker_environment.from_options(options)
-        self._threads = worker_environment.threads(common, usable_cores(), len(self.slots))
-        self._memory = worker_environment.memory(common)
-        self._common = {**common, **self._asked, **self._threads, **self._memory}
+        self._threads = worker_environment.threads(environment, usable_cores(), len(self.slots))
+        self._memory = worker_environment.memory(environment)
+        self._common = {**environment, **self._asked, **self._threads, **self._memory}
         self._server: RendezvousServer | None = None
 
     def run(
@@ -101,11 +103,24 @@ class Job:
             if guardian is not None:
                 cleanup.enter_context(guardian)
             environment = {**self._common, **worker_environment.meeting_place(server.address, secret)}
+            for notice in without_effect(options):
+                output.say(f"horovodrun: {notice}")
+            if self._reader is not None and in_background():
+                if options.stdin is not None:
+                    output.say("horovodrun: --stdin has no effect: this job runs in the background of its terminal")
+                self._reader = None
             if options.verbose:
                 output.say(self._describe(server.address))
             plans = self._strategy.plan(options.command, self.slots, environment)
             return Supervisor(
-                plans, output, mark=mark, guardian=guardian, accusation=self._accusation, signals=signals
+                plans,
+                output,
+                mark=mark,
+                guardian=guardian,
+                accusation=self._accusation,
+                departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
+                signals=signals,
+                reader=self._reader,
             ).run()
 
     def delivered(self, key: str) -> bytes | None:
@@ -128,7 +143,8 @@ class Job:
     def _accusation(self) -> Failure | None:
         value = self.delivered(FAILURE_KEY)
         if value is None:
-            return None
+            awaited = None if self._server is None else self._server.awaited_in_vain()
+            return None if awaited is None else Failure(*awaited)
         try:
             content = json.loads(value)
             return Failure(int(content["rank"]), str(content["reason"]))
@@ -140,12 +156,9 @@ class Job:
         words = [f"horovodrun: {len(self.slots)} ranks of: {' '.join(self._options.command)}"]
         words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in self.slots]
         words.append(f"  they meet at {host}:{port}")
+        if self._reader is not None:
+            words.append(f"  rank {self._reader} reads standard input")
         words += [f"  {name}={value}" for name, value in sorted(self._asked.items())]
-        words += [
-            f"  {name} stays here: the ranks see every card and choose by local rank"
-            for name in sorted(self._launcher_environment.keys() - self._common.keys())
-            if name.endswith("CUDA_VISIBLE_DEVICES")
-        ]
         if self._threads:
             share = ", ".join(f"{name}={value}" for name, value in self._threads.items())
             words.append(f"  {share}: a fair share of {usable_cores()} cores; set either to choose for yourself")
@@ -186,8 +199,14 @@ def _check_program(program: str, environment: Mapping[str, str]) -> None:
     """Better one clear word now than the same failure from every rank."""
     if shutil.which(program, path=environment.get("PATH")) is not None:
         return
-    script = program.endswith(".py") and Path(program).is_file()
-    hint = f"; did you mean `{Path(sys.executable).name} {program}`?" if script else ""
+    if program.endswith(".py") and Path(program).is_file():
+        hint = f"; did you mean `{Path(sys.executable).name} {program}`?"
+    elif len(program.split()) > 1:
+        hint = f"; write it without quotes: {program}"
+    else:
+        hint = ""
+    if Path(program).is_dir() and os.sep in program:
+        raise UsageError(f"command is a directory: {program}")
     if os.sep not in program or not os.access(program, os.F_OK):
-        raise UsageError(f"command not found: {program}{hint}")
+        raise UsageError(f"command not found: {program or repr(program)}{hint}")
     raise UsageError(f"command is not executable: {program}{hint}")

@@ -61,6 +61,7 @@ def _open_standard_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            os.set_inheritable(descriptor, True)  # the rank that reads standard input inherits it
 
 
 if __name__ == "__main__":

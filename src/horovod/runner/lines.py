@@ -22,6 +22,7 @@ class LineSplitter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._parts: list[str] = []
         self._length = 0
+        self._shown = False  # whether a part of the line that is not complete has been returned already
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that ``data`` completes."""
@@ -30,9 +31,20 @@ class LineSplitter:
     def finish(self) -> list[str]:
         """The stream has ended: what is left, as a line of its own."""
         lines = self._split(self._decoder.decode(b"", final=True))
-        if self._parts:
+        if self._parts or self._shown:
             lines.append(self._take() + "\n")
         return lines
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether text has come that has not been returned, for want of a line's end."""
+        return bool(self._parts)
+
+    def take_incomplete(self) -> str:
+        """The part of a line that has come so far. What is returned next is the rest of that line."""
+        text = self._take()
+        self._shown = self._shown or bool(text)
+        return text
 
     def _split(self, text: str) -> list[str]:
         lines: list[str] = []
@@ -43,8 +55,9 @@ class LineSplitter:
             if self._parts:
                 self._parts.append(content)
                 content = self._take()
-            if end == "\r" and not content:
+            if end == "\r" and not content and not self._shown:
                 continue  # progress bars begin with one; there is nothing to show yet
+            self._shown = False
             whole = (len(content) - 1) // self._bound * self._bound if content else 0
             lines.extend(self._cut(content[:whole]))
             lines.append(content[whole:] + ("\r" if end == "\r" else "\n"))

@@ -24,6 +24,8 @@ class Options:
     """Network interfaces the job may use."""
     output_filename: str | None = None
     """Folder for each rank's output."""
+    stdin: int | None = None
+    """The rank that reads the launcher's standard input, or ``standard_input.NOBODY``."""
     prefix_output_with_timestamp: bool = False
     verbose: bool = False
     check_build: bool = False

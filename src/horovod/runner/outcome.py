@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from horovod.runner.processes import Exit
 
 _WELL = Exit(0)
+_NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
+"""How Python ends where a debugger, or ``input()``, finds standard input empty."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Outcome:
     """What the runtime knows about the failure."""
     tail: Sequence[str] = ()
     """The last lines of the culprit's stderr."""
+    reader: int | None = None
+    """The rank that read standard input, or None."""
     interrupted: int = 0
     """The signal that asked the launcher to end, or 0."""
     immortal: frozenset[int] = frozenset()
@@ -72,6 +76,11 @@ class Outcome:
             words.append(f"Process name: {self.culprit}")
             whose = "" if self.victim is None else f", which is that of rank {self.victim}: it failed because of this"
             words.append(f"Exit code: {self.exit}{whose}")
+            if self.tail and self.tail[-1].startswith(_NOTHING_TO_READ) and self.culprit != self.reader:
+                words.append(
+                    f"Rank {self.culprit} does not read standard input. To debug or answer it, start the job with "
+                    f"horovodrun --stdin {self.culprit}"
+                )
             if self.exit.signal == signal.SIGKILL:
                 words.append("Nobody in this job sends SIGKILL to a running rank: did the machine run out of memory?")
         return "\n".join(words)

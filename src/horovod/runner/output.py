@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -32,9 +32,14 @@ class ReaderGone(Exception):
 
 @dataclass
 class Cursor:
-    """Whose progress bar the cursor stands on: the label of the stream that wrote a line ending in ``\\r``, or ""."""
+    """Where the cursor stands: ``bar`` and ``line`` are labels of streams, or ""."""
 
     bar: str = ""
+    """On the progress bar of this stream, which wrote a line ending in ``\\r``."""
+    line: str = ""
+    """Behind a line of this stream that is not complete, such as a prompt."""
+    broken: set[str] = field(default_factory=set)
+    """Streams that have not completed a line behind which others have written."""
 
 
 class Sink(ABC):
@@ -45,16 +50,24 @@ class Sink(ABC):
         self._cursor = cursor or Cursor()
 
     def show(self, label: str, lines: Sequence[str], stamp: str = "") -> None:
-        """Write lines, each behind its label."""
+        """Write lines, each behind its label. The last may lack its end; what the stream writes next completes it."""
         pieces: list[str] = []
         for line in lines:
-            if line == "\n" and label and self._cursor.bar == label:
-                pieces.append(line)  # the end of the progress bar that stands there already
+            if line == "\n" and label in self._cursor.broken:
+                self._cursor.broken.discard(label)  # the line that ends here ended where others wrote
+                continue
+            if label and (self._cursor.line == label or (line == "\n" and self._cursor.bar == label)):
+                pieces.append(line)  # it goes on with, or ends, what stands there already
             else:
+                if self._cursor.line:
+                    self._cursor.broken.add(self._cursor.line)
+                    pieces.append("\n")
+                self._cursor.broken.discard(label)
                 if self._cursor.bar and self._terminal:
                     pieces.append(ERASE_LINE)
                 pieces += (stamp, label, line)
             self._cursor.bar = label if line.endswith("\r") else ""
+            self._cursor.line = "" if line.endswith(("\r", "\n")) else label
         self.write("".join(pieces))
 
     @abstractmethod
@@ -172,9 +185,19 @@ class RankStream:
         self._splitter = LineSplitter()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         """The last lines, or their beginnings, without what a progress bar overwrote."""
+        self._begun = ""  # what has been shown of a line that is not complete
 
     def feed(self, data: bytes) -> None:
         self._show(self._splitter.feed(data))
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a part of a line waits for the rest."""
+        return self._splitter.incomplete
+
+    def show_incomplete(self) -> None:
+        """Show what has come of a line, such as a prompt."""
+        self._show([self._splitter.take_incomplete()])
 
     def finish(self) -> None:
         """The rank has closed the stream."""
@@ -187,7 +210,11 @@ class RankStream:
     def _show(self, lines: list[str]) -> None:
         if not lines:
             return
-        self.tail.extend(line[:-1][:TAIL_LINE_CHARACTERS] for line in lines if line.endswith("\n"))
+        for line in lines:
+            begun = self._begun + line[:TAIL_LINE_CHARACTERS]
+            if line.endswith("\n"):
+                self.tail.append(begun.removesuffix("\n")[:TAIL_LINE_CHARACTERS])
+            self._begun = "" if line.endswith(("\r", "\n")) else begun[:TAIL_LINE_CHARACTERS]
         stamp = time.asctime() if self._timestamps else ""
         for sink in self._sinks:
             sink.show(self._label, lines, stamp)

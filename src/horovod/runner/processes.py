@@ -6,6 +6,7 @@ signal to its group can never hit a stranger.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -17,6 +18,10 @@ from horovod.runner.errors import LaunchError
 
 STREAMS = ("stdout", "stderr")
 _CHUNK = 1 << 16
+_WHY_A_FILE_CANNOT_RUN = {  # the launcher has seen before that the file is there and executable
+    errno.ENOENT: "; the interpreter that its first line names does not exist",
+    errno.ENOEXEC: "; it is no program of this machine, or a script without a first line such as #!/bin/sh",
+}
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,19 @@ class Exit:
 
 
 class RankProcess:
-    """A started process."""
+    """A started process.
 
-    def __init__(self, plan: ProcessPlan) -> None:
+    Args:
+        reads_input: whether it gets this process's standard input; it has nothing to read otherwise.
+    """
+
+    def __init__(self, plan: ProcessPlan, *, reads_input: bool = False) -> None:
         self.plan = plan
         try:
             self._process = subprocess.Popen(
                 plan.command,
                 env=dict(plan.environment),
-                stdin=subprocess.DEVNULL,
+                stdin=None if reads_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -67,7 +76,8 @@ class RankProcess:
             self.ended = _descriptor_of_end(self._process.pid)
             """A descriptor that becomes readable when the process has ended."""
         except OSError as error:
-            raise LaunchError(f"cannot start rank {plan.rank} ({plan.command[0]}): {error.strerror}") from error
+            why = _WHY_A_FILE_CANNOT_RUN.get(error.errno or 0, "")
+            raise LaunchError(f"cannot start rank {plan.rank} ({plan.command[0]}): {error.strerror}{why}") from error
         assert self._process.stdout is not None and self._process.stderr is not None
         self._pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         for pipe in self._pipes.values():

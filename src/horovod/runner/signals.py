@@ -9,6 +9,8 @@ from types import FrameType, TracebackType
 
 _SAME_SIGNAL_SECONDS = 0.3
 """A wrapper that forwards Ctrl-C beside the terminal's own must not count as a second, impatient one."""
+_INSISTING_SECONDS = 1.0
+"""A Ctrl-C that comes so soon after one that a rank got means the job, not the rank."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -23,7 +25,8 @@ class Insisted(BaseException):
 class SignalPipe:
     """While active, signals that ask the launcher to end arrive at :meth:`fileno`; a second one raises ``Insisted``.
 
-    A signal that was ignored when the launcher started (``nohup``, a background job) stays ignored. Main thread only.
+    Ctrl-Z arrives there, too. A signal that was ignored when the launcher started (``nohup``, a background job) stays
+    ignored. Main thread only.
     """
 
     def __init__(self) -> None:
@@ -31,6 +34,9 @@ class SignalPipe:
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
         self._first_at = 0.0
+        self.passes_interrupts_on = False
+        """Whether Ctrl-C is for a rank that reads from the terminal, unless two come in quick succession."""
+        self._passed_on_at = -_INSISTING_SECONDS
         self._before: dict[signal.Signals, object] = {}
         self._wakeup_before = -1
 
@@ -39,6 +45,8 @@ class SignalPipe:
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)
+        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+            self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, lambda *_: None)
         return self
 
     def __exit__(
@@ -59,14 +67,27 @@ class SignalPipe:
         return bool(self._first_at)
 
     def take(self) -> list[int]:
-        """The ending signals that arrived since the last call."""
+        """The ending signals, and SIGTSTP, that arrived since the last call."""
         try:
-            return [number for number in os.read(self._reader, 512) if number in ENDING_SIGNALS]
+            return [number for number in os.read(self._reader, 512) if number in (*ENDING_SIGNALS, signal.SIGTSTP)]
         except BlockingIOError:
             return []
 
+    @staticmethod
+    def suspend() -> None:
+        """Stop this process as Ctrl-Z does, and return when it goes on."""
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
+        if self.passes_interrupts_on and number == signal.SIGINT and not self._first_at:
+            since = now - self._passed_on_at
+            if since >= _INSISTING_SECONDS:
+                self._passed_on_at = now
+            if since >= _INSISTING_SECONDS or since <= _SAME_SIGNAL_SECONDS:
+                return
         if not self._first_at:
             self._first_at = now
         elif now - self._first_at > _SAME_SIGNAL_SECONDS:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from horovod.runner import process_tree
+from horovod.runner import process_tree, standard_input
 from horovod.runner.guardian import Guardian
 from horovod.runner.outcome import Failure, Outcome
 from horovod.runner.output import Output, RankStream, ReaderGone
@@ -31,6 +31,8 @@ _LAST_WORDS_SECONDS = 1.0
 they raise, say where they were, and let go of what they hold."""
 _GIVE_UP_SECONDS = 0.5
 """How long after SIGKILL a process may still show up as running."""
+_PROMPT_SECONDS = 0.05
+"""How long the rank that reads standard input may pause within a line until the line is taken for a prompt."""
 _LAST_CHUNKS = 16
 """Reads from a pipe that does not end; it holds no more, unless somebody keeps writing."""
 
@@ -51,8 +53,10 @@ class Supervisor:
         output: where the ranks' output goes.
         mark: what every process of the job has in its environment, and no other process.
         guardian: who ends the job if this process dies.
-        accusation: asks what the runtime has said about the first failing rank, if anything.
+        accusation: asks what is known about the first failing rank beside how it ended, if anything.
+        departed: is told of every rank that has ended, before anything is concluded from it.
         signals: where signals to the launcher arrive; None leaves them to Python.
+        reader: the rank that reads this process's standard input, or None.
     """
 
     def __init__(
@@ -63,14 +67,21 @@ class Supervisor:
         mark: bytes,
         guardian: Guardian | None,
         accusation: Callable[[], Failure | None],
+        departed: Callable[[int, Exit], None],
         signals: SignalPipe | None = None,
+        reader: int | None = None,
     ) -> None:
         self._plans = plans
         self._output = output
         self._mark = mark
         self._guardian = guardian
         self._accusation = accusation
+        self._departed = departed
         self._signals = signals
+        self._reader = reader
+        self._passed_interrupt_on = False
+        if signals is not None:
+            signals.passes_interrupts_on = reader is not None and standard_input.is_terminal()
         self._selector = selectors.DefaultSelector()
         self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
         self._ranks: dict[int, RankProcess] = {}
@@ -109,7 +120,7 @@ class Supervisor:
         return self._outcome(immortal)
 
     def _start(self, plan: ProcessPlan) -> None:
-        rank = RankProcess(plan)
+        rank = RankProcess(plan, reads_input=plan.rank == self._reader)
         self._ranks[plan.rank] = rank
         if self._guardian is not None:
             self._guardian.watch_over(rank.session)
@@ -148,7 +159,24 @@ class Supervisor:
                 stream.finish()
         except ReaderGone:
             self._on_reader_gone()
+        if rank.rank == self._reader:
+            self._expect_prompt(rank.rank, name)
         return bool(data)
+
+    def _expect_prompt(self, rank: int, name: str) -> None:
+        """Show the part of a line that is not completed soon: somebody may be asked to answer it."""
+        stream = self._streams.get((rank, name))
+        if stream is None or not stream.incomplete:
+            self._timers.pop(("prompt", name), None)
+            return
+
+        def show() -> None:
+            try:
+                stream.show_incomplete()
+            except ReaderGone:
+                self._on_reader_gone()
+
+        self._timers["prompt", name] = (time.monotonic() + _PROMPT_SECONDS, show)
 
     def _drain(self, rank: RankProcess, name: str) -> None:
         """Pass on what is still in the pipe, which may be held open by a stranger, and close it."""
@@ -169,9 +197,16 @@ class Supervisor:
         if end is None:
             return
         self._selector.unregister(rank.ended)
+        self._departed(rank.rank, end)
         rank.signal_group(signal.SIGTERM)  # what it started has lost its purpose
         self._timers["leftovers", rank.rank] = (time.monotonic() + GRACE_SECONDS, lambda: self._abandon(rank))
+        if rank.rank == self._reader and self._signals is not None:
+            self._signals.passes_interrupts_on = False
         if self._ending:
+            return
+        if self._passed_interrupt_on and rank.rank == self._reader and end.code == 128 + signal.SIGINT:
+            self._interrupted = signal.SIGINT
+            self._end_all()
             return
         if self._verdict is not None:  # these were its last words
             if not self._running():
@@ -184,10 +219,33 @@ class Supervisor:
     def _on_signals(self) -> None:
         assert self._signals is not None
         for number in self._signals.take():
-            if not self._interrupted:
+            if number == signal.SIGTSTP:
+                self._suspend()
+            elif number == signal.SIGINT and self._signals.passes_interrupts_on and not self._signals.pressed:
+                self._pass_interrupt_on()
+            elif not self._interrupted:
                 self._interrupted = number
                 self._output.say(f"horovodrun: {signal.Signals(number).name}: ending the job")
                 self._end_all()
+
+    def _suspend(self) -> None:
+        """Stop all ranks and this process, and have the ranks go on when it does."""
+        assert self._signals is not None
+        for rank in self._ranks.values():
+            rank.signal_group(signal.SIGSTOP)
+        self._signals.suspend()
+        for rank in self._ranks.values():
+            rank.signal_group(signal.SIGCONT)
+
+    def _pass_interrupt_on(self) -> None:
+        assert self._reader is not None
+        if not self._passed_interrupt_on:
+            self._passed_interrupt_on = True
+            self._output.say(
+                f"horovodrun: Ctrl-C went to rank {self._reader}, which reads from this terminal; press it twice within a "
+                "second to end the job"
+            )
+        self._ranks[self._reader].signal_group(signal.SIGINT)
 
     def _on_reader_gone(self) -> None:
         if not self._interrupted:
@@ -287,13 +345,16 @@ class Supervisor:
         verdict = self._verdict
         if verdict is None:
             return Outcome(exits, interrupted=self._interrupted, immortal=frozenset(immortal))
+        accused = self._accusation()  # the others may have told only after they had heard of its end
+        known = accused.reason if accused is not None and accused.rank == verdict.culprit.rank else ""
         return Outcome(
             exits,
             culprit=verdict.culprit.rank,
             exit=verdict.end,
             victim=None if verdict.ended is verdict.culprit else verdict.ended.rank,
             place=verdict.culprit.plan.place,
-            reason=verdict.reason,
+            reason=verdict.reason or known,
+            reader=self._reader,
             tail=tuple(self._tails[verdict.culprit.rank].tail),
             interrupted=self._interrupted,
             immortal=frozenset(immortal),

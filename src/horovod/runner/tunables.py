@@ -36,7 +36,8 @@ class Tunable:
 
     ``name`` is the flag's name with underscores; ``place`` its section and key in the YAML file; ``off`` the flag that
     says the opposite, for booleans; ``inverted`` that the file's boolean means the opposite of the flag's; ``when`` the
-    setting without which this one is not exported; ``pattern`` what a text must look like.
+    setting without which this one is not exported; ``pattern`` what a text must look like; ``without_effect`` why the setting,
+    switched on, changes nothing in this version.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Tunable:
     on_hidden: bool = False
     inverted: bool = False
     when: str = ""
+    without_effect: str = ""
     export: Callable[[Value], str] = _text
 
     def check(self, value: Value, said: str) -> Value:
@@ -89,7 +91,10 @@ class Tunable:
 
 def _engine(name: str, variable: str, what: str) -> Tunable:
     off = f"--no-{name.replace('_', '-')}"
-    return Tunable(name, bool, variable, ("params", name), f"{what}, where several hosts have several ranks", off=off)
+    return Tunable(
+        name, bool, variable, ("params", name), f"{what}, where several hosts have several ranks", off=off,
+        without_effect="all ranks run on this machine",
+    )  # fmt: skip
 
 
 TUNABLES: tuple[Tunable, ...] = (
@@ -155,10 +160,11 @@ TUNABLES: tuple[Tunable, ...] = (
     Tunable(
         "mpi_threads_disable", bool, config.MPI_THREADS_DISABLE, ("library_options", "mpi_threads_disable"),
         "run MPI without its thread support", off="--no-mpi-threads-disable", off_hidden=True,
+        without_effect="no rank communicates by MPI",
     ),
     Tunable(
         "num_nccl_streams", int, config.NUM_NCCL_STREAMS, ("library_options", "num_nccl_streams"),
-        "streams for NCCL (default 1)", minimum=0,
+        "streams for NCCL (default 1)", minimum=0, without_effect="no engine uses NCCL in this version",
     ),
     Tunable(
         "thread_affinity", str, config.THREAD_AFFINITY, ("library_options", "thread_affinity"),

@@ -1,12 +1,11 @@
 """The environment variables a rank starts with.
 
-A rank gets the launcher's own environment, less what must not cross, then what the user's flags say, then who it is and
+A rank inherits the launcher's whole environment. What the user's flags say comes on top of it, then who the rank is and
 where the ranks meet. Nothing that the user did not ask for is forced on the runtime.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from horovod.core import config
@@ -14,10 +13,6 @@ from horovod.runner.hosts import SlotInfo
 from horovod.runner.options import Options
 from horovod.runner.tunables import exported
 
-# Functions of the shell, the shell's memory of where it was, cards picked for the launcher, another job's secret.
-_NOT_FORWARDED = re.compile(
-    "|".join((r"BASH_FUNC_.*", r"OLDPWD", r".*CUDA_VISIBLE_DEVICES", re.escape(config.SECRET_KEY)))
-)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _TENSORFLOW_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
@@ -28,11 +23,6 @@ _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": st
 # PyTorch asks the kernel for huge pages for tensors of 2 MiB or more: fewer faults and address translations, and
 # what other ranks read in this one's memory costs them less.
 _HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-
-
-def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of the launcher's environment that ranks get."""
-    return {name: value for name, value in environment.items() if not _NOT_FORWARDED.match(name)}
 
 
 def from_options(options: Options) -> dict[str, str]:

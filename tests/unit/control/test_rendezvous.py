@@ -183,6 +183,36 @@ def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousS
     assert first.results() == [[b"0", b"1"]]
 
 
+def test_who_waits_for_a_rank_that_departs_is_told_at_once_and_who_comes_later_too(server: RendezvousServer) -> None:
+    early = Together(partial(exchange, server, 0, 3))
+    wait_until(lambda: server._gatherings, "rank 0")
+    server.depart(1, "exit code 0")
+    outcomes = [*early.outcomes(), *Together(partial(exchange, server, 2, 3)).outcomes()]
+    for error in outcomes:
+        assert isinstance(error, RendezvousError)
+        assert "rank 1 of 3 has ended (exit code 0)" in str(error)
+    awaited = server.awaited_in_vain()
+    assert awaited is not None and awaited[0] == 1
+    assert awaited[1].endswith("where rank 0 waited for it")
+
+
+def test_several_ranks_that_departed_are_all_named_and_the_first_is_to_blame(server: RendezvousServer) -> None:
+    server.depart(2, "exit code 3")
+    server.depart(1, "exit code 0")
+    (error,) = Together(partial(exchange, server, 0, 3)).outcomes()
+    assert "ranks 1, 2 of 3 have ended (exit codes 0, 3)" in str(error)
+    assert server.awaited_in_vain() == (
+        2,
+        "it ended (exit code 3) instead of calling hvd.init(), where rank 0 waited for it",
+    )
+
+
+def test_who_does_not_wait_for_a_rank_that_departed_hears_nothing_of_it(server: RendezvousServer) -> None:
+    server.depart(1, "exit code 0")
+    assert together(*(partial(members, server, rank, [2, 0]) for rank in (0, 2))) == [[b"2", b"0"]] * 2
+    assert server.awaited_in_vain() is None
+
+
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_outside_the_job(server: RendezvousServer, rank: int, size: int) -> None:
     with pytest.raises(RendezvousError):

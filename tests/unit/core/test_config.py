@@ -23,9 +23,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.CACHE_CAPACITY, "0", "cache_capacity", 0),
     (config.DISABLE_GROUP_FUSION, "1", "disable_group_fusion", True),
     (config.DYNAMIC_PROCESS_SETS, "1", "dynamic_process_sets", True),
-    (config.CONTROLLER, "GLOO", "controller", "gloo"),
     (config.CPU_OPERATIONS, " TCP ", "cpu_operations", "tcp"),
-    (config.GPU_OPERATIONS, "NCCL", "gpu_operations", "nccl"),
     (config.NETWORK_INTERFACE, "eth0", "network_interface", "eth0"),
     (config.SHM_PIECE_BYTES, "65536", "shm_piece_bytes", 65536),
     (config.SHM_DIRECT, "Never", "shm_direct", "never"),
@@ -41,6 +39,8 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.ELASTIC, "1", "elastic", True),
     (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
+    (config.LOG_LEVEL, " Debug ", "log_level", "debug"),
+    (config.LOG_HIDE_TIME, "1", "log_hide_time", True),
     (config.AUTOTUNE, "1", "autotune", True),
 ]
 
@@ -57,7 +57,7 @@ NUMBERS = [
     config.STALL_SHUTDOWN_TIME,
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
-FLAGS += [config.TIMELINE_MARK_CYCLES, config.AUTOTUNE]
+FLAGS += [config.TIMELINE_MARK_CYCLES, config.LOG_HIDE_TIME, config.AUTOTUNE]
 
 
 @pytest.mark.parametrize(("variable", "text", "field", "value"), SETTINGS)
@@ -99,10 +99,15 @@ def test_flags_that_are_set(variable: str, text: str) -> None:
     assert Config.from_env({variable: text}) != Config()
 
 
-@pytest.mark.parametrize("text", ["0", "00", "false", "No", "OFF"])
+@pytest.mark.parametrize("text", ["0", "00", "false", "No", "OFF", "", " "])
 @pytest.mark.parametrize("variable", FLAGS)
 def test_flags_that_are_not(variable: str, text: str) -> None:
     assert Config.from_env({variable: text}) == Config()
+
+
+def test_every_flag_is_tested() -> None:
+    flags = {field.name for field in dataclasses.fields(Config) if field.type == "bool"}
+    assert {field for variable, _, field, _ in SETTINGS if variable in FLAGS} == flags
 
 
 def refuse(env: Mapping[str, str], advice: str = "") -> None:
@@ -139,6 +144,10 @@ def test_what_is_below_the_least_or_beyond_all_bounds_is_refused(variable: str, 
         (config.THREAD_AFFINITY, "0,,1", "whole number"),
         (config.STALL_CHECK_TIME, "soon", "expected a number"),
         (config.ELASTIC, "maybe", "0 or 1"),
+        (config.CONTROLLER, "mpi", "available is gloo"),
+        (config.CONTROLLER, "NCCL", "available is gloo"),
+        (config.GPU_OPERATIONS, "NCCL", "through host memory"),
+        (config.GPU_OPERATIONS, "mpi", "through host memory"),
     ],
 )
 def test_the_error_says_what_is_expected(variable: str, text: str, advice: str) -> None:

@@ -616,6 +616,16 @@ def test_the_launcher_learns_who_failed_first(monkeypatch: pytest.MonkeyPatch) -
         server.stop()
 
 
+@pytest.mark.parametrize("no", ["0", "false", "No", "off", ""])
+def test_a_log_that_is_not_to_hide_the_time_shows_it(
+    no: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(config.LOG_HIDE_TIME, no)
+    context.init()
+    logging.getLogger("horovod.core").warning("hello")
+    assert not capsys.readouterr().err.startswith("[W ")
+
+
 def test_the_log_is_set_up_at_init(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(config.LOG_LEVEL, "info")
     monkeypatch.setenv(config.LOG_HIDE_TIME, "1")

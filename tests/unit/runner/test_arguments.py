@@ -181,6 +181,8 @@ def test_a_missing_file() -> None:
         ("-np 2 -H localhost:2 --hostfile x true", "not allowed with argument"),
         ("-np 2 no-such-command --x", "command not found: no-such-command"),
         ("-np 2 /no/such/command", "command not found: /no/such/command"),
+        ("-np 2 /etc", "command is a directory: /etc"),
+        ("-np 2 --verbose=1 true", "--verbose takes no value, but was given '1'"),
         ("-np 2 /etc/passwd", "command is not executable: /etc/passwd"),
         ("--nonsense 1 -np 2 true", "unknown flag --nonsense"),
         ("-q -np 2 true", "unknown flag -q. Flags of your own program"),
@@ -197,12 +199,12 @@ def test_a_missing_file() -> None:
         ("-np 2 --network-interface no-such-nic true", "no network interface no-such-nic"),
         ("-np 2 --output-filename /proc/nothing true", "cannot write output to /proc/nothing"),
         ("-np 2 -H no-such-host.invalid:2 true", "no-such-host.invalid has no address"),
-        ("-np 2 -H 192.0.2.1:2 true", "not supported yet"),
-        ("-np 2 --mpi true", "--mpi is not supported yet"),
-        ("-np 2 --jsrun true", "--jsrun is not supported yet"),
-        ("-np 2 --mpi-args=-x true", "--mpi-args is not supported yet"),
-        ("-np 2 --min-np 1 true", "--min-np is not supported yet"),
-        ("-np 2 --host-discovery-script x true", "--host-discovery-script is not supported yet"),
+        ("-np 2 -H 192.0.2.1:2 true", "not supported"),
+        ("-np 2 --mpi true", "--mpi (controller: mpi) is not supported: this version does not start ranks by mpirun"),
+        ("-np 2 --jsrun true", "--jsrun is not supported"),
+        ("-np 2 --mpi-args=-x true", "--mpi-args is not supported"),
+        ("-np 2 --min-np 1 true", "--min-np is not supported"),
+        ("-np 2 --host-discovery-script x true", "--host-discovery-script is not supported"),
     ],
 )
 def test_one_clear_line_and_the_usage(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,6 +219,15 @@ def test_one_clear_line_and_the_usage(words: str, message: str, capsys: pytest.C
     assert error.startswith("horovodrun: error: ")
     assert message in error
     assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [("python train.py", "command not found: python train.py; write it without quotes"), ("", "command not found: ''")],
+)
+def test_a_command_that_is_no_word(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_commandline(["-np", "2", command]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["", "./", "/absolute/"])

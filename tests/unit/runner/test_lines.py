@@ -37,6 +37,25 @@ def test_without_carriage_returns_lines_are_just_lines(text: str, cuts: list[int
     assert "".join(split(text.encode(), cuts)) == text + ("\n" if text and not text.endswith("\n") else "")
 
 
+@given(texts.filter(lambda text: "\r" not in text), st.lists(st.integers(0, 1000), max_size=8))
+def test_lines_that_are_shown_before_they_are_complete_lose_and_repeat_nothing(text: str, cuts: list[int]) -> None:
+    splitter, shown, data = LineSplitter(), "", text.encode()
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    for start, end in pairwise(edges):
+        shown += "".join(splitter.feed(data[start:end]))
+        if splitter.incomplete:
+            shown += splitter.take_incomplete()
+        assert not splitter.incomplete
+    assert shown + "".join(splitter.finish()) == text + ("\n" if text and not text.endswith("\n") else "")
+
+
+def test_a_progress_bar_that_was_shown_ends_where_the_next_begins() -> None:
+    splitter = LineSplitter()
+    assert (splitter.feed(b"\r50%"), splitter.take_incomplete()) == ([], "50%")
+    assert (splitter.feed(b"\r51%"), splitter.take_incomplete()) == (["\r"], "51%")
+    assert splitter.finish() == ["\n"]
+
+
 @given(st.binary(max_size=80), st.lists(st.integers(0, 1000), max_size=8))
 def test_bytes_that_are_no_text_are_replaced_however_they_arrive(data: bytes, cuts: list[int]) -> None:
     data = data.replace(b"\r", b"")

@@ -84,11 +84,3 @@ def test_that_ranks_keep_memory_for_the_next_step() -> None:
 def test_that_a_tuned_allocator_is_left_alone(tuned: dict[str, str]) -> None:
     assert worker_environment.memory(tuned) == {"THP_MEM_ALLOC_ENABLE": "1"}
     assert worker_environment.memory({**tuned, "THP_MEM_ALLOC_ENABLE": "0"}) == {}
-
-
-def test_what_ranks_do_not_inherit() -> None:
-    hidden = ["BASH_FUNC_x%%", "OLDPWD", "CUDA_VISIBLE_DEVICES", "NVIDIA_CUDA_VISIBLE_DEVICES", "_HOROVOD_SECRET_KEY"]
-    assert worker_environment.forwarded(dict.fromkeys([*hidden, "PATH", "HOROVOD_X"], "1")) == {
-        "PATH": "1",
-        "HOROVOD_X": "1",
-    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from horovod.runner.outcome import Outcome
 from horovod.runner.processes import Exit
 
@@ -26,6 +28,14 @@ def test_a_failed_job_says_who_where_why_and_how() -> None:
         "Exit code: 139 (killed by SIGSEGV)",
     ]
     assert outcome.status == 139
+
+
+@pytest.mark.parametrize("last", ["bdb.BdbQuit", "EOFError: EOF when reading a line"])
+def test_a_debugger_that_had_nothing_to_read_gets_advice(last: str) -> None:
+    advice = "Rank 1 does not read standard input. To debug or answer it, start the job with horovodrun --stdin 1"
+    assert Outcome(culprit=1, exit=Exit(1), tail=["Traceback", last]).describe().endswith(advice)
+    assert advice not in Outcome(culprit=1, exit=Exit(1), tail=["Traceback", last], reader=1).describe()
+    assert advice not in Outcome(culprit=1, exit=Exit(1), tail=[last, "ValueError"]).describe()
 
 
 def test_a_signal_beats_what_it_did_to_the_ranks() -> None:

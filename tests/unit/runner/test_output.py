@@ -51,6 +51,30 @@ def test_the_tail_keeps_the_beginnings_of_long_lines() -> None:
     assert list(stream.tail) == ["x" * TAIL_LINE_CHARACTERS]
 
 
+def test_a_prompt_is_completed_where_it_stands_unless_others_write_meanwhile() -> None:
+    paper = Paper(Cursor())
+    stream, other = (RankStream(f"[{rank}]", [paper], timestamps=False) for rank in range(2))
+    stream.feed(b"name? ")
+    stream.show_incomplete()
+    assert paper.text == "[0]name? "
+    stream.feed(b"hello\nage? ")
+    stream.show_incomplete()
+    other.feed(b"noise\n")
+    stream.feed(b"old\n")
+    assert paper.text == "[0]name? hello\n[0]age? \n[1]noise\n[0]old\n"
+    assert list(stream.tail) == ["name? hello", "age? old"]
+
+
+def test_a_prompt_that_is_never_answered_ends_where_others_write() -> None:
+    paper = Paper(Cursor())
+    stream, other = (RankStream(f"[{rank}]", [paper], timestamps=False) for rank in range(2))
+    stream.feed(b"name? ")
+    stream.show_incomplete()
+    other.feed(b"noise\n")
+    stream.finish()
+    assert paper.text == "[0]name? \n[1]noise\n"
+
+
 def test_the_end_of_a_progress_bar_needs_no_second_label() -> None:
     paper = Paper()
     paper.show("[0]", ["50%\r"])

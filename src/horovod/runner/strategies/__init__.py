@@ -33,24 +33,27 @@ def choose(options: Options, slots: Sequence[SlotInfo]) -> Strategy:
 
 def refuse_what_is_missing(options: Options) -> None:
     """Refuse flags whose feature does not exist yet: a job must not run otherwise than it was asked to."""
-    missing = {
-        "--mpi": options.use_mpi,
-        "--jsrun": options.use_jsrun,
-        "--mpi-args": options.mpi_args is not None,
-        "--binding-args": options.binding_args is not None,
+    by_hand = "or call mpirun yourself, as in mpirun -np 2 python train.py"
+    launchers = {
+        "--mpi (controller: mpi)": (options.use_mpi, f"available is --gloo, the default; {by_hand}"),
+        "--jsrun": (options.use_jsrun, "available is --gloo, the default"),
+        "--mpi-args": (options.mpi_args is not None, f"leave it out, {by_hand}"),
+        "--binding-args": (options.binding_args is not None, f"leave it out, {by_hand}"),
     }
     elastic = {
-        "--host-discovery-script": options.host_discovery_script is not None,
-        "--min-np": options.min_num_proc is not None,
-        "--max-np": options.max_num_proc is not None,
-        "--slots-per-host": options.slots is not None,
-        "--elastic-timeout": options.elastic_timeout is not None,
-        "--reset-limit": options.reset_limit is not None,
-        "--blacklist-cooldown-range": options.cooldown_range is not None,
+        "--host-discovery-script": (options.host_discovery_script is not None, "name the hosts with -H"),
+        "--min-np": (options.min_num_proc is not None, "give the number of ranks with -np alone"),
+        "--max-np": (options.max_num_proc is not None, "give the number of ranks with -np alone"),
+        "--slots-per-host": (options.slots is not None, "give the slots with the hosts, as in -H localhost:4"),
+        "--elastic-timeout": (options.elastic_timeout is not None, "use --start-timeout"),
+        "--reset-limit": (options.reset_limit is not None, "leave it out"),
+        "--blacklist-cooldown-range": (options.cooldown_range is not None, "leave it out"),
     }
-    for flag, asked in missing.items():
+    for flag, (asked, instead) in launchers.items():
         if asked:
-            raise UsageError(f"{flag} is not supported yet: this version starts ranks itself, on one host")
-    for flag, asked in elastic.items():
+            raise UsageError(
+                f"{flag} is not supported: this version does not start ranks by mpirun or jsrun; {instead}"
+            )
+    for flag, (asked, instead) in elastic.items():
         if asked:
-            raise UsageError(f"{flag} is not supported yet: elastic jobs come in a later version")
+            raise UsageError(f"{flag} is not supported: this version has no elastic jobs; {instead}")

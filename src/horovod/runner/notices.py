@@ -1,0 +1,37 @@
+"""What the launcher says about a request that it accepts although a part of it changes nothing. Pure."""
+
+from __future__ import annotations
+
+from horovod.runner.options import Options
+from horovod.runner.tunables import TUNABLES
+
+_ONE_MACHINE = "all ranks run on this machine"
+
+
+def without_effect(options: Options) -> list[str]:
+    """One line for each flag that has been given and has no effect, with the reason."""
+    idle = {
+        "--disable-cache": (options.disable_cache, "nothing is cached"),
+        "--ssh-port": (options.ssh_port is not None, _ONE_MACHINE),
+        "--ssh-identity-file": (options.ssh_identity_file is not None, _ONE_MACHINE),
+        "--network-interfaces": (bool(options.nics), f"{_ONE_MACHINE}; only a data compute job offers their addresses"),
+        "--tcp": (
+            options.tcp_flag,
+            "no engine uses InfiniBand; only programs that use NCCL themselves see NCCL_IB_DISABLE=1",
+        ),
+    }
+    found = {flag: reason for flag, (given, reason) in idle.items() if given}
+    settings = options.tunables
+    for tunable in TUNABLES:
+        value = settings.get(tunable.name)
+        if value is None or value is False:
+            continue
+        if tunable.without_effect:
+            found[tunable.flag] = tunable.without_effect
+        elif tunable.when and tunable.when != tunable.name and not settings.get(tunable.when):
+            found[tunable.flag] = f"it needs --{tunable.when.replace('_', '-')}"
+    if settings.get("no_stall_check"):
+        for name in ("stall_check_warning_time_seconds", "stall_check_shutdown_time_seconds"):
+            if settings.get(name) is not None:
+                found["--" + name.replace("_", "-")] = "--no-stall-check switches the check off"
+    return [f"{flag} has no effect: {reason}" for flag, reason in found.items()]

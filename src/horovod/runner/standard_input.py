@@ -1,0 +1,44 @@
+"""Which rank reads the launcher's standard input, so that ``pdb`` and ``input()`` work in it. All others read nothing.
+
+The rank gets the very descriptor, not a copy of what arrives, so nothing is read that the rank does not ask for. It keeps a
+session of its own, in which a terminal is an ordinary file: its line editing works, but Ctrl-C and Ctrl-Z reach the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+
+from horovod.runner.errors import UsageError
+
+NOBODY = -1
+"""``--stdin none``."""
+
+
+def choose_reader(asked: int | None, size: int) -> int | None:
+    """The rank that reads standard input, or None.
+
+    Args:
+        asked: what the user said: a rank, ``NOBODY``, or None for nothing. Then it is rank 0 of a job of one.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    if asked is None:
+        return 0 if size == 1 else None
+    if asked == NOBODY:
+        return None
+    if asked >= size:
+        raise UsageError(f"--stdin {asked}: the last of {size} rank{'s' * (size > 1)} is rank {size - 1}")
+    return asked
+
+
+def is_terminal() -> bool:
+    return os.isatty(0)
+
+
+def in_background() -> bool:
+    """Whether standard input is the terminal of a shell that runs this process in the background: it reads there itself."""
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:
+        return False  # a terminal, but not the one that controls this process: nobody else reads there

@@ -1,0 +1,156 @@
+"""Ranks on their way into ``init()``: one that has ended is not waited for, and the end of the job names it."""
+
+from __future__ import annotations
+
+import pytest
+
+import horovod
+from horovod.core.context import init
+from launcher.harness import Launcher, finish
+
+SCRIPT = """
+import os, signal, sys, time
+from horovod.core.context import init, shutdown
+rank = int(os.environ["HOROVOD_RANK"])
+"""
+NEVER = "3600"
+"""Seconds until the ranks would give up waiting: so late that the test fails before."""
+
+
+def run(launcher: Launcher, ranks: int, program: str, **environment: str) -> tuple[int, str]:
+    words = ("-np", str(ranks), "--start-timeout", NEVER, "python", "-c", SCRIPT + program)
+    done = launcher.run(*words, **environment)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ("sys.exit(0)", "exit code 0"),
+        ("sys.exit(3)", "exit code 3"),
+        ("os._exit(0)", "exit code 0"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "exit code 137 (killed by SIGKILL)"),
+    ],
+)
+def test_ranks_in_init_hear_at_once_of_one_that_ended(launcher: Launcher, ending: str, told: str) -> None:
+    status, err = run(launcher, 3, f"if rank == 1:\n    {ending}\ninit()")
+    assert status != 0
+    for waiting in (0, 2):
+        assert f"[{waiting}]<stderr>:horovod.control.rendezvous.RendezvousError: hvd.init() cannot complete" in err
+    assert f"rank 1 of 3 has ended ({told}) instead of calling it" in err
+    assert "horovodrun: the job failed. Rank 1 failed first (localhost, local rank 1)." in err
+    assert "Process name: 1" in err
+
+
+def test_the_last_lines_say_what_a_rank_that_ended_well_did_wrong(launcher: Launcher) -> None:
+    status, err = run(launcher, 2, "if rank == 0:\n    sys.exit(0)\ninit()")
+    assert status == 1
+    last = err[err.index("horovodrun: the job failed.") :].splitlines()
+    assert last == [
+        "horovodrun: the job failed. Rank 0 failed first (localhost, local rank 0).",
+        "Reason: it ended (exit code 0) instead of calling hvd.init(), where rank 1 waited for it",
+        "Process name: 0",
+        "Exit code: 1, which is that of rank 1: it failed because of this",
+    ]
+
+
+def test_a_rank_that_comes_after_the_other_has_ended_is_told_too(launcher: Launcher) -> None:
+    status, err = run(launcher, 2, "if rank == 1:\n    sys.exit(0)\ntime.sleep(1)\ninit()")
+    assert status == 1
+    assert "Rank 1 failed first" in err
+
+
+def test_a_job_in_which_nobody_calls_init_is_fine(launcher: Launcher) -> None:
+    assert run(launcher, 3, "time.sleep(0.2 * rank)") == (0, "")
+
+
+def test_ranks_may_end_one_after_another_when_they_are_done(launcher: Launcher) -> None:
+    assert run(launcher, 3, "init(); shutdown(); time.sleep(0.2 * rank)") == (0, "")
+
+
+def test_a_rank_that_is_done_is_not_waited_for_in_a_second_init(launcher: Launcher) -> None:
+    status, err = run(launcher, 2, "init(); shutdown()\nif rank == 0:\n    init()")
+    assert status == 1
+    assert "rank 1 of 2 has ended (exit code 0) instead of calling it" in err
+    assert "Rank 1 failed first" in err
+
+
+LEAVES = """
+from horovod.core.collectives import barrier
+init()
+barrier().wait()
+if rank == 1:
+    sys.exit(0)
+time.sleep({pause})
+barrier().wait()
+"""
+
+
+@pytest.mark.parametrize("pause", [0, 1])
+def test_a_rank_that_leaves_while_others_go_on_is_named(launcher: Launcher, pause: int) -> None:
+    status, err = run(launcher, 2, LEAVES.format(pause=pause))
+    assert status == 1
+    assert "Rank 1 failed first" in err
+    assert "Reason: it left the job (hvd.shutdown() or the end of its script)" in err
+
+
+def test_a_rank_that_takes_no_part_may_end_at_any_time(launcher: Launcher) -> None:
+    program = "if rank == 1:\n    sys.exit(0)\ntime.sleep(0.5 * rank)\ninit(comm=[0, 2]); shutdown()"
+    assert run(launcher, 3, program) == (0, "")
+
+
+def test_a_rank_that_ends_is_missed_only_by_those_who_list_it(launcher: Launcher) -> None:
+    program = "if rank == 3:\n    sys.exit(0)\ninit(comm=[0, 1] if rank < 2 else [3, 2]); shutdown()"
+    status, err = run(launcher, 4, program)
+    assert status == 1
+    assert "[2]<stderr>:horovod.control.rendezvous.RendezvousError: hvd.init(comm=[3, 2]) cannot complete" in err
+    assert "Rank 3 failed first" in err
+    assert "[0]<stderr>" not in err and "[1]<stderr>" not in err
+
+
+def test_who_catches_the_error_can_go_on(launcher: Launcher) -> None:
+    program = "if rank == 1:\n    sys.exit(0)\ntry:\n    init()\nexcept RuntimeError:\n    init(comm=[0])"
+    assert run(launcher, 2, program) == (0, "")
+
+
+def test_a_function_that_returns_before_init_is_named(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in launcher.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def work() -> None:
+        import os
+
+        if os.environ["HOROVOD_RANK"] == "0":
+            init()
+
+    with pytest.raises(
+        RuntimeError, match=r"Rank 1 failed first.*\nReason: it ended \(exit code 0\) instead of calling"
+    ):
+        horovod.run(work, num_proc=2, start_timeout=int(NEVER))
+
+
+def test_a_rank_that_is_only_late_is_waited_for(launcher: Launcher) -> None:
+    process = launcher.start("-np", "2", "python", "-c", SCRIPT + "time.sleep(rank); init(); shutdown(); print('met')")
+    launcher.await_line(process, "met", times=2)
+    assert finish(process).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("HOROVOD_CPU_OPERATIONS", "Gloo", "available are shm, tcp"),
+        ("HOROVOD_CPU_OPERATIONS", "MPI", "available are shm, tcp"),
+        ("HOROVOD_GPU_OPERATIONS", "nccl", "tensors on GPUs travel through host memory"),
+        ("HOROVOD_GPU_OPERATIONS", "NCCL", "tensors on GPUs travel through host memory"),
+        ("HOROVOD_CONTROLLER", "MPI", "available is gloo"),
+    ],
+)
+def test_what_is_forced_and_does_not_exist_is_an_error_on_every_rank(
+    launcher: Launcher, name: str, value: str, instead: str
+) -> None:
+    program = "try:\n    init()\nexcept Exception as error:\n    sys.exit(str(error))"
+    status, err = run(launcher, 2, program, **{name: value})
+    assert status == 1
+    for rank in range(2):
+        (line,) = [line for line in err.splitlines() if line.startswith(f"[{rank}]<stderr>:")]
+        assert name in line and value.lower() in line.lower() and instead in line and "nset it" in line
