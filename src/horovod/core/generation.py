@@ -70,7 +70,7 @@ class Generation:
         self.config = config
         self.generation = earlier + 1
         self.lanes: dict[int, Lane] = {}
-        self.ending = Ending(self.identity.rank, self.lanes)
+        self.ending = Ending(self.identity.rank, self.lanes, config.timeout.total_seconds())
         self.recording = Recording(config, self.identity.rank, self.lanes)
         self.process = os.getpid()
         self.secret = b""
@@ -250,7 +250,7 @@ class Generation:
                 self.config.timeout.total_seconds(),
             )
             lane.abort(HorovodInternalError(SHUT_DOWN))
-            lane.join(5.0)
+            lane.join(1.0)
 
     # Use
 

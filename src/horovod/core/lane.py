@@ -46,6 +46,14 @@ GLANCES = 50
 that has nothing else to do. The answer to a small collective takes less, and a sleep and a wake-up cost as much as it does."""
 
 
+def still_in_use(error: HorovodInternalError) -> HorovodInternalError:
+    """The same error for who must not use the tensors' memory again, because a thread could not be got out of a collective."""
+    return HorovodInternalError(
+        f"{error} A thread of this rank (horovod-lane) did not leave a collective in time, so the tensors of collectives "
+        "that were in flight may still be read and written: end this process instead of using them again."
+    )
+
+
 class Watch(Protocol):
     """What a lane needs of the sentinel."""
 
@@ -97,7 +105,7 @@ class Lane(ABC):
         self._requests = Requests(None if config.cycle_time else self)
         self._due: deque[Sequence[Decision]] = deque()
         self._stopping: tuple[int, str] | None = None
-        self._settled = threading.Event()
+        self._left = threading.Event()
         self._leaving: str | None = None
         self._said_leave = False
         self._finished = False
@@ -126,7 +134,7 @@ class Lane(ABC):
 
         Raises:
             ValueError: a request of that name is in flight on this rank.
-            HorovodInternalError: the job has failed or was shut down.
+            HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
         """
         if self._requests.add(entry, held, awaited):
             self._connections.ring()
@@ -153,11 +161,36 @@ class Lane(ABC):
         self._leaving = reason
         self._connections.ring()
 
-    def abort(self, error: BaseException) -> None:
-        """Fail everything pending with ``error`` and wake the thread out of whatever it does; it ends."""
-        self._fail_all(error)
+    # An abort has three steps, because an error must not be reported while a tensor may still be written: whoever gets it
+    # may use the memory for something else at once.
+
+    def interrupt(self) -> None:
+        """Take no more requests, and wake the thread out of whatever it does; returns at once."""
+        self._requests.close()
         self.communicator.abort()
         self._connections.ring()
+
+    def await_exit(self, seconds: float) -> bool:
+        """Wait until no thread of this process uses a request's tensors, after :meth:`interrupt`; False: one still does."""
+        if self._thread.ident is None or threading.current_thread() is self._thread:
+            return True
+        return self._left.wait(max(0.0, seconds))
+
+    def fail(self, error: BaseException) -> None:
+        """Complete everything pending with ``error``, and refuse with it whatever is submitted from now on."""
+        entries = self._requests.fail(error)
+        for entry in entries:
+            try:
+                entry.handle.complete(error)
+            except Exception:  # whatever a binding does on completion, the others must not wait for ever
+                _log.exception("rank %d: ending %r failed", self.ranks[self.index], entry.request.name)
+
+    def abort(self, error: HorovodInternalError) -> None:
+        """All three steps, one after another."""
+        self.interrupt()
+        if not self.await_exit(self._config.timeout.total_seconds()):
+            error = still_in_use(error)
+        self.fail(error)
 
     def join(self, seconds: float) -> bool:
         """Wait for the thread to end; False if it has not within ``seconds``."""
@@ -165,8 +198,9 @@ class Lane(ABC):
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Give everything back; the thread has ended."""
-        self._turns.close()
+        """Give everything back; or nothing, if the thread could not be got out of a collective and may still use it."""
+        if self._thread.is_alive():
+            return
         if self._express is not None:
             self._express.release()
         self.communicator.close()
@@ -200,44 +234,42 @@ class Lane(ABC):
             self._turn(ready, driven=True)
             if self._due or self._stopping is not None or self._connections.unsent():
                 return True
-        return self._finished or self._requests.error is not None
-
-    def _fail_all(self, error: BaseException) -> None:
-        entries = self._requests.fail(error)
-        self._settled.set()
-        for entry in entries:
-            try:
-                entry.handle.complete(error)
-            except Exception:  # whatever a binding does on completion, the others must not wait for ever
-                _log.exception("rank %d: ending %r failed", self.ranks[self.index], entry.request.name)
+        return self._finished or self._requests.closed
 
     # On the lane's thread.
 
     def _run(self) -> None:
         self._placement.begin()
+        failure = self._serve()
+        self._turns.end()
+        self._left.set()
+        if not self._finished:
+            self._await_failure(failure)
+
+    def _serve(self) -> str:
+        """Take turns until the end. Returns what went wrong in this lane, "" where nothing has; it is reported then."""
         try:
             with np.errstate(
                 all="ignore"
             ):  # an overflow in a gradient is the user's to find, not a warning from a thread
-                while not self._finished and self._requests.error is None:
+                while not self._finished and not self._requests.closed:
                     self._park()
                     self._turns.take(self._wait(), self._turn)
+            return ""
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
-            self._await_verdict(f"rank {self.ranks[failure.rank]}: {failure.reason}")
+            return f"rank {self.ranks[failure.rank]}: {failure.reason}"
         except Aborted:
-            self._await_verdict("a collective was aborted")
+            return "a collective was aborted"
         except Exception as error:
             _log.exception("rank %d: the lane of process set %s failed", self.ranks[self.index], self.ranks)
             self._watch.report(self.ranks[self.index], f"its lane thread failed: {error!r}")
-            self._await_verdict(f"rank {self.ranks[self.index]}: its lane thread failed: {error!r}")
+            return f"rank {self.ranks[self.index]}: its lane thread failed: {error!r}"
 
-    def _await_verdict(self, reason: str) -> None:
+    def _await_failure(self, reason: str) -> None:
         """Whoever aborts, or the verdict on what was reported, fails what is pending. Should neither come, this does."""
-        if not self._settled.wait(2 * self._config.timeout.total_seconds()):
-            self._fail_all(
-                HorovodInternalError(f"Horovod: {reason}. Rank 0 has not said in time which rank failed first.")
-            )
+        if not self._requests.failed.wait(2 * self._config.timeout.total_seconds()):
+            self.fail(HorovodInternalError(f"Horovod: {reason}. Rank 0 has not said in time which rank failed first."))
 
     def _park(self) -> None:
         """While other threads take turns, leave the connections to them."""
@@ -268,7 +300,7 @@ class Lane(ABC):
         Args:
             driven: by a thread that waits for a quick collective: what is large, or the last, stays for the lane's thread.
         """
-        if self._requests.error is not None:
+        if self._requests.closed:
             return
         leaving = self._leaving is not None and not self._said_leave
         submitted = self._requests.take()
@@ -327,7 +359,7 @@ class Lane(ABC):
 
     def _batch(self, decisions: Sequence[Decision]) -> Batch:
         entries = self._requests.find(decision.name for decision in decisions)
-        if self._requests.error is not None:
+        if self._requests.closed:
             raise Aborted
         return list(zip(decisions, entries, strict=True))
 
@@ -357,7 +389,7 @@ class Lane(ABC):
         pending = self._requests.oldest()
         if pending is not None:
             reason += f" while rank {self.ranks[self.index]} waited for {pending.request.name!r}"
-        self._fail_all(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
+        self.fail(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
         self._on_stopped(rank, reason, pending is not None)
 
     def _hurries(self) -> bool:

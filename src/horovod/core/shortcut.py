@@ -85,21 +85,21 @@ class Shortcut:
             self._collect(entry)
         return succeeded
 
-    def _disturbed(self, entry: Entry) -> bool:
+    def _disturbed(self) -> bool:
         """Whether this thread has something better to do than to wait for an attempt."""
-        return self._requests.waiting() or entry.handle.done()
+        return self._requests.waiting() or self._requests.closed
 
     def _judge(self, entry: Entry, identity: bytes) -> bool:
         express = self._express
         express.reopen()
         number = self._offer(entry, identity)
         success = all(
-            self._comes(peer, number, entry) and express.alike(peer, identity) for peer in range(1, len(self._ranks))
+            self._comes(peer, number) and express.alike(peer, identity) for peer in range(1, len(self._ranks))
         )
         express.judge(success)
         return success
 
-    def _comes(self, peer: int, number: int, entry: Entry) -> bool:
+    def _comes(self, peer: int, number: int) -> bool:
         express, arrivals = self._express, self._connections.arrivals
         for _ in range(self._rounds):
             if express.await_offer(peer, number, self._spins, 0):
@@ -109,7 +109,7 @@ class Shortcut:
         for _ in range(SLEEPS):
             if express.await_offer(peer, number, 1, SLEEP_SECONDS):
                 return True
-            if self._disturbed(entry) or arrivals(0).readable:
+            if self._disturbed() or arrivals(0).readable:
                 return False
         return False
 
@@ -119,12 +119,12 @@ class Shortcut:
             return False
         number = self._offer(entry, identity)
         self._unresolved = (number, entry)
-        if not self._judged(number, entry) and not express.over(number):
+        if not self._judged(number) and not express.over(number):
             return False
         self._unresolved = None
         return express.succeeded()
 
-    def _judged(self, number: int, entry: Entry) -> bool:
+    def _judged(self, number: int) -> bool:
         express = self._express
         for _ in range(self._rounds):
             if express.await_verdict(number, self._spins, 0):
@@ -134,7 +134,7 @@ class Shortcut:
         for _ in range(SLEEPS):
             if express.await_verdict(number, 1, SLEEP_SECONDS):
                 return True
-            if self._disturbed(entry) or express.hopeless():
+            if self._disturbed() or express.hopeless():
                 return False
         return False
 

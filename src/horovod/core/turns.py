@@ -140,7 +140,7 @@ class Turns:
         finally:
             self._taken.release()
 
-    def close(self) -> None:
-        """There are no more; a thread of the script may still be on its way out of the last, and gets a second."""
+    def end(self) -> None:
+        """Return when no other thread is inside a turn; there are no more. Called by the lane's thread, as the last."""
         self._open = False
-        self._taken.acquire(timeout=1.0)
+        self._taken.acquire()

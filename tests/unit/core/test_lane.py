@@ -367,11 +367,80 @@ def test_an_abort_wakes_a_lane_out_of_a_collective(process_set: Set, engine: str
     assert first.lane.join(10)
     with pytest.raises(HorovodInternalError, match="rank 9 failed"):
         first.allreduce("z", ones())
+    second.lane.interrupt()
+    go_on.set()
     second.lane.abort(HorovodInternalError("rank 9 failed"))
     assert error_of(handles[1]) == "rank 9 failed"
-    go_on.set()
     assert second.lane.join(10)
-    assert first.watch.reports == second.watch.reports == []
+    assert second.watch.reports == []
+
+
+def in_thread(function: Callable[[], None]) -> threading.Thread:
+    """Run it beside the test; to be joined."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def expect_error(handle: Handle, seen: list[str], inside: threading.Event) -> None:
+    """Wait as a script does; note the error, and whether the collective was still inside the engine."""
+    try:
+        handle.wait()
+    except HorovodInternalError as error:
+        seen.append(f"{error}{' inside' if inside.is_set() else ''}")
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("length", [LARGE, MEDIUM])
+def test_no_tensor_is_written_after_its_error_was_reported(process_set: Set, length: int) -> None:
+    """However the error is learned: by waiting, by a callback, or from the next collective. The smaller array is
+    reduced by the very thread that waits."""
+    (rank,) = process_set.whole(1)
+    begun, go_on, inside = threading.Event(), threading.Event(), threading.Event()
+
+    def engine() -> None:
+        inside.set()
+        begun.set()
+        assert go_on.wait(SECONDS)
+        inside.clear()
+        raise Aborted
+
+    rank.communicator.before = engine
+    handle = rank.allreduce("x", ones(1, length))
+    seen: list[str] = []
+    scripts = [in_thread(lambda: expect_error(handle, seen, inside))]
+    assert begun.wait(SECONDS)
+    handle.then(lambda: seen.append(f"called{' inside' if inside.is_set() else ''}"))
+    scripts.append(in_thread(lambda: rank.lane.abort(HorovodInternalError("rank 9 failed"))))
+    wait_until(lambda: rank.communicator.aborts, "the abort")
+
+    def submit() -> None:
+        with pytest.raises(HorovodInternalError, match="rank 9 failed"):
+            rank.allreduce("y", ones())
+        seen.append(f"refused{' inside' if inside.is_set() else ''}")
+
+    scripts.append(in_thread(submit))
+    threading.Event().wait(0.05)
+    assert seen == []
+    assert not handle.done()
+    go_on.set()
+    for script in scripts:
+        script.join(SECONDS)
+    assert sorted(seen) == ["called", "rank 9 failed", "refused"]
+
+
+def test_who_learns_that_tensors_may_still_be_written_is_told_so(process_set: Set) -> None:
+    (rank,) = process_set.whole(1, timeout=timedelta(milliseconds=50))
+    begun, go_on = hold(rank)
+    handle = rank.allreduce("x", ones(1, LARGE))
+    assert begun.wait(SECONDS)
+    rank.lane.abort(HorovodInternalError("rank 9 failed."))
+    text = error_of(handle)
+    go_on.set()
+    assert text.startswith("rank 9 failed. A thread of this rank (horovod-lane) did not leave a collective in time")
+    assert "end this process" in text
+    with pytest.raises(HorovodInternalError, match="end this process"):
+        rank.allreduce("y", ones())
 
 
 def test_an_abort_wakes_a_lane_that_sleeps(process_set: Set) -> None:
@@ -406,12 +475,19 @@ def test_an_abort_between_two_batches_is_no_failure_of_this_lane(
     process_set: Set, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank, _ = process_set.part(0, 1, start=False, fusion_threshold=0)
-    rank.communicator.before = lambda: rank.lane.abort(HorovodInternalError("the verdict"))
+    aborts: list[threading.Thread] = []
+
+    def abort() -> None:
+        aborts.append(in_thread(lambda: rank.lane.abort(HorovodInternalError("the verdict"))))
+        wait_until(lambda: rank.communicator.aborts, "the abort")
+
+    rank.communicator.before = abort
     handles = [rank.allreduce("a", ones()), rank.allreduce("b", ones())]
     rank.lane.start()
     assert error_of(handles[1]) == "the verdict"
     assert rank.lane.join(10)
     assert rank.watch.reports == []
+    aborts[0].join(SECONDS)
     assert rank.communicator.batches == [1]
     assert caplog.text == ""
 
@@ -797,7 +873,7 @@ def test_leaving_at_the_moment_in_which_the_lane_reads_its_wake_up(process_set, 
     real, once = os.read, []
 
     def read(descriptor, length):
-        if descriptor == rank.lane._connections._bell and not once:
+        if descriptor == rank.lane._connections._bell.fileno() and not once:
             once.append(1)
             rank.lane.leave("done")
         return real(descriptor, length)
@@ -1081,3 +1157,25 @@ def test_after_a_failure_no_thread_takes_a_turn_before_the_verdict(process_set: 
     assert not first.done() and not second.done() and names == []
     rank.lane.abort(HorovodInternalError("the verdict"))
     assert error_of(first) == error_of(second) == "the verdict"
+
+
+def test_a_lane_that_was_closed_writes_to_no_file_of_the_script(process_set: Set) -> None:
+    """A thread of the script may still hold a handle, and ask for more haste."""
+    rank, _ = process_set.part(0, 1)
+    handle = Handle()
+    rank.lane.leave("done")
+    assert rank.lane.join(10)
+    process_set.close()
+    pipes = [os.pipe() for _ in range(8)]  # among them the numbers that were the lane's
+    try:
+        rank.lane.drive(handle)
+        rank.lane.hasten(handle)
+        rank.lane.leave("again")
+        for reader, _ in pipes:
+            os.set_blocking(reader, False)
+            with pytest.raises(BlockingIOError):
+                os.read(reader, 1)
+    finally:
+        for each in pipes:
+            os.close(each[0])
+            os.close(each[1])
