@@ -44,6 +44,29 @@ def test_a_set_is_added_used_removed_and_its_number_used_again(ranks: Callable[.
     assert second == [(1, 2, 2, True), (1, 3.0), 2] * 3
 
 
+def test_collectives_without_names_on_a_set_that_has_a_removed_ones_number(ranks: Callable[..., RankPool]) -> None:
+    """One member has made some on the removed set, another has not."""
+
+    def job() -> list[float]:
+        import torch
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        totals = []
+        for members in ([0, 1], [1, 2], [0, 2]):
+            some = hvd.add_process_set(members)
+            assert some.process_set_id == 1
+            if some.included():
+                tensors = [torch.ones(1) + turn for turn in range(3)]
+                totals += [hvd.allreduce(tensor, op=hvd.Sum, process_set=some).item() for tensor in tensors]
+            hvd.remove_process_set(some)
+        hvd.shutdown()
+        return totals
+
+    assert ranks(3, DYNAMIC, "torch").run(job) == [[2.0, 4.0, 6.0] * 2] * 3
+
+
 def test_sets_run_side_by_side(ranks: Callable[..., RankPool]) -> None:
     """A set whose members wait for one another does not hold up another set of the same rank."""
 

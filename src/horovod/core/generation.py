@@ -84,7 +84,6 @@ class Generation:
         self._sentinel: Sentinel | None = None
         self._abandoned = False
         self._sockets: list[socket.socket] = []
-        self._next_name: dict[tuple[int | None, str], int] = {}
 
     @property
     def stopped(self) -> HorovodInternalError | None:
@@ -280,15 +279,14 @@ class Generation:
 
     def auto_name(self, prefix: str, process_set_id: int | None) -> str:
         """A name for a request that has none: the n-th such call of all members of the set belongs together."""
-        key = (process_set_id, prefix)
-        number = self._next_name.get(key, 0) + 1
-        self._next_name[key] = number
-        return f"{prefix}.noname.{number}"
+        unnamed = self.lanes[-1 if process_set_id is None else process_set_id].unnamed
+        unnamed[prefix] += 1
+        return f"{prefix}.noname.{unnamed[prefix]}"
 
     def everybody_joined(self) -> None:
         """Called by the thread that joined, on every rank: as the ranks may have made different numbers of unnamed calls until
         now, their counting starts anew."""
-        self._next_name = {key: number for key, number in self._next_name.items() if key[0] != 0}
+        self.lanes[0].unnamed.clear()
 
     def abandon(self) -> None:
         """In a forked child: close what was inherited, so that this process neither uses nor holds the parent's connections."""

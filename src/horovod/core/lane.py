@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -79,6 +79,9 @@ class Lane(ABC):
             reason, and whether this rank was waiting for something.
         placement: where the lane's thread runs.
         express: for small collectives among ranks of one host.
+
+    Attributes:
+        unnamed: how many calls without a name were made on this process set, by kind.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Lane(ABC):
         self.ranks = list(ranks)
         self.index = index
         self.communicator = communicator
+        self.unnamed: Counter[str] = Counter()
         self._connections = Connections(channels)
         self._config = config
         self._watch = watch

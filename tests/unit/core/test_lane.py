@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.control.framing import frame
 from horovod.core import requests as requests_module
+from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
@@ -36,6 +39,7 @@ from horovod.core.messages import (
     encode,
 )
 from horovod.core.workplace import Placement
+from horovod.observe.timeline import Timeline
 from unit.control.together import wait_until
 from unit.core.lanes import (
     JOIN,
@@ -882,6 +886,24 @@ def test_leaving_at_the_moment_in_which_the_lane_reads_its_wake_up(process_set, 
     rank.lane._connections.ring()  # a submission rings only where the lane is asleep
     assert rank.lane.join(5)
     assert once
+
+
+# The timeline
+
+
+def test_a_timeline_that_another_thread_stops_at_any_moment_ends_no_job(
+    process_set: Set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two looks at it."""
+    timeline = Timeline(str(tmp_path / "timeline.json"))
+    looks = itertools.count()
+    attribute = property(lambda _: timeline if next(looks) % 2 == 0 else None, lambda *_: None)
+    monkeypatch.setattr(CoordinatorLane, "timeline", attribute, raising=False)
+    ranks = process_set.whole(2)
+    for turn in range(50):
+        wait(*(rank.allreduce(f"n{turn % 7}", ones()) for rank in ranks))
+    timeline.close()
+    assert [rank.watch.reports for rank in ranks] == [[]] * 2
 
 
 # Turns that a waiting thread takes
