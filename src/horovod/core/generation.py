@@ -234,11 +234,19 @@ class Generation:
             lane.close()
         self.lanes.clear()
 
-    def end_lane(self, lane: Lane, reason: str) -> None:
-        """End one process set's lane; all its members do."""
+    def end_lane(self, group: int, reason: str) -> None:
+        """End one process set's lane; all its members do.
+
+        Raises:
+            HorovodInternalError: the job has failed meanwhile.
+        """
+        lane = self.lanes[group]
         lane.leave(reason)
         self._await_end(lane, time.monotonic() + self.config.timeout.total_seconds())
+        del self.lanes[group]  # not before: a verdict must find it as long as it may wait for a rank that is lost
         lane.close()
+        if self.ending.verdict is not None and not lane.finished:
+            raise HorovodInternalError(*self.ending.verdict.args)
 
     def _await_end(self, lane: Lane, deadline: float) -> None:
         if not lane.join(max(0.1, deadline - time.monotonic())):

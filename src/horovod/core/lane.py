@@ -81,6 +81,7 @@ class Lane(ABC):
         express: for small collectives among ranks of one host.
 
     Attributes:
+        finished: it has ended in good order, on all ranks.
         unnamed: how many calls without a name were made on this process set, by kind.
     """
 
@@ -112,7 +113,7 @@ class Lane(ABC):
         self._left = threading.Event()
         self._leaving: str | None = None
         self._said_leave = False
-        self._finished = False
+        self.finished = False
         # Else a peer needs the core that would look.
         self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
         self._turns = Turns(self._connections, self._cores_enough, index == 0)
@@ -238,7 +239,7 @@ class Lane(ABC):
             self._turn(ready, driven=True)
             if self._due or self._stopping is not None or self._connections.unsent():
                 return True
-        return self._finished or self._requests.closed
+        return self.finished or self._requests.closed
 
     # On the lane's thread.
 
@@ -247,7 +248,7 @@ class Lane(ABC):
         failure = self._serve()
         self._turns.end()
         self._left.set()
-        if not self._finished:
+        if not self.finished:
             self._await_failure(failure)
 
     def _serve(self) -> str:
@@ -256,7 +257,7 @@ class Lane(ABC):
             with np.errstate(
                 all="ignore"
             ):  # an overflow in a gradient is the user's to find, not a warning from a thread
-                while not self._finished and not self._requests.closed:
+                while not self.finished and not self._requests.closed:
                     self._park()
                     self._turns.take(self._wait(), self._turn)
             return ""
@@ -389,7 +390,7 @@ class Lane(ABC):
 
     def _stop(self, rank: int, reason: str) -> None:
         """Everything ordered before has run; what is still pending never will."""
-        self._finished = True
+        self.finished = True
         pending = self._requests.oldest()
         if pending is not None:
             reason += f" while rank {self.ranks[self.index]} waited for {pending.request.name!r}"
