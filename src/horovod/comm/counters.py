@@ -6,7 +6,6 @@ is waiting until its counter reaches a value.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from datetime import timedelta
@@ -29,10 +28,17 @@ class Counters:
     Args:
         patience: how long a peer may make no progress while its counter is waited for, before
         on_silence: is told.
+        spins: whether to look a while before sleeping; not where a peer may need the core.
     """
 
     def __init__(
-        self, arena: Arena, rank: int, size: int, patience: timedelta, on_silence: OnSilence = give_up
+        self,
+        arena: Arena,
+        rank: int,
+        size: int,
+        patience: timedelta,
+        on_silence: OnSilence = give_up,
+        spins: bool = True,
     ) -> None:
         self._words = Words(arena.words, arena.address, rank, size)
         self._rank = rank
@@ -40,7 +46,7 @@ class Counters:
         self._on_silence = on_silence
         self._peers = [peer for peer in range(size) if peer != rank]
         self._own = word_index(rank, 0)
-        self._cores_enough = size <= len(os.sched_getaffinity(0))  # else the peer needs the core that would look
+        self._spins = spins
         self._aborted = False
         self._life = threading.Lock()
 
@@ -81,7 +87,7 @@ class Counters:
         words, word = self._words.values, word_index(peer, kind)
         seen = words[word]
         if seen < value:
-            for _ in range(spin if self._cores_enough else 1):
+            for _ in range(spin if self._spins else 1):
                 seen = words[word]
                 if seen >= value:
                     break

@@ -14,7 +14,6 @@ on the set's first rank, is :class:`horovod.core.coordinator.CoordinatorLane`.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -114,13 +113,11 @@ class Lane(ABC):
         self._leaving: str | None = None
         self._said_leave = False
         self.finished = False
-        # Else a peer needs the core that would look.
-        self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
-        self._turns = Turns(self._connections, self._cores_enough, index == 0)
+        self._turns = Turns(self._connections, placement.spins, index == 0)
         self._express = express
         self._shortcut: Shortcut | None = None
         if express is not None:
-            self._shortcut = Shortcut(express, self._requests, self.ranks, index, self._connections, self._cores_enough)
+            self._shortcut = Shortcut(express, self._requests, self.ranks, index, self._connections, placement.spins)
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-lane-{name}", daemon=True)
@@ -289,7 +286,7 @@ class Lane(ABC):
                 return
 
     def _wait(self) -> Ready:
-        if self._cores_enough and self._requests.latest.awaited():
+        if self._placement.spins and self._requests.latest.awaited():
             for _ in range(GLANCES):
                 ready = self._connections.look(0)
                 if ready.readable or ready.rung or self._requests.waiting():

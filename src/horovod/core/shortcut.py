@@ -35,7 +35,7 @@ class Shortcut:
 
     Args:
         ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
-        cores_enough: whether every rank has a core, so that one may look instead of sleeping.
+        spins: whether every rank has a core, so that one may look instead of sleeping.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Shortcut:
         ranks: Sequence[int],
         index: int,
         connections: Connections,
-        cores_enough: bool,
+        spins: bool,
     ) -> None:
         self._express = express
         self._requests = requests
         self._ranks = ranks
         self._index = index
         self._connections = connections
-        self._rounds, self._spins = (ROUNDS, SPINS) if cores_enough else (1, 1)
+        self._rounds, self._spins = (ROUNDS, SPINS) if spins else (1, 1)
         self._identities: dict[str, tuple[Request, bytes]] = {}
         self._unresolved: tuple[int, Entry] | None = None
 

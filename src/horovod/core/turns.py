@@ -48,13 +48,13 @@ class Turns:
 
     Args:
         connections: the lane's; its bell wakes the lane's thread.
-        cores_enough: whether every rank has a core, so that one may look instead of sleeping.
+        spins: whether every rank has a core, so that one may look instead of sleeping.
         coordinates: whether this is the lane that waits for others' announcements; others announce before they look.
     """
 
-    def __init__(self, connections: Connections, cores_enough: bool, coordinates: bool) -> None:
+    def __init__(self, connections: Connections, spins: bool, coordinates: bool) -> None:
         self._connections = connections
-        self._looks = LOOKS if cores_enough else 1
+        self._looks = LOOKS if spins else 1
         self._coordinates = coordinates
         self._taken = threading.Lock()
         self._open = True

@@ -744,6 +744,17 @@ def test_a_stall_is_reported_with_all_that_is_known(process_set: Set, caplog: py
     assert rank.watch.reports == []
 
 
+def test_a_rank_that_waits_in_join_for_others_is_reported(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    rank, _ = process_set.part(0, 3, stall_warning_time=timedelta(seconds=0.1))
+    rank.watch.whereabouts[2] = "train.py:77 in validate"
+    rank.submit(Request(Operation.JOIN, "join.noname", caller="train.py:12", transient=True))
+    with caplog.at_level(logging.WARNING, "horovod.core"):
+        wait_until(lambda: "waiting for remainder of ranks" in caplog.text, "the report")
+    assert "1: [join.noname]" in caplog.text
+    assert "2: [join.noname] (it is at train.py:77 in validate)" in caplog.text
+    assert "join.noname was submitted as: join at train.py:12" in caplog.text
+
+
 def test_a_stall_that_lasts_ends_the_job(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
     rank, _ = process_set.part(
         0, 3, stall_warning_time=timedelta(seconds=0.05), stall_shutdown_time=timedelta(seconds=0.1)
