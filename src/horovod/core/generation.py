@@ -25,7 +25,7 @@ from horovod.core.assembly import assemble, control_wires
 from horovod.core.config import AUTOTUNE, Config
 from horovod.core.ending import Ending, NobodyElse
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
-from horovod.core.introduction import Introduction, introduce, meeting_place
+from horovod.core.introduction import Introduction, check_settings, introduce, meeting_place
 from horovod.core.lane import Lane, Watch
 from horovod.core.messages import Operation
 from horovod.core.process_set import membership
@@ -132,9 +132,17 @@ class Generation:
         if identity.rank == 0 and (place is None or place.hosted):  # no launcher gave the job a secret
             card = msgspec.structs.replace(card, secret=make_secret())
         workplace = own_workplace(identity.hostname)
-        own = Introduction(card, self.roster.launched.rank, self.generation, list(process_sets), workplace)
+        own = Introduction(
+            card,
+            self.roster.launched.rank,
+            self.generation,
+            list(process_sets),
+            workplace,
+            self.config.common(),
+        )
         seconds = self.config.start_timeout.total_seconds()
         introductions = introduce(own, self.roster, place, self._attempt, seconds)
+        check_settings([each.settings for each in introductions])
         self._cards = [each.card for each in introductions]
         self.ending.introductions = introductions
         self.generation = max(each.generation for each in introductions)
