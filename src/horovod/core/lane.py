@@ -31,7 +31,7 @@ from horovod.core.connections import Connections, Ready
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution import Batch, Entry, execute, size_of
 from horovod.core.handle import Handle
-from horovod.core.messages import Decision, MessageError, Request
+from horovod.core.messages import Decision, MessageError, Request, check_sendable
 from horovod.core.negotiator import NegotiationError
 from horovod.core.requests import Requests
 from horovod.core.shortcut import Shortcut
@@ -39,6 +39,8 @@ from horovod.core.turns import PARK_MILLISECONDS, PARKS, QUICK_BYTES, Turns, may
 from horovod.core.workplace import ANYWHERE, Placement
 
 _log = logging.getLogger("horovod.core")
+
+_REMEMBERED = 4096
 
 GLANCES = 50
 """Looks at the connections before sleeping while somebody waits for this lane: about a hundred microseconds, of a process
@@ -107,6 +109,7 @@ class Lane(ABC):
         self._on_stopped = on_stopped
         self._placement = placement
         self._requests = Requests(None if config.cycle_time else self)
+        self._checked: dict[str, Request] = {}
         self._due: deque[Sequence[Decision]] = deque()
         self._stopping: tuple[int, str] | None = None
         self._left = threading.Event()
@@ -135,11 +138,22 @@ class Lane(ABC):
             awaited: the calling thread calls ``entry.handle.wait()`` next, so a sleeping lane need not be woken for it.
 
         Raises:
-            ValueError: a request of that name is in flight on this rank.
+            ValueError: a request of that name is in flight on this rank, or it cannot be sent to other ranks.
             HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
         """
+        request = entry.request
+        if self._checked.get(request.name) is not request:
+            self._check(request)
         if self._requests.add(entry, held, awaited):
             self._connections.ring()
+
+    def _check(self, request: Request) -> None:
+        """Whether other ranks would understand a request; a lane that found out otherwise would end the job."""
+        check_sendable(request)
+        if not request.transient:
+            if len(self._checked) >= _REMEMBERED:
+                self._checked.clear()
+            self._checked[request.name] = request
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
         """The inputs of a held request are there, or will never come, because of ``error``; then it fails on this rank.
@@ -182,10 +196,7 @@ class Lane(ABC):
         """Complete everything pending with ``error``, and refuse with it whatever is submitted from now on."""
         entries = self._requests.fail(error)
         for entry in entries:
-            try:
-                entry.handle.complete(error)
-            except Exception:  # whatever a binding does on completion, the others must not wait for ever
-                _log.exception("rank %d: ending %r failed", self.ranks[self.index], entry.request.name)
+            entry.handle.complete(error)
 
     def abort(self, error: HorovodInternalError) -> None:
         """All three steps, one after another."""
@@ -375,7 +386,7 @@ class Lane(ABC):
         """A request was carried out without an order."""
         for known in self._requests.finish([entry.request.name]):
             if known is not None:  # else an abort has completed it
-                known.handle.complete()
+                known.handle.complete(known.error)
 
     def _complete(self, batch: Batch, error: BaseException | None) -> None:
         entries = self._requests.finish(decision.name for decision, _ in batch)
@@ -383,7 +394,7 @@ class Lane(ABC):
             self._at_rest()
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
-                entry.handle.complete(error)
+                entry.handle.complete(error or entry.error)
 
     def _stop(self, rank: int, reason: str) -> None:
         """Everything ordered before has run; what is still pending never will."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from horovod.comm.express import IDENTITY_BYTES, Express
 from horovod.core.connections import Connections
-from horovod.core.execution import Entry, scaling
+from horovod.core.execution import Entry, output_of, scaling
 from horovod.core.handle import Handle
 from horovod.core.messages import Operation, Request, TensorSpec, encode
 from horovod.core.requests import Requests
@@ -206,11 +206,10 @@ class Shortcut:
         elif request.operation is Operation.BROADCAST:
             self._express.broadcast(entry.outputs, self._ranks.index(request.root))
         elif request.operation is Operation.ALLGATHER:
-            assert entry.allocate is not None
             rows = self._express.notes()
             entry.handle.result = (tuple(rows),)
             row_elements = math.prod(request.tensors[0].shape[1:])
-            self._express.allgather(entry.allocate(0, sum(rows)), [row_elements * each for each in rows])
+            self._express.allgather(output_of(entry, 0, sum(rows)), [row_elements * each for each in rows])
 
 
 def _uniform(request: Request) -> bool:

@@ -57,7 +57,10 @@ def _line(frame: FrameType | None) -> str:
     if known is None or known[0] is not code:
         if len(_lines) >= _REMEMBERED:
             _lines.clear()
-        known = _lines[place] = code, f"{code.co_filename}:{frame.f_lineno}"
+        filename = code.co_filename.encode(
+            errors="backslashreplace"
+        ).decode()  # it may be no text, and is sent to others
+        known = _lines[place] = code, f"{filename}:{frame.f_lineno}"
     return known[1]
 
 

@@ -224,6 +224,75 @@ def test_what_ranks_disagree_on_fails_on_all_and_nothing_else_does(process_set: 
     wait(*(rank.allreduce("odd", ones()) for rank in ranks))
 
 
+# One request's fault
+
+
+SPEC = (TensorSpec("x", DataType.FLOAT32, (4,)),)
+UNSENDABLE = {
+    "a name that is no text": Request(Operation.ALLREDUCE, "\udc80", SPEC),
+    "a name that is a number": Request(Operation.ALLREDUCE, 3, SPEC),  # type: ignore[arg-type]
+    "a number of NumPy's": Request(Operation.ALLREDUCE, "x", SPEC, prescale=np.float32(2)),  # type: ignore[arg-type]
+    "a number that is none": Request(Operation.ALLREDUCE, "x", SPEC, postscale=True),
+    "a number that is too large": Request(Operation.BROADCAST, "x", SPEC, root=1 << 70),
+    "a name that is too long": Request(Operation.ALLREDUCE, "x" * (9 << 20), SPEC),
+}
+
+
+@pytest.mark.parametrize("kind", UNSENDABLE)
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_cannot_be_sent_is_refused_and_the_job_goes_on(process_set: Set, index: int, kind: str) -> None:
+    ranks = process_set.whole(2)
+    with pytest.raises(ValueError, match=r"cannot be described|takes \d+ bytes"):
+        ranks[index].submit(UNSENDABLE[kind], ones())
+    wait(*(rank.allreduce("x", ones()) for rank in ranks))
+    assert [rank.watch.reports for rank in ranks] == [[]] * 2
+
+
+def broken(*_: object) -> Any:
+    raise MemoryError("too large")
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("express", [False, True])
+@pytest.mark.parametrize("operation", [Operation.ALLGATHER, Operation.ALLTOALL])
+def test_an_output_that_one_rank_cannot_make_fails_there_alone(
+    process_set: Set, operation: Operation, express: bool
+) -> None:
+    ranks = process_set.whole(2, express=express)
+    outputs = [np.zeros(8, np.float32) for _ in ranks]
+    request = Request(operation, "g", (TensorSpec("g", DataType.FLOAT32, (4,)),), splits=(2, 2))
+    if operation is Operation.ALLGATHER:
+        request = Request(operation, "g", request.tensors)
+    texts: list[str] = []
+
+    def script(rank: Rank) -> None:
+        index = rank.lane.index
+        handle = rank.submit(request, ones(index), allocate=broken if index else lambda _, rows: outputs[0][:rows])
+        try:
+            handle.wait()
+        except HorovodInternalError as error:
+            texts.append(f"{index}: {error}")
+
+    on_every_rank(ranks, script)
+    rows = 8 if operation is Operation.ALLGATHER else 4
+    text = f"the output of 'g' ({rows} rows) could not be made on this rank: MemoryError: too large"
+    assert texts == [f"1: {text}"]
+    assert outputs[0][:rows].tolist() == [0.0] * (rows // 2) + [1.0] * (rows // 2)
+    wait(*(rank.allreduce("x", ones()) for rank in ranks))
+    assert [rank.watch.reports for rank in ranks] == [[]] * 2
+
+
+def test_a_callback_that_raises_ends_no_job(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = process_set.whole(2)
+    handles = [rank.allreduce("x", ones()) for rank in ranks]
+    for handle in handles:
+        handle.then(broken)
+    wait(*handles)
+    wait(*(rank.allreduce("x", ones()) for rank in ranks))
+    assert [rank.watch.reports for rank in ranks] == [[]] * 2
+    assert "a callback at the end of a collective failed" in caplog.text
+
+
 # Fusion
 
 
@@ -534,7 +603,7 @@ def test_a_completion_that_raises_keeps_no_other_waiting(process_set: Set, caplo
     handles[0].then(broken)
     rank.lane.abort(HorovodInternalError("the verdict"))
     assert error_of(handles[1]) == "the verdict"
-    assert "ending 'x' failed" in caplog.text
+    assert "a callback at the end of a collective failed" in caplog.text
 
 
 def test_a_bug_in_a_lane_is_that_ranks_failure(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:

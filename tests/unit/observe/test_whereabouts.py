@@ -121,3 +121,8 @@ def test_files_that_are_made_for_ever_fill_no_memory(monkeypatch: pytest.MonkeyP
         assert compiled(f"/home/user/cell-{number}.py")(whereabouts.caller) == f"/home/user/cell-{number}.py:2"
     assert len(whereabouts._users) <= 8
     assert len(whereabouts._lines) <= 8
+
+
+def test_a_file_whose_name_is_no_text_can_be_told_to_others() -> None:
+    found = compiled("/home/user/caf\udce9.py")(whereabouts.caller)
+    assert found == "/home/user/caf\\udce9.py:2"
