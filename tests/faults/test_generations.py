@@ -114,3 +114,29 @@ def test_a_failed_start_can_be_repeated(ranks: Ranks) -> None:
             for rank in {0, 1, 2} - {missing}:
                 assert f"rank {missing} of 3 did not call hvd.init() within 1 seconds" in texts[rank]
         pool.run(cycles, 1)
+
+
+def test_ranks_with_different_settings_are_told_so_and_may_try_again(ranks: Ranks) -> None:
+    def try_twice() -> str:
+        import torch
+
+        import horovod.torch as hvd
+
+        if os.environ["HOROVOD_RANK"] == "1":
+            os.environ["HOROVOD_CACHE_CAPACITY"] = "16"
+        try:
+            hvd.init()
+        except ValueError as error:
+            return str(error)
+        finally:
+            os.environ.pop("HOROVOD_CACHE_CAPACITY", None)
+            hvd.init()
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
+            hvd.shutdown()
+        return "no error"
+
+    pool = ranks(3, framework="torch")
+    with pool.leaves_nothing():
+        texts = set(pool.run(try_twice))
+    assert len(texts) == 1
+    assert "HOROVOD_CACHE_CAPACITY is 1024 on ranks 0, 2, 16 on rank 1" in texts.pop()

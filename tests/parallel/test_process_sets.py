@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core import config
-from ranks import RankPool
+from ranks import Death, RankPool
 
 DYNAMIC = {config.DYNAMIC_PROCESS_SETS: "1"}
 
@@ -42,6 +42,101 @@ def test_a_set_is_added_used_removed_and_its_number_used_again(ranks: Callable[.
     assert outsider == [(1, 2, 2, False)] * 3
     assert first == [(1, 2, 2, True), (0, 3.0), 2] * 3
     assert second == [(1, 2, 2, True), (1, 3.0), 2] * 3
+
+
+def test_collectives_without_names_on_a_set_that_has_a_removed_ones_number(ranks: Callable[..., RankPool]) -> None:
+    """One member has made some on the removed set, another has not."""
+
+    def job() -> list[float]:
+        import torch
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        totals = []
+        for members in ([0, 1], [1, 2], [0, 2]):
+            some = hvd.add_process_set(members)
+            assert some.process_set_id == 1
+            if some.included():
+                tensors = [torch.ones(1) + turn for turn in range(3)]
+                totals += [hvd.allreduce(tensor, op=hvd.Sum, process_set=some).item() for tensor in tensors]
+            hvd.remove_process_set(some)
+        hvd.shutdown()
+        return totals
+
+    assert ranks(3, DYNAMIC, "torch").run(job) == [[2.0, 4.0, 6.0] * 2] * 3
+
+
+def test_a_set_that_one_rank_cannot_make_is_an_error_on_all_and_leaves_nothing(ranks: Callable[..., RankPool]) -> None:
+    def job(broken: int) -> list[Any]:
+        import torch
+
+        import horovod.torch as hvd
+        from horovod.core import dynamic_sets
+
+        hvd.init()
+        assemble = dynamic_sets.assemble
+
+        def fail(*arguments: Any) -> Any:
+            made = assemble(*arguments)  # the others have no reason to fail
+            made.close()
+            raise OSError("too many open files")
+
+        seen: list[Any] = []
+        if hvd.rank() == broken:
+            dynamic_sets.assemble = fail
+        try:
+            hvd.add_process_set([1, 2])
+        except RuntimeError as error:
+            seen.append(str(error))
+        finally:
+            dynamic_sets.assemble = assemble
+        for members in ([1, 2], [0, 2]):
+            some = hvd.add_process_set(members)
+            seen.append(some.process_set_id)
+            if some.included():
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=some).item() == 2.0
+        hvd.shutdown()
+        return seen
+
+    pool = ranks(3, DYNAMIC, "torch")
+    pool.run(job, 2)
+    for broken in (1, 2):
+        with pool.leaves_nothing():
+            text = f"The process set [1, 2] could not be added, and nothing has changed: rank {broken}: OSError: "
+            assert pool.run(job, broken) == [[text + "too many open files", 1, 2]] * 3
+
+
+def test_a_rank_that_dies_while_a_set_is_removed_is_named_by_the_others(ranks: Callable[..., RankPool]) -> None:
+    def job() -> str:
+        import os
+
+        import horovod.torch as hvd
+        from horovod.core.lane import Lane
+
+        hvd.init()
+        some = hvd.add_process_set([0, 1])
+        leave = Lane.leave
+
+        def die(lane: Lane, reason: str) -> None:
+            if hvd.rank() == 0:
+                os._exit(3)  # as the one that would tell the others that all have left
+            leave(lane, reason)
+
+        Lane.leave = die  # type: ignore[method-assign]
+        try:
+            hvd.remove_process_set(some)
+        except hvd.HorovodInternalError as error:
+            return str(error)
+        finally:
+            Lane.leave = leave  # type: ignore[method-assign]
+            hvd.shutdown()
+        return "removed"
+
+    dead, other, outsider = ranks(3, {**DYNAMIC, "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}, "torch").run(job, dies={0})
+    assert dead == Death(3)
+    assert outsider == "removed"
+    assert other.startswith("Horovod: rank 0 ") and "its process ended without hvd.shutdown()" in other
 
 
 def test_sets_run_side_by_side(ranks: Callable[..., RankPool]) -> None:

@@ -6,7 +6,6 @@ is waiting until its counter reaches a value.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from datetime import timedelta
@@ -29,10 +28,17 @@ class Counters:
     Args:
         patience: how long a peer may make no progress while its counter is waited for, before
         on_silence: is told.
+        spins: whether to look a while before sleeping; not where a peer may need the core.
     """
 
     def __init__(
-        self, arena: Arena, rank: int, size: int, patience: timedelta, on_silence: OnSilence = give_up
+        self,
+        arena: Arena,
+        rank: int,
+        size: int,
+        patience: timedelta,
+        on_silence: OnSilence = give_up,
+        spins: bool = True,
     ) -> None:
         self._words = Words(arena.words, arena.address, rank, size)
         self._rank = rank
@@ -40,13 +46,20 @@ class Counters:
         self._on_silence = on_silence
         self._peers = [peer for peer in range(size) if peer != rank]
         self._own = word_index(rank, 0)
-        self._cores_enough = size <= len(os.sched_getaffinity(0))  # else the peer needs the core that would look
+        self._spins = spins
         self._aborted = False
         self._life = threading.Lock()
 
     def signal(self, kind: int, value: int) -> None:
-        """Set this rank's counter and wake who waits for it."""
+        """Set this rank's counter and wake who waits for it.
+
+        Raises:
+            Aborted: this rank's :meth:`abort` was called. The peers see that instead of the value.
+        """
         self._words.publish(self._own + kind, value)
+        if self._aborted:  # perhaps before the value was written, which then hid what abort() had written
+            self._words.overwrite(self._own + kind, _POISON)
+            raise Aborted
 
     def advance(self) -> None:
         """Tell who waits for this rank's counters that it is at work, in the middle of something long.
@@ -74,7 +87,7 @@ class Counters:
         words, word = self._words.values, word_index(peer, kind)
         seen = words[word]
         if seen < value:
-            for _ in range(spin if self._cores_enough else 1):
+            for _ in range(spin if self._spins else 1):
                 seen = words[word]
                 if seen >= value:
                     break
@@ -123,17 +136,19 @@ class Counters:
             raise Aborted
 
     def abort(self) -> None:
-        """Wake this rank's lane out of :meth:`wait`. Any thread.
+        """Wake this rank's lane out of :meth:`wait`, and let no peer count on this rank any more. Any thread.
 
         A counter's owner may be dead or alive. The value is changed so that a sleeper that is just falling asleep cannot
-        miss it, into one that no waiter of any rank takes for progress; a living owner simply writes over it.
+        miss it, into one that no waiter of any rank takes for progress; a living owner simply writes over it. This rank's
+        own counters keep that value: a peer that still reads this rank's tensors, whose memory may be used for something
+        else from now on, must not take what it reads for a result.
         """
         self._aborted = True
         with self._life:
             values = self._words.values
-            for peer in self._peers if values else []:
+            for rank in [self._rank, *self._peers] if values else []:
                 for kind in (PACKED, REDUCED):
-                    word = word_index(peer, kind)
+                    word = word_index(rank, kind)
                     self._words.overwrite(word, (values[word] ^ 0x80000000) | _POISON)
 
     def release(self) -> None:

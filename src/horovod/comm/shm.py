@@ -53,6 +53,7 @@ class ShmCommunicator(Communicator):
         arena: attached by every rank; owned by the communicator from here on.
         patience: how long a peer may make no progress while it is waited for, before
         on_silence: is told.
+        spins: whether to look for a peer a while before sleeping; not where a peer may need the core.
         reading: how large tensors travel, see :class:`~horovod.comm.large.Large`.
     """
 
@@ -66,10 +67,11 @@ class ShmCommunicator(Communicator):
         patience: timedelta,
         reading: str,
         on_silence: OnSilence = give_up,
+        spins: bool = True,
     ) -> None:
         super().__init__(rank, size)
         self._arena = arena
-        self._counters = Counters(arena, rank, size, patience, on_silence)
+        self._counters = Counters(arena, rank, size, patience, on_silence, spins)
         self._workspace = Workspace()
         self._peers = [peer for peer in range(size) if peer != rank]
         self._pieces = pieces = Pieces(arena, self._counters, rank, size)

@@ -10,7 +10,6 @@ rank is, for the report on a stall. What follows from answers, and from their ab
 from __future__ import annotations
 
 import logging
-import os
 import select
 import threading
 import time
@@ -22,6 +21,7 @@ import msgspec
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.inquiry import Inquiry
 from horovod.control.processes import KILLED
+from horovod.control.wakeup import WakeUp
 
 _log = logging.getLogger("horovod.control")
 
@@ -125,10 +125,8 @@ class Sentinel:
         for peer, link in self._links.items():
             self._poll.register(link, select.POLLIN)
             self._by_descriptor[link.fileno()] = peer
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._poll.register(self._wake_read, select.POLLIN)
+        self._wake_up = WakeUp()
+        self._poll.register(self._wake_up, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="horovod-sentinel", daemon=True)
 
     def start(self) -> None:
@@ -159,21 +157,15 @@ class Sentinel:
             self._thread.join()
         for link in self._links.values():
             link.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._wake_up.close()
 
     def descriptors(self) -> list[int]:
         """What a forked child must close."""
-        return [link.fileno() for link in self._links.values()] + [self._wake_read, self._wake_write]
+        return [link.fileno() for link in self._links.values()] + self._wake_up.descriptors()
 
     def _post(self, errand: Callable[[], None]) -> None:
         self._errands.append(errand)
-        try:
-            os.write(self._wake_write, b"x")
-        except BlockingIOError:
-            pass  # enough wake-ups are under way
-        except OSError:
-            pass  # the sentinel has left; nobody is there to be told
+        self._wake_up.set()  # if the sentinel has left, nobody is there to be told
 
     # Everything below runs on the sentinel's thread.
 
@@ -181,8 +173,8 @@ class Sentinel:
         try:
             while not self._leaving:
                 for descriptor, _ in self._poll.poll(self._milliseconds()):
-                    if descriptor == self._wake_read:
-                        os.read(self._wake_read, 4096)
+                    if descriptor == self._wake_up.fileno():
+                        self._wake_up.clear()
                     elif descriptor in self._by_descriptor:  # else it was dropped by another event of the same moment
                         self._serve(self._by_descriptor[descriptor])
                 while self._errands:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import threading
@@ -27,6 +26,7 @@ from horovod.control.rendezvous import (
     decode_request,
     encode,
 )
+from horovod.control.wakeup import WakeUp
 
 _LONGEST_SLEEP = 86400.0
 """Seconds; epoll takes no more than 24 days, and a client may ask for any number."""
@@ -75,9 +75,7 @@ class RendezvousServer:
         except OSError:
             self._listener.close()
             raise
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._wake_up = WakeUp()
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)
 
@@ -95,13 +93,12 @@ class RendezvousServer:
         if self._stopping:
             return
         self._stopping = True
-        self._wake()
+        self._wake_up.set()
         if self._thread.ident is not None:
             self._thread.join()
         else:
             self._listener.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._wake_up.close()
 
     def wait_until_left(self, deadline: float) -> None:
         """Wait until all guests but one have closed their connection, at most until ``deadline`` (``time.monotonic``)."""
@@ -113,7 +110,7 @@ class RendezvousServer:
         with self._lock:
             self._values[key] = value
             self._arrived.notify_all()
-        self._wake()  # the loop answers those who wait for it
+        self._wake_up.set()  # the loop answers those who wait for it
 
     def peek(self, key: str) -> bytes | None:
         """The value of a key, or None."""
@@ -139,25 +136,19 @@ class RendezvousServer:
         """
         with self._lock:
             self._departed[rank] = how
-        self._wake()
+        self._wake_up.set()
 
     def awaited_in_vain(self) -> tuple[int, str] | None:
         """The first rank that had departed when others waited for it, and what happened; None if there is none."""
         with self._lock:
             return self._awaited
 
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"x")
-        except BlockingIOError:
-            pass  # so many wake-ups are under way that this one is not needed
-
     # Everything below runs on the server's thread.
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
-            selector.register(self._wake_read, selectors.EVENT_READ, lambda _: os.read(self._wake_read, 4096))
+            selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
             reception = Reception(selector, [self._listener], self._secret, self._welcome, self._same_user)
             while not self._stopping:
                 for key, events in selector.select(self._sleep(reception.next_deadline())):

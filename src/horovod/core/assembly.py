@@ -99,7 +99,7 @@ def assemble(
 
     Args:
         ranks: the members' global ranks in set order; ``rank`` is this process's.
-        placement: where the lane's thread runs.
+        placement: where the lane's thread runs, and whether it may look for a peer before it sleeps.
         sockets: made from :func:`control_wires`.
         connect: makes further connections among the members, if the engine needs them.
         deadline: ``time.monotonic`` by which all members must have answered.
@@ -129,7 +129,9 @@ def assemble(
 
         if choice.engine == "shm":
             assert arena is not None
-            communicator = ShmCommunicator(index, len(ranks), arena, patience, choice.reading, on_silence)
+            communicator = ShmCommunicator(
+                index, len(ranks), arena, patience, choice.reading, on_silence, placement.spins
+            )
             express = Express(arena, index, len(ranks))
         else:
             if arena is not None:

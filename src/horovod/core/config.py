@@ -204,6 +204,20 @@ class Config:
         off = not self.stall_check or self.stall_shutdown_time < self.stall_warning_time
         return timedelta(0) if off else self.stall_shutdown_time
 
+    def common(self) -> dict[str, str]:
+        """What must be the same on all ranks, by variable, as text: what each rank does follows from it."""
+        return {
+            FUSION_THRESHOLD: str(self.fusion_threshold),
+            CYCLE_TIME: f"{self.cycle_time / timedelta(milliseconds=1):g}",
+            CACHE_CAPACITY: str(self.cache_capacity),
+            DISABLE_GROUP_FUSION: str(int(self.disable_group_fusion)),
+            DYNAMIC_PROCESS_SETS: str(int(self.dynamic_process_sets)),
+            SHM_PIECE_BYTES: str(self.shm_piece_bytes),
+            SHM_DIRECT: self.shm_direct,
+            BUCKET_BYTES: str(self.bucket_bytes),
+            ELASTIC: str(int(self.elastic)),
+        }
+
     @staticmethod
     def from_env(env: Mapping[str, str] | None = None) -> Config:
         """Parse the settings of ``env`` (default: this process's environment).

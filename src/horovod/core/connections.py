@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.wakeup import WakeUp
 
 
 class Ready(NamedTuple):
@@ -36,9 +36,7 @@ class Connections:
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:
         self._channels = dict(channels)
-        self._bell, self._rope = os.pipe()
-        os.set_blocking(self._bell, False)
-        os.set_blocking(self._rope, False)
+        self._bell = WakeUp()
         self._all, self._only_bell, self._only_channels = select.poll(), select.poll(), select.poll()
         self._all.register(self._bell, select.POLLIN)
         self._only_bell.register(self._bell, select.POLLIN)
@@ -56,22 +54,19 @@ class Connections:
         return list(self._channels)
 
     def ring(self) -> None:
-        """Wake the lane's thread."""
-        try:
-            os.write(self._rope, b"x")
-        except (BlockingIOError, OSError):
-            pass  # awake already, or closed
+        """Wake the lane's thread; does nothing after :meth:`close`."""
+        self._bell.set()
 
     def look(self, milliseconds: float | None) -> Ready:
         """Wait for anything, the bell included, for so long at most; None: without end."""
         found = self._all.poll(milliseconds)
         if not found:
             return NOTHING
-        rung = False
+        rung, bell = False, self._bell.fileno()
         readable, writable = [], []
         for descriptor, events in found:
-            if descriptor == self._bell:
-                os.read(self._bell, 4096)
+            if descriptor == bell:
+                self._bell.clear()
                 rung = True
                 continue
             member = self._members.get(descriptor)
@@ -145,10 +140,9 @@ class Connections:
 
     def descriptors(self) -> list[int]:
         """What a forked child must close."""
-        return [*(channel.fileno() for channel in self._channels.values()), self._bell, self._rope]
+        return [*(channel.fileno() for channel in self._channels.values()), *self._bell.descriptors()]
 
     def close(self) -> None:
         for channel in self._channels.values():
             channel.close()
-        os.close(self._bell)
-        os.close(self._rope)
+        self._bell.close()

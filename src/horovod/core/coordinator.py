@@ -60,6 +60,7 @@ class CoordinatorLane(Lane):
         self._next_inspection = 0.0
         self._asked_where = False
         self.timeline: Timeline | None = None
+        """Another thread starts and stops it at any moment, so whoever uses it reads this once."""
 
     def _announce(self, requests: list[Request]) -> None:
         if self._express is not None:
@@ -67,10 +68,11 @@ class CoordinatorLane(Lane):
         self._count(0, requests)
 
     def _count(self, member: int, requests: Sequence[Request]) -> None:
-        if self.timeline is not None:
+        timeline = self.timeline
+        if timeline is not None:
             for request in requests:
                 if request.operation != Operation.JOIN:
-                    self.timeline.ready(request.operation.name, labels(request), member)
+                    timeline.ready(request.operation.name, labels(request), member)
         self._negotiator.announce(member, requests, time.monotonic())
 
     def _say_leave(self, reason: str) -> None:
@@ -146,16 +148,18 @@ class CoordinatorLane(Lane):
         if self._negotiator.has_ready and not self._gathering():
             ready = self._negotiator.take()
             batches = fuse(ready, self._config.fusion_threshold, self._config.disable_group_fusion)
-            if self.timeline is not None:
-                self.timeline.cycle()
+            timeline = self.timeline
+            if timeline is not None:
+                timeline.cycle()
             self._order(batches)
             self._due.extend([[item.decision for item in batch] for batch in batches])
 
     def _execute(self, batch: Batch) -> None:
-        if self.timeline is None:
+        timeline = self.timeline
+        if timeline is None:
             self._run_batch(batch)
         else:
-            self._run_recorded(self.timeline, batch)
+            self._run_recorded(timeline, batch)
 
     def _before_stop(self, rank: int, reason: str) -> None:
         body = encode(Stop(rank, reason))

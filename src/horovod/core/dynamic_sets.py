@@ -20,17 +20,22 @@ from horovod.core.assembly import assemble, control_wires
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.context import current
 from horovod.core.generation import Generation
+from horovod.core.lane import Lane
 from horovod.core.messages import Operation, Request
 from horovod.core.process_set import ProcessSet, membership
 from horovod.core.tensor import Tensor
 
 
 class _Wish(msgspec.Struct, array_like=True):
-    """What one rank brings: the ranks of the set to add (none for a removal), the id to remove, its card."""
+    """What one rank brings: the ranks of the set to add (none for a removal), the id to remove, its card.
+
+    ``obstacle``: why it could not do its part of what was agreed on before; "" if it could.
+    """
 
     ranks: tuple[int, ...]
     remove: int
     card: Card | None
+    obstacle: str = ""
 
 
 _decode_wish = msgspec.msgpack.Decoder(_Wish).decode
@@ -45,6 +50,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Raises:
         ValueError: not initialised, not allowed to add sets, ranks that do not exist or stand twice, a set that there is
             already, or ranks that disagree on what is added.
+        RuntimeError: a member could not connect, or start what the set needs; the message says which and why. Nothing has
+            changed then, on any rank.
+        HorovodInternalError: the job has failed meanwhile.
     """
     context = _dynamic_context("adding")
     wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -67,14 +75,40 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
                     + (f"adds {list(wish.ranks)}" if wish.remove < 0 else f"removes set {wish.remove}")
                 )
         _check(ranks, identity.size)  # after the exchange, so that a mistake ends on every rank
-        group = context.freed.pop(0) if context.freed else max(membership.ranks) + 1
+        group = context.freed[0] if context.freed else max(membership.ranks) + 1
+        lane, failure = None, None
         if identity.rank in ranks:
-            _start(context, group, ranks, [wish.card for wish in wishes], switchboard)
+            try:
+                lane = _assemble(context, group, ranks, [wish.card for wish in wishes], switchboard)
+            except Exception as error:
+                failure = error
     finally:
         switchboard.close()
+    try:
+        _check_all_could(context, ranks, failure)
+    except BaseException:
+        if lane is not None:
+            lane.close()
+        raise
+    # From here on the set is the same on all ranks.
+    if context.freed:
+        context.freed.pop(0)
     membership.ranks[group] = ranks
     wanted.process_set_id = group
+    if lane is not None:
+        _start(context, group, lane)
     return wanted
+
+
+def _check_all_could(context: Generation, ranks: list[int], failure: Exception | None) -> None:
+    """Raise on all ranks what has failed on one."""
+    obstacle = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    outcomes = _exchange(context, _Wish(tuple(ranks), -1, None, obstacle))
+    obstacles = [f"rank {rank}: {outcome.obstacle}" for rank, outcome in enumerate(outcomes) if outcome.obstacle]
+    if obstacles:
+        raise RuntimeError(
+            f"The process set {ranks} could not be added, and nothing has changed: {'; '.join(obstacles)}"
+        ) from failure
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -88,6 +122,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Raises:
         ValueError: not initialised, not allowed to remove sets, or ranks that disagree on what is removed.
+        HorovodInternalError: the job has failed before the set was removed.
     """
     context = _dynamic_context("removing")
     group = process_set.process_set_id
@@ -103,13 +138,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
                 f"the ranks do not remove the same process set: rank {context.identity.rank} removes set {group}, rank "
                 + (f"{rank} adds {list(wish.ranks)}" if wish.remove < 0 else f"{rank} removes set {wish.remove}")
             )
-    process_set.process_set_id = None
     lane = context.lanes.get(group)
     if lane is not None:
         # Behind this barrier everything that all members have submitted is decided, and what is decided runs.
         collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
-        del context.lanes[group]
-        context.end_lane(lane, "the process set was removed")
+        context.end_lane(group, "the process set was removed")
+    process_set.process_set_id = None
     del membership.ranks[group]
     context.freed.append(group)
     return True
@@ -157,10 +191,10 @@ def _exchange(context: Generation, wish: _Wish) -> list[_Wish]:
     ]
 
 
-def _start(
+def _assemble(
     context: Generation, group: int, ranks: Sequence[int], cards: Sequence[Card | None], switchboard: Switchboard
-) -> None:
-    """Connect with the other members and start this rank's lane of the set."""
+) -> Lane:
+    """Connect with the other members and make this rank's lane of the set."""
     known = [card for card in cards if card is not None]
     generation = f"{context.generation}.{context.changes}"
     deadline = time.monotonic() + context.config.start_timeout.total_seconds()
@@ -172,7 +206,7 @@ def _start(
         known, control_wires(group, ranks, context.identity.rank), generation, context.secret, deadline
     )
     try:
-        lane = assemble(
+        return assemble(
             group,
             ranks,
             context.identity.rank,
@@ -189,6 +223,9 @@ def _start(
         for made in sockets.values():
             made.close()
         raise
+
+
+def _start(context: Generation, group: int, lane: Lane) -> None:
     context.lanes[group] = lane
     context.recording.follow(lane)
     lane.start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from horovod.control.meeting import MeetingPlace
@@ -17,7 +18,7 @@ from horovod.control.rendezvous import RendezvousError
 from horovod.control.rendezvous_client import RendezvousClient
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.introduction import Introduction
-from horovod.core.lane import Lane
+from horovod.core.lane import Lane, still_in_use
 
 _log = logging.getLogger("horovod.core")
 
@@ -31,6 +32,7 @@ class Ending:
     Args:
         rank: this rank.
         lanes: by process set id; failed together.
+        seconds: how long their threads may take to leave the tensors of collectives that are interrupted.
 
     Attributes:
         error: why nothing can be submitted any more, or None while the generation runs.
@@ -40,10 +42,11 @@ class Ending:
         introductions: of all ranks, by rank, as far as they are known.
     """
 
-    def __init__(self, rank: int, lanes: Mapping[int, Lane]) -> None:
+    def __init__(self, rank: int, lanes: Mapping[int, Lane], seconds: float) -> None:
         self._rank = rank
         self._lanes = lanes
         self._leaver: tuple[int, str] | None = None
+        self._seconds = seconds
         self.error: HorovodInternalError | None = None
         self.verdict: HorovodInternalError | None = None
         self.failed = threading.Event()
@@ -51,15 +54,27 @@ class Ending:
         self.introductions: Sequence[Introduction] = ()
 
     def fail(self, rank: int, reason: str) -> None:
-        """The verdict: ``rank`` failed first. Fails everything pending."""
-        if self._rank in (0, rank) or rank == 0:
-            self._tell_launcher(rank, reason)  # first: the abort may end this process, which should not be blamed
+        """The verdict: ``rank`` failed first. Fails everything pending, once no thread uses a tensor of any process set.
+
+        The launcher is told last, and mostly while the script runs on: this process does not end before, since
+        ``shutdown()`` waits for the thread that this runs on.
+        """
         self.verdict = self.error = HorovodInternalError(
             f"Horovod: {self.who(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
             "error, on all ranks."
         )
-        for lane in list(self._lanes.values()):  # another thread may be adding a process set
-            lane.abort(self.verdict)
+        lanes = list(self._lanes.values())  # another thread may be adding a process set, which then looks for a verdict
+        for lane in lanes:
+            lane.interrupt()
+        deadline = time.monotonic() + self._seconds
+        stuck = [lane for lane in lanes if not lane.await_exit(deadline - time.monotonic())]
+        if stuck:
+            self.verdict = self.error = still_in_use(self.verdict)
+            _log.error("rank %d: %s", self._rank, self.verdict)
+        for lane in lanes:
+            lane.fail(self.verdict)
+        if self._rank in (0, rank) or rank == 0:
+            self._tell_launcher(rank, reason)
         self.failed.set()
 
     def left(self, rank: int, reason: str, interrupted: bool) -> None:
@@ -93,7 +108,7 @@ class Ending:
         try:
             with RendezvousClient(self.place.address, self.place.secret, 2.0) as client:
                 accusation = json.dumps({"rank": self._launched(rank), "reason": reason}).encode()
-                client.put(FAILURE_KEY, accusation, only_first=True, timeout=2.0)  # the abort waits for this
+                client.put(FAILURE_KEY, accusation, only_first=True, timeout=2.0)
         except (RendezvousError, OSError) as error:
             _log.debug("the launcher could not be told which rank failed first: %s", error)
 

@@ -16,6 +16,7 @@ from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, neutral, scale
 from horovod.comm.spans import Spans, Vectors, joined, size_in_bytes
+from horovod.core.errors import HorovodInternalError
 from horovod.core.handle import Handle
 from horovod.core.messages import Decision, Operation, Request
 from horovod.core.tensor import Allocate
@@ -29,6 +30,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
         since: when it was submitted (``time.monotonic``).
         owner: what holds the vectors' memory, where they do not themselves.
         held: its inputs are not there yet, so it has not been announced.
+        error: with what it fails on this rank alone, once it is carried out; None where it succeeds.
     """
 
     request: Request
@@ -39,6 +41,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     since: float
     owner: object = None
     held: bool = False
+    error: BaseException | None = None
 
     def size(self) -> int:
         """Bytes that this rank contributes, or receives where it contributes nothing."""
@@ -115,6 +118,23 @@ def _stand_in(decision: Decision) -> Entry:
     return Entry(without_rows, [np.empty(0, spec.data_type.numpy) for spec in specs], [], allocate, Handle(), 0.0)
 
 
+def output_of(entry: Entry, index: int, rows: int) -> Array:
+    """Make output ``index`` of a request, with that first dimension.
+
+    Where that fails, the request fails on this rank, and takes part with memory that nobody sees: the other ranks are in the
+    collective by now, and can only end it together with this one.
+    """
+    assert entry.allocate is not None
+    try:
+        return entry.allocate(index, rows)
+    except Exception as error:
+        tensor = entry.request.tensors[index]
+        entry.error = HorovodInternalError(
+            f"the output of {tensor.name!r} ({rows} rows) could not be made on this rank: {type(error).__name__}: {error}"
+        )
+        return np.empty(rows * _elements(tensor.shape[1:]), tensor.data_type.numpy)
+
+
 def scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
     """The engine's operation and factors for a reduction over ``size`` ranks: Average is a Sum with 1/size in the postscale."""
     if request.reduce_op == ReduceOp.AVERAGE:
@@ -172,12 +192,11 @@ def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry
     outputs: list[Array] = []
     counts: list[list[int]] = []
     for decision, entry in batch:
-        assert entry.allocate is not None
         entry.handle.result = decision.rows
         for index, (tensor, rows) in enumerate(zip(entry.request.tensors, decision.rows, strict=True)):
             row_elements = _elements(tensor.shape[1:])
             inputs.append(entry.inputs[index])
-            outputs.append(entry.allocate(index, sum(rows)))
+            outputs.append(output_of(entry, index, sum(rows)))
             counts.append([row_elements * rank_rows for rank_rows in rows])
     for dtype in dict.fromkeys(array.dtype for array in inputs):
         chosen = [index for index, array in enumerate(inputs) if array.dtype == dtype]
@@ -189,10 +208,9 @@ def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry
 
 
 def _alltoall(communicator: Communicator, decision: Decision, entry: Entry) -> None:
-    assert entry.allocate is not None
     row_elements = _elements(entry.request.tensors[0].shape[1:])
     received = [row[communicator.rank] for row in decision.splits]
-    target = entry.allocate(0, sum(received))
+    target = output_of(entry, 0, sum(received))
     communicator.alltoall(
         entry.inputs[0],
         target,

@@ -25,7 +25,7 @@ from horovod.core.assembly import assemble, control_wires
 from horovod.core.config import AUTOTUNE, Config
 from horovod.core.ending import Ending, NobodyElse
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
-from horovod.core.introduction import Introduction, introduce, meeting_place
+from horovod.core.introduction import Introduction, check_settings, introduce, meeting_place
 from horovod.core.lane import Lane, Watch
 from horovod.core.messages import Operation
 from horovod.core.process_set import membership
@@ -70,7 +70,7 @@ class Generation:
         self.config = config
         self.generation = earlier + 1
         self.lanes: dict[int, Lane] = {}
-        self.ending = Ending(self.identity.rank, self.lanes)
+        self.ending = Ending(self.identity.rank, self.lanes, config.timeout.total_seconds())
         self.recording = Recording(config, self.identity.rank, self.lanes)
         self.process = os.getpid()
         self.secret = b""
@@ -84,7 +84,6 @@ class Generation:
         self._sentinel: Sentinel | None = None
         self._abandoned = False
         self._sockets: list[socket.socket] = []
-        self._next_name: dict[tuple[int | None, str], int] = {}
 
     @property
     def stopped(self) -> HorovodInternalError | None:
@@ -133,9 +132,17 @@ class Generation:
         if identity.rank == 0 and (place is None or place.hosted):  # no launcher gave the job a secret
             card = msgspec.structs.replace(card, secret=make_secret())
         workplace = own_workplace(identity.hostname)
-        own = Introduction(card, self.roster.launched.rank, self.generation, list(process_sets), workplace)
+        own = Introduction(
+            card,
+            self.roster.launched.rank,
+            self.generation,
+            list(process_sets),
+            workplace,
+            self.config.common(),
+        )
         seconds = self.config.start_timeout.total_seconds()
         introductions = introduce(own, self.roster, place, self._attempt, seconds)
+        check_settings([each.settings for each in introductions])
         self._cards = [each.card for each in introductions]
         self.ending.introductions = introductions
         self.generation = max(each.generation for each in introductions)
@@ -237,11 +244,19 @@ class Generation:
             lane.close()
         self.lanes.clear()
 
-    def end_lane(self, lane: Lane, reason: str) -> None:
-        """End one process set's lane; all its members do."""
+    def end_lane(self, group: int, reason: str) -> None:
+        """End one process set's lane; all its members do.
+
+        Raises:
+            HorovodInternalError: the job has failed meanwhile.
+        """
+        lane = self.lanes[group]
         lane.leave(reason)
         self._await_end(lane, time.monotonic() + self.config.timeout.total_seconds())
+        del self.lanes[group]  # not before: a verdict must find it as long as it may wait for a rank that is lost
         lane.close()
+        if self.ending.verdict is not None and not lane.finished:
+            raise HorovodInternalError(*self.ending.verdict.args)
 
     def _await_end(self, lane: Lane, deadline: float) -> None:
         if not lane.join(max(0.1, deadline - time.monotonic())):
@@ -252,7 +267,7 @@ class Generation:
                 self.config.timeout.total_seconds(),
             )
             lane.abort(HorovodInternalError(SHUT_DOWN))
-            lane.join(5.0)
+            lane.join(1.0)
 
     # Use
 
@@ -282,15 +297,14 @@ class Generation:
 
     def auto_name(self, prefix: str, process_set_id: int | None) -> str:
         """A name for a request that has none: the n-th such call of all members of the set belongs together."""
-        key = (process_set_id, prefix)
-        number = self._next_name.get(key, 0) + 1
-        self._next_name[key] = number
-        return f"{prefix}.noname.{number}"
+        unnamed = self.lanes[-1 if process_set_id is None else process_set_id].unnamed
+        unnamed[prefix] += 1
+        return f"{prefix}.noname.{unnamed[prefix]}"
 
     def everybody_joined(self) -> None:
         """Called by the thread that joined, on every rank: as the ranks may have made different numbers of unnamed calls until
         now, their counting starts anew."""
-        self._next_name = {key: number for key, number in self._next_name.items() if key[0] != 0}
+        self.lanes[0].unnamed.clear()
 
     def abandon(self) -> None:
         """In a forked child: close what was inherited, so that this process neither uses nor holds the parent's connections."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import _thread
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import msgspec
+
+from horovod.core.errors import HorovodInternalError
+
+_log = logging.getLogger("horovod.core")
 
 
 class Driver(Protocol):
@@ -51,7 +56,8 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         error: why the collective failed, once done.
         result: what the operation produces beyond the tensors it fills, for example received splits.
         driver: of a quick collective that the thread that waits for it may carry out; None if only a lane's thread may.
-        end: called by whoever completes it, just before, with the error; returns the error that waiters get.
+        end: called by whoever completes it, just before, with the error; returns the error that waiters get. What it raises,
+            waiters get.
     """
 
     end: Callable[[BaseException | None], BaseException | None] | None = None
@@ -71,8 +77,13 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
     def complete(self, error: BaseException | None = None) -> None:
         """Called once. Wakes whoever waits."""
-        if self.end is not None:
-            error, self.end = self.end(error), None
+        end, self.end = self.end, None
+        if end is not None:
+            try:
+                error = end(error)
+            except Exception as failure:
+                error = error or HorovodInternalError(f"what follows a collective failed: {failure!r}")
+                _log.exception("what follows a collective failed")
         self.error = error
         self._finished = True
         self.driver = None
@@ -82,7 +93,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     def then(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once when the collective is done: on the thread that completes it, or at once if it is.
 
-        For bindings whose framework waits by itself. The callback must not block and must not raise.
+        For bindings whose framework waits by itself. The callback must not block; what it raises is logged.
         """
         if self._next is None:
             with _first:
@@ -105,7 +116,10 @@ class Handle(msgspec.Struct, eq=False, gc=False):
                 callback = callbacks.pop()  # of two threads that come here at the same time, one finds it
             except IndexError:
                 return
-            callback()
+            try:
+                callback()
+            except Exception:  # other callbacks, and the lane whose thread this is, have nothing to do with it
+                _log.exception("a callback at the end of a collective failed")
 
     def wait(self, timeout: float = -1) -> None:
         """Return when the collective is done; Ctrl-C interrupts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -11,8 +11,9 @@ from horovod.control import meeting_over_mpi
 from horovod.control.meeting import MeetingPlace, exchange, place_on_this_host
 from horovod.control.secret import decode_secret
 from horovod.control.wiring import Card
+from horovod.core.agreement import list_ranks
 from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY
-from horovod.core.roster import Roster
+from horovod.core.roster import FAILED, Roster
 from horovod.core.static_sets import Wish
 from horovod.core.workplace import Workplace
 from horovod.environments import Identity
@@ -28,6 +29,8 @@ class Introduction(msgspec.Struct, array_like=True):
     """The number it would give the generation that begins; the highest becomes everybody's."""
     process_sets: list[Wish]
     workplace: Workplace
+    settings: dict[str, str] = {}
+    """Those that must be the same on all ranks, by environment variable."""
 
 
 _decode = msgspec.msgpack.Decoder(Introduction).decode
@@ -55,6 +58,27 @@ def introduce(
     else:
         bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, roster.listed)
     return [_decode(each) for each in bodies]
+
+
+def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
+    """Whether the ranks agree on all settings that they must agree on. Called by every rank with the same arguments.
+
+    Raises:
+        ValueError: they do not; names the variables, and which ranks have which values.
+    """
+    differences = []
+    for variable in settings_by_rank[0]:
+        ranks: dict[str, list[int]] = {}
+        for rank, settings in enumerate(settings_by_rank):
+            ranks.setdefault(settings.get(variable, "unknown"), []).append(rank)
+        if len(ranks) > 1:
+            values = ", ".join(f"{value} on {list_ranks(having)}" for value, having in ranks.items())
+            differences.append(f"{variable} is {values}")
+    if differences:
+        raise ValueError(
+            f"{FAILED}: settings that must be the same on all ranks differ: {'; '.join(differences)}. Set the environment "
+            "variable to one value on all ranks, or on none."
+        )
 
 
 def meeting_place(launched: Identity, env: Mapping[str, str] | None = None) -> MeetingPlace:

@@ -14,11 +14,10 @@ on the set's first rank, is :class:`horovod.core.coordinator.CoordinatorLane`.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -32,7 +31,7 @@ from horovod.core.connections import Connections, Ready
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution import Batch, Entry, execute, size_of
 from horovod.core.handle import Handle
-from horovod.core.messages import Decision, MessageError, Request
+from horovod.core.messages import Decision, MessageError, Request, check_sendable
 from horovod.core.negotiator import NegotiationError
 from horovod.core.requests import Requests
 from horovod.core.shortcut import Shortcut
@@ -41,9 +40,19 @@ from horovod.core.workplace import ANYWHERE, Placement
 
 _log = logging.getLogger("horovod.core")
 
+_REMEMBERED = 4096
+
 GLANCES = 50
 """Looks at the connections before sleeping while somebody waits for this lane: about a hundred microseconds, of a process
 that has nothing else to do. The answer to a small collective takes less, and a sleep and a wake-up cost as much as it does."""
+
+
+def still_in_use(error: HorovodInternalError) -> HorovodInternalError:
+    """The same error for who must not use the tensors' memory again, because a thread could not be got out of a collective."""
+    return HorovodInternalError(
+        f"{error} A thread of this rank (horovod-lane) did not leave a collective in time, so the tensors of collectives "
+        "that were in flight may still be read and written: end this process instead of using them again."
+    )
 
 
 class Watch(Protocol):
@@ -71,6 +80,10 @@ class Lane(ABC):
             reason, and whether this rank was waiting for something.
         placement: where the lane's thread runs.
         express: for small collectives among ranks of one host.
+
+    Attributes:
+        finished: it has ended in good order, on all ranks.
+        unnamed: how many calls without a name were made on this process set, by kind.
     """
 
     def __init__(
@@ -89,25 +102,25 @@ class Lane(ABC):
         self.ranks = list(ranks)
         self.index = index
         self.communicator = communicator
+        self.unnamed: Counter[str] = Counter()
         self._connections = Connections(channels)
         self._config = config
         self._watch = watch
         self._on_stopped = on_stopped
         self._placement = placement
         self._requests = Requests(None if config.cycle_time else self)
+        self._checked: dict[str, Request] = {}
         self._due: deque[Sequence[Decision]] = deque()
         self._stopping: tuple[int, str] | None = None
-        self._settled = threading.Event()
+        self._left = threading.Event()
         self._leaving: str | None = None
         self._said_leave = False
-        self._finished = False
-        # Else a peer needs the core that would look.
-        self._cores_enough = len(self.ranks) <= len(os.sched_getaffinity(0))
-        self._turns = Turns(self._connections, self._cores_enough, index == 0)
+        self.finished = False
+        self._turns = Turns(self._connections, placement.spins, index == 0)
         self._express = express
         self._shortcut: Shortcut | None = None
         if express is not None:
-            self._shortcut = Shortcut(express, self._requests, self.ranks, index, self._connections, self._cores_enough)
+            self._shortcut = Shortcut(express, self._requests, self.ranks, index, self._connections, placement.spins)
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-lane-{name}", daemon=True)
@@ -125,11 +138,22 @@ class Lane(ABC):
             awaited: the calling thread calls ``entry.handle.wait()`` next, so a sleeping lane need not be woken for it.
 
         Raises:
-            ValueError: a request of that name is in flight on this rank.
-            HorovodInternalError: the job has failed or was shut down.
+            ValueError: a request of that name is in flight on this rank, or it cannot be sent to other ranks.
+            HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
         """
+        request = entry.request
+        if self._checked.get(request.name) is not request:
+            self._check(request)
         if self._requests.add(entry, held, awaited):
             self._connections.ring()
+
+    def _check(self, request: Request) -> None:
+        """Whether other ranks would understand a request; a lane that found out otherwise would end the job."""
+        check_sendable(request)
+        if not request.transient:
+            if len(self._checked) >= _REMEMBERED:
+                self._checked.clear()
+            self._checked[request.name] = request
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
         """The inputs of a held request are there, or will never come, because of ``error``; then it fails on this rank.
@@ -153,11 +177,33 @@ class Lane(ABC):
         self._leaving = reason
         self._connections.ring()
 
-    def abort(self, error: BaseException) -> None:
-        """Fail everything pending with ``error`` and wake the thread out of whatever it does; it ends."""
-        self._fail_all(error)
+    # An abort has three steps, because an error must not be reported while a tensor may still be written: whoever gets it
+    # may use the memory for something else at once.
+
+    def interrupt(self) -> None:
+        """Take no more requests, and wake the thread out of whatever it does; returns at once."""
+        self._requests.close()
         self.communicator.abort()
         self._connections.ring()
+
+    def await_exit(self, seconds: float) -> bool:
+        """Wait until no thread of this process uses a request's tensors, after :meth:`interrupt`; False: one still does."""
+        if self._thread.ident is None or threading.current_thread() is self._thread:
+            return True
+        return self._left.wait(max(0.0, seconds))
+
+    def fail(self, error: BaseException) -> None:
+        """Complete everything pending with ``error``, and refuse with it whatever is submitted from now on."""
+        entries = self._requests.fail(error)
+        for entry in entries:
+            entry.handle.complete(error)
+
+    def abort(self, error: HorovodInternalError) -> None:
+        """All three steps, one after another."""
+        self.interrupt()
+        if not self.await_exit(self._config.timeout.total_seconds()):
+            error = still_in_use(error)
+        self.fail(error)
 
     def join(self, seconds: float) -> bool:
         """Wait for the thread to end; False if it has not within ``seconds``."""
@@ -165,8 +211,9 @@ class Lane(ABC):
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Give everything back; the thread has ended."""
-        self._turns.close()
+        """Give everything back; or nothing, if the thread could not be got out of a collective and may still use it."""
+        if self._thread.is_alive():
+            return
         if self._express is not None:
             self._express.release()
         self.communicator.close()
@@ -200,44 +247,42 @@ class Lane(ABC):
             self._turn(ready, driven=True)
             if self._due or self._stopping is not None or self._connections.unsent():
                 return True
-        return self._finished or self._requests.error is not None
-
-    def _fail_all(self, error: BaseException) -> None:
-        entries = self._requests.fail(error)
-        self._settled.set()
-        for entry in entries:
-            try:
-                entry.handle.complete(error)
-            except Exception:  # whatever a binding does on completion, the others must not wait for ever
-                _log.exception("rank %d: ending %r failed", self.ranks[self.index], entry.request.name)
+        return self.finished or self._requests.closed
 
     # On the lane's thread.
 
     def _run(self) -> None:
         self._placement.begin()
+        failure = self._serve()
+        self._turns.end()
+        self._left.set()
+        if not self.finished:
+            self._await_failure(failure)
+
+    def _serve(self) -> str:
+        """Take turns until the end. Returns what went wrong in this lane, "" where nothing has; it is reported then."""
         try:
             with np.errstate(
                 all="ignore"
             ):  # an overflow in a gradient is the user's to find, not a warning from a thread
-                while not self._finished and self._requests.error is None:
+                while not self.finished and not self._requests.closed:
                     self._park()
                     self._turns.take(self._wait(), self._turn)
+            return ""
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
-            self._await_verdict(f"rank {self.ranks[failure.rank]}: {failure.reason}")
+            return f"rank {self.ranks[failure.rank]}: {failure.reason}"
         except Aborted:
-            self._await_verdict("a collective was aborted")
+            return "a collective was aborted"
         except Exception as error:
             _log.exception("rank %d: the lane of process set %s failed", self.ranks[self.index], self.ranks)
             self._watch.report(self.ranks[self.index], f"its lane thread failed: {error!r}")
-            self._await_verdict(f"rank {self.ranks[self.index]}: its lane thread failed: {error!r}")
+            return f"rank {self.ranks[self.index]}: its lane thread failed: {error!r}"
 
-    def _await_verdict(self, reason: str) -> None:
+    def _await_failure(self, reason: str) -> None:
         """Whoever aborts, or the verdict on what was reported, fails what is pending. Should neither come, this does."""
-        if not self._settled.wait(2 * self._config.timeout.total_seconds()):
-            self._fail_all(
-                HorovodInternalError(f"Horovod: {reason}. Rank 0 has not said in time which rank failed first.")
-            )
+        if not self._requests.failed.wait(2 * self._config.timeout.total_seconds()):
+            self.fail(HorovodInternalError(f"Horovod: {reason}. Rank 0 has not said in time which rank failed first."))
 
     def _park(self) -> None:
         """While other threads take turns, leave the connections to them."""
@@ -252,7 +297,7 @@ class Lane(ABC):
                 return
 
     def _wait(self) -> Ready:
-        if self._cores_enough and self._requests.latest.awaited():
+        if self._placement.spins and self._requests.latest.awaited():
             for _ in range(GLANCES):
                 ready = self._connections.look(0)
                 if ready.readable or ready.rung or self._requests.waiting():
@@ -268,7 +313,7 @@ class Lane(ABC):
         Args:
             driven: by a thread that waits for a quick collective: what is large, or the last, stays for the lane's thread.
         """
-        if self._requests.error is not None:
+        if self._requests.closed:
             return
         leaving = self._leaving is not None and not self._said_leave
         submitted = self._requests.take()
@@ -327,7 +372,7 @@ class Lane(ABC):
 
     def _batch(self, decisions: Sequence[Decision]) -> Batch:
         entries = self._requests.find(decision.name for decision in decisions)
-        if self._requests.error is not None:
+        if self._requests.closed:
             raise Aborted
         return list(zip(decisions, entries, strict=True))
 
@@ -341,7 +386,7 @@ class Lane(ABC):
         """A request was carried out without an order."""
         for known in self._requests.finish([entry.request.name]):
             if known is not None:  # else an abort has completed it
-                known.handle.complete()
+                known.handle.complete(known.error)
 
     def _complete(self, batch: Batch, error: BaseException | None) -> None:
         entries = self._requests.finish(decision.name for decision, _ in batch)
@@ -349,15 +394,15 @@ class Lane(ABC):
             self._at_rest()
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
-                entry.handle.complete(error)
+                entry.handle.complete(error or entry.error)
 
     def _stop(self, rank: int, reason: str) -> None:
         """Everything ordered before has run; what is still pending never will."""
-        self._finished = True
+        self.finished = True
         pending = self._requests.oldest()
         if pending is not None:
             reason += f" while rank {self.ranks[self.index]} waited for {pending.request.name!r}"
-        self._fail_all(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
+        self.fail(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
         self._on_stopped(rank, reason, pending is not None)
 
     def _hurries(self) -> bool:

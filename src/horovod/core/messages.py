@@ -134,6 +134,31 @@ _from_member = msgspec.msgpack.Decoder(Announce | Leave)
 _from_coordinator = msgspec.msgpack.Decoder(Order | Stop | Succeeded)
 
 
+_request = msgspec.msgpack.Decoder(Request)
+_LONGEST_REQUEST = 8 << 20
+"""Bytes of a request as it is sent. Many travel in one message, and errors quote those of all ranks."""
+
+
+def check_sendable(request: Request) -> None:
+    """Whether other ranks would get this request as it is.
+
+    Raises:
+        ValueError: they would not; the message says what cannot be sent.
+    """
+    try:
+        body = encode(request)
+        _request.decode(body)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise ValueError(
+            f"{request.operation.name.lower()} of {request.name!r} cannot be described to other ranks: {error}"
+        ) from error
+    if len(body) > _LONGEST_REQUEST:
+        raise ValueError(
+            f"{request.operation.name.lower()} of {str(request.name)[:100]!r}... takes {len(body)} bytes to describe to other "
+            f"ranks, and may take {_LONGEST_REQUEST}: use shorter names, or groups of fewer tensors"
+        )
+
+
 def decode_from_member(body: bytes) -> Announce | Leave:
     """Raises :class:`MessageError` for anything else."""
     try:

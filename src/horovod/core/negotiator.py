@@ -85,6 +85,7 @@ class Negotiator:
         self._free: list[int] = list(range(capacity - 1, -1, -1))
         self._joined: dict[int, Request] = {}
         self._last_joined = -1
+        self._moved = 0.0
         self._ready: list[Ready] = []
         self._on_their_way: set[int] = set()
         self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
@@ -106,6 +107,7 @@ class Negotiator:
             now: the time, for :meth:`waiting`.
         """
         tallies, pending, size = self._tallies, self._pending, self._size
+        self._moved = now
         for request in requests:
             if request.operation is _JOIN:
                 self._join(member, request)
@@ -131,7 +133,10 @@ class Negotiator:
         return ready
 
     def waiting(self) -> list[Waiting]:
-        """What is incomplete, oldest first."""
+        """What is incomplete, oldest first.
+
+        Members that have joined wait for the others only while those announce nothing: since the last announcement.
+        """
         found = []
         for tally in self._pending.values():
             announced = [rank for rank, request in zip(self._ranks, tally.requests, strict=True) if request is not None]
@@ -142,11 +147,16 @@ class Negotiator:
             ]
             request = next(request for request in tally.requests if request is not None)
             found.append(Waiting(request, tally.since, announced, missing))
+        if self._joined and not found:
+            joined = [self._ranks[member] for member in self._joined]
+            missing = [rank for member, rank in enumerate(self._ranks) if member not in self._joined]
+            found.append(Waiting(next(iter(self._joined.values())), self._moved, joined, missing))
         return sorted(found, key=lambda waiting: waiting.since)
 
     def oldest(self) -> float | None:
-        """When the oldest incomplete name was first announced."""
-        return min((tally.since for tally in self._pending.values()), default=None)
+        """Since when the oldest of :meth:`waiting` is incomplete."""
+        default = self._moved if self._joined else None
+        return min((tally.since for tally in self._pending.values()), default=default)
 
     def _remember(self, request: Request) -> _Tally:
         if request.transient or self._capacity == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 
 from horovod.core.config import DYNAMIC, TIMELINE, Config
@@ -26,6 +27,7 @@ class Recording:
         self._rank = rank
         self._lanes = lanes
         self._timeline: Timeline | None = None
+        self._lock = threading.RLock()
 
     def begin(self) -> None:
         """Start with the generation, if the environment names a file."""
@@ -44,15 +46,16 @@ class Recording:
             raise ValueError(f"Set {TIMELINE}={DYNAMIC} to enable dynamic timeline usage.")
         if self._rank != 0 or (self._timeline is not None and self._timeline.path == path):
             return
-        try:
-            timeline = Timeline(path, mark_cycles)
-        except OSError as error:
-            _log.error("the timeline %s cannot be written: %s", path, error)
-            return
-        self.stop()
-        self._timeline = timeline
-        for lane in list(self._lanes.values()):
-            self.follow(lane)
+        with self._lock:
+            try:
+                timeline = Timeline(path, mark_cycles)
+            except OSError as error:
+                _log.error("the timeline %s cannot be written: %s", path, error)
+                return
+            self.stop()
+            self._timeline = timeline
+            for lane in list(self._lanes.values()):
+                self.follow(lane)
 
     def follow(self, lane: Lane) -> None:
         """Record a lane that was added while a timeline is written."""
@@ -61,8 +64,9 @@ class Recording:
 
     def stop(self) -> None:
         """Complete the file, if one is being written."""
-        timeline, self._timeline = self._timeline, None
-        if timeline is not None:
-            for lane in list(self._lanes.values()):
-                self.follow(lane)
-            timeline.close()
+        with self._lock:
+            timeline, self._timeline = self._timeline, None
+            if timeline is not None:
+                for lane in list(self._lanes.values()):
+                    self.follow(lane)
+                timeline.close()

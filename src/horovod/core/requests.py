@@ -33,12 +33,16 @@ class Requests:
         driver: what a thread that waits for a quick request takes turns of; None if it is not to.
 
     Attributes:
-        error: why the lane has failed, and with it everything that was in flight; set once.
+        closed: nothing is taken any more, and nothing that is in flight may be begun; set once.
+        error: with what everything that was in flight has failed; set once, after ``closed``.
+        failed: set with ``error``.
         latest: the handle of what was submitted last.
     """
 
     def __init__(self, driver: Driver | None) -> None:
+        self.closed = False
         self.error: BaseException | None = None
+        self.failed = threading.Event()
         self.latest = Handle()
         self._driver = driver
         self._lock = threading.Lock()
@@ -60,27 +64,30 @@ class Requests:
 
         Raises:
             ValueError: a request of that name is in flight.
-            the error with which the lane has failed.
+            the error with which the lane has failed; not before the tensors of all requests are left alone.
         """
         name, handle = entry.request.name, entry.handle
         driver = self._driver if not held and is_quick(entry) else None
         with self._lock:
-            if self.error is not None:
-                raise type(self.error)(*self.error.args)
-            if self._known.setdefault(name, entry) is not entry:
-                raise ValueError(f"{DUPLICATE_NAME} The name is {name!r}.")
-            self.latest = handle
-            if held:
-                entry.held = True
-                return False
-            handle.driver = driver
-            return self._queue(entry, awaited)
+            if not self.closed:
+                if self._known.setdefault(name, entry) is not entry:
+                    raise ValueError(f"{DUPLICATE_NAME} The name is {name!r}.")
+                self.latest = handle
+                if held:
+                    entry.held = True
+                    return False
+                handle.driver = driver
+                return self._queue(entry, awaited)
+        self.failed.wait()
+        assert self.error is not None
+        raise type(self.error)(*self.error.args)
 
     def release(self, entry: Entry) -> bool:
         """A held request may be announced, unless it is no longer in flight."""
         with self._lock:
             entry.held = False
-            return self._known.get(entry.request.name) is entry and self._queue(entry, awaited=False)
+            known = not self.closed and self._known.get(entry.request.name) is entry
+            return known and self._queue(entry, awaited=False)
 
     def hasten(self, handle: Handle) -> bool:
         """The lane's thread is to take turns until this is done, and not to leave them to threads that wait."""
@@ -110,14 +117,21 @@ class Requests:
                 del self._known[entry.request.name]
         return known
 
+    def close(self) -> None:
+        """Nothing is taken or announced from now on; :meth:`fail` follows when no thread uses the tensors any more."""
+        with self._lock:
+            self.closed = True
+            self._unannounced.clear()
+
     def fail(self, error: BaseException) -> list[Entry]:
         """Everything fails with ``error``, and so does whatever is submitted from now on. Returns what was in flight."""
+        self.close()
         with self._lock:
             if self.error is None:
                 self.error = error
             entries = list(self._known.values())
             self._known.clear()
-            self._unannounced.clear()
+        self.failed.set()
         return entries
 
     def oldest(self) -> Entry | None:
@@ -147,7 +161,7 @@ class Requests:
     def put_back(self, entry: Entry) -> None:
         """Of :meth:`take_alone`: it is to be announced after all, before anything else."""
         with self._lock:
-            if self.error is None:
+            if not self.closed:
                 self._unannounced.insert(0, entry)
 
     def find(self, names: Iterable[str]) -> list[Entry | None]:

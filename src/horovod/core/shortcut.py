@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from horovod.comm.express import IDENTITY_BYTES, Express
 from horovod.core.connections import Connections
-from horovod.core.execution import Entry, scaling
+from horovod.core.execution import Entry, output_of, scaling
 from horovod.core.handle import Handle
 from horovod.core.messages import Operation, Request, TensorSpec, encode
 from horovod.core.requests import Requests
@@ -35,7 +35,7 @@ class Shortcut:
 
     Args:
         ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
-        cores_enough: whether every rank has a core, so that one may look instead of sleeping.
+        spins: whether every rank has a core, so that one may look instead of sleeping.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Shortcut:
         ranks: Sequence[int],
         index: int,
         connections: Connections,
-        cores_enough: bool,
+        spins: bool,
     ) -> None:
         self._express = express
         self._requests = requests
         self._ranks = ranks
         self._index = index
         self._connections = connections
-        self._rounds, self._spins = (ROUNDS, SPINS) if cores_enough else (1, 1)
+        self._rounds, self._spins = (ROUNDS, SPINS) if spins else (1, 1)
         self._identities: dict[str, tuple[Request, bytes]] = {}
         self._unresolved: tuple[int, Entry] | None = None
 
@@ -85,21 +85,21 @@ class Shortcut:
             self._collect(entry)
         return succeeded
 
-    def _disturbed(self, entry: Entry) -> bool:
+    def _disturbed(self) -> bool:
         """Whether this thread has something better to do than to wait for an attempt."""
-        return self._requests.waiting() or entry.handle.done()
+        return self._requests.waiting() or self._requests.closed
 
     def _judge(self, entry: Entry, identity: bytes) -> bool:
         express = self._express
         express.reopen()
         number = self._offer(entry, identity)
         success = all(
-            self._comes(peer, number, entry) and express.alike(peer, identity) for peer in range(1, len(self._ranks))
+            self._comes(peer, number) and express.alike(peer, identity) for peer in range(1, len(self._ranks))
         )
         express.judge(success)
         return success
 
-    def _comes(self, peer: int, number: int, entry: Entry) -> bool:
+    def _comes(self, peer: int, number: int) -> bool:
         express, arrivals = self._express, self._connections.arrivals
         for _ in range(self._rounds):
             if express.await_offer(peer, number, self._spins, 0):
@@ -109,7 +109,7 @@ class Shortcut:
         for _ in range(SLEEPS):
             if express.await_offer(peer, number, 1, SLEEP_SECONDS):
                 return True
-            if self._disturbed(entry) or arrivals(0).readable:
+            if self._disturbed() or arrivals(0).readable:
                 return False
         return False
 
@@ -119,12 +119,12 @@ class Shortcut:
             return False
         number = self._offer(entry, identity)
         self._unresolved = (number, entry)
-        if not self._judged(number, entry) and not express.over(number):
+        if not self._judged(number) and not express.over(number):
             return False
         self._unresolved = None
         return express.succeeded()
 
-    def _judged(self, number: int, entry: Entry) -> bool:
+    def _judged(self, number: int) -> bool:
         express = self._express
         for _ in range(self._rounds):
             if express.await_verdict(number, self._spins, 0):
@@ -134,7 +134,7 @@ class Shortcut:
         for _ in range(SLEEPS):
             if express.await_verdict(number, 1, SLEEP_SECONDS):
                 return True
-            if self._disturbed(entry) or express.hopeless():
+            if self._disturbed() or express.hopeless():
                 return False
         return False
 
@@ -206,11 +206,10 @@ class Shortcut:
         elif request.operation is Operation.BROADCAST:
             self._express.broadcast(entry.outputs, self._ranks.index(request.root))
         elif request.operation is Operation.ALLGATHER:
-            assert entry.allocate is not None
             rows = self._express.notes()
             entry.handle.result = (tuple(rows),)
             row_elements = math.prod(request.tensors[0].shape[1:])
-            self._express.allgather(entry.allocate(0, sum(rows)), [row_elements * each for each in rows])
+            self._express.allgather(output_of(entry, 0, sum(rows)), [row_elements * each for each in rows])
 
 
 def _uniform(request: Request) -> bool:

@@ -48,13 +48,13 @@ class Turns:
 
     Args:
         connections: the lane's; its bell wakes the lane's thread.
-        cores_enough: whether every rank has a core, so that one may look instead of sleeping.
+        spins: whether every rank has a core, so that one may look instead of sleeping.
         coordinates: whether this is the lane that waits for others' announcements; others announce before they look.
     """
 
-    def __init__(self, connections: Connections, cores_enough: bool, coordinates: bool) -> None:
+    def __init__(self, connections: Connections, spins: bool, coordinates: bool) -> None:
         self._connections = connections
-        self._looks = LOOKS if cores_enough else 1
+        self._looks = LOOKS if spins else 1
         self._coordinates = coordinates
         self._taken = threading.Lock()
         self._open = True
@@ -140,7 +140,7 @@ class Turns:
         finally:
             self._taken.release()
 
-    def close(self) -> None:
-        """There are no more; a thread of the script may still be on its way out of the last, and gets a second."""
+    def end(self) -> None:
+        """Return when no other thread is inside a turn; there are no more. Called by the lane's thread, as the last."""
         self._open = False
-        self._taken.acquire(timeout=1.0)
+        self._taken.acquire()

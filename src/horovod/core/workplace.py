@@ -36,10 +36,12 @@ class Placement(NamedTuple):
         core: always on this one; None: wherever the operating system puts them.
         share: on one of these while they carry out what is large. On a host where all cores compute, the operating system
             tends to wake two ranks' threads on one core, where they wait for each other in turn. Empty: anywhere.
+        spins: a thread that waits for a peer may look for it a while before it sleeps, as no rank needs its core meanwhile.
     """
 
     core: int | None = None
     share: frozenset[int] = frozenset()
+    spins: bool = True
 
     def begin(self) -> None:
         """Called by a lane's thread, once."""
@@ -85,9 +87,32 @@ def placement_of(workplaces: Sequence[Workplace], rank: int, core: int | None = 
         workplaces: by rank.
         core: the one that the user has chosen.
     """
+    spins = _has_a_core(workplaces, rank)
     if core is not None or not crowded(workplaces) or not hasattr(os, "sched_setaffinity"):
-        return Placement(core)
-    return Placement(share=_share(workplaces, rank))
+        return Placement(core, spins=spins)
+    return Placement(share=_share(workplaces, rank), spins=spins)
+
+
+def _has_a_core(workplaces: Sequence[Workplace], rank: int) -> bool:
+    """Whether a rank, and every rank of its host that may want one of its cores, can have a core to itself."""
+    local = [set(each.cores) for each in workplaces if each.host == workplaces[rank].host]
+    wanted, sharers = set(workplaces[rank].cores), list[set[int]]()
+    while joining := [cores for cores in local if cores & wanted]:
+        sharers += joining
+        local = [cores for cores in local if not cores & wanted]
+        wanted.update(*joining)
+    taken: dict[int, int] = {}
+
+    def place(sharer: int, tried: set[int]) -> bool:
+        """Give it a core; who has that moves to another if it can (a matching along augmenting paths)."""
+        for core in sharers[sharer] - tried:
+            tried.add(core)
+            if core not in taken or place(taken[core], tried):
+                taken[core] = sharer
+                return True
+        return False
+
+    return len(sharers) <= len(wanted) and all(place(sharer, set()) for sharer in range(len(sharers)))
 
 
 def _share(workplaces: Sequence[Workplace], rank: int) -> frozenset[int]:

@@ -25,6 +25,9 @@ _log = logging.getLogger("horovod.observe")
 Event = dict[str, Any]
 
 PAGE_BYTES = 4096
+MOST_ROWS = 4096
+"""Names that are remembered. Of more, those that have been idle get a new row when they come again."""
+
 LONGEST_EVENT = 200
 """Bytes of an event whose tensor has a name of usual length."""
 
@@ -58,7 +61,9 @@ class Timeline:
         self._end = 0
         self._start = time.monotonic_ns()
         self._rows: dict[str, int] = {}
+        self._last_row = 0
         self._negotiating: set[str] = set()
+        self._running: set[str] = set()
         self._lock = threading.Lock()
         self._events: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
         epoch = time.time_ns() // 1000
@@ -102,6 +107,7 @@ class Timeline:
             events: list[Event] = []
             for tensor in tensors:
                 row = self._row(tensor.name, events)
+                self._running.add(tensor.name)
                 events.append({"ph": "B", "name": operation, "ts": now, "pid": row})
                 events.append({"ph": "B", "name": activity, "ts": now, "pid": row, "args": {"engine": engine}})
             self._events.put(events)
@@ -113,6 +119,7 @@ class Timeline:
             events: list[Event] = []
             for tensor in tensors:
                 row = self._row(tensor.name, events)
+                self._running.discard(tensor.name)
                 events.append({"ph": "E", "ts": now, "pid": row})
                 shown = {"dtype": tensor.data_type, "shape": str(tensor.shape)}
                 events.append({"ph": "E", "ts": now, "pid": row, "args": shown})
@@ -135,10 +142,20 @@ class Timeline:
     def _row(self, name: str, events: list[Event]) -> int:
         row = self._rows.get(name)
         if row is None:
-            row = self._rows[name] = len(self._rows) + 1
+            if len(self._rows) >= MOST_ROWS:
+                self._forget_a_row()
+            self._last_row += 1
+            row = self._rows[name] = self._last_row
             events.append({"name": "process_name", "ph": "M", "pid": row, "args": {"name": name}})
             events.append({"name": "process_sort_index", "ph": "M", "pid": row, "args": {"sort_index": row}})
         return row
+
+    def _forget_a_row(self) -> None:
+        """The one that was made first of those on which nothing is going on."""
+        for name in self._rows:
+            if name not in self._negotiating and name not in self._running:
+                del self._rows[name]
+                return
 
     def _serve(self) -> None:
         running = writable = True

@@ -22,6 +22,9 @@ def is_users(filename: str) -> bool:
     return not any(part in filename for part in _LIBRARIES)
 
 
+_REMEMBERED = 4096
+"""Files and lines. Notebooks and compilers of graphs make new ones for ever."""
+
 _users: dict[str, bool] = {}
 
 
@@ -32,6 +35,8 @@ def _users_frame(frame: FrameType | None) -> FrameType | None:
         filename = frame.f_code.co_filename
         known = _users.get(filename)
         if known is None:
+            if len(_users) >= _REMEMBERED:
+                _users.clear()
             known = _users[filename] = is_users(filename)
         if known:
             return frame
@@ -41,8 +46,6 @@ def _users_frame(frame: FrameType | None) -> FrameType | None:
 
 _lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
 """Lines that were asked for, by code and place in it. To find a line's number takes longer than to find its code."""
-
-_REMEMBERED = 4096
 
 
 def _line(frame: FrameType | None) -> str:
@@ -54,7 +57,10 @@ def _line(frame: FrameType | None) -> str:
     if known is None or known[0] is not code:
         if len(_lines) >= _REMEMBERED:
             _lines.clear()
-        known = _lines[place] = code, f"{code.co_filename}:{frame.f_lineno}"
+        filename = code.co_filename.encode(
+            errors="backslashreplace"
+        ).decode()  # it may be no text, and is sent to others
+        known = _lines[place] = code, f"{filename}:{frame.f_lineno}"
     return known[1]
 
 

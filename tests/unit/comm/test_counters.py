@@ -50,6 +50,39 @@ def test_a_living_owner_writes_over_what_an_abort_left(counters: list[Counters])
     counters[2].wait(1, PACKED, 1)
 
 
+def test_a_peer_does_not_count_on_what_a_rank_has_signalled_before_it_gave_up(counters: list[Counters]) -> None:
+    """It may have read that rank's tensors after their memory was used for something else."""
+    counters[0].signal(PACKED, 1)
+    counters[0].abort()
+    with pytest.raises(PeerFailure, match="gave up a collective") as caught:
+        counters[1].wait(0, PACKED, 1)
+    assert caught.value.rank == 0
+
+
+def test_a_signal_after_an_abort_counts_for_nobody(counters: list[Counters]) -> None:
+    counters[0].abort()
+    with pytest.raises(Aborted):
+        counters[0].signal(PACKED, 1)
+    with pytest.raises(PeerFailure, match="gave up a collective"):
+        counters[1].wait(0, PACKED, 1)
+
+
+def test_an_abort_at_the_moment_of_a_signal_is_not_lost(
+    counters: list[Counters], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = counters[0]._words.publish
+
+    def abort_first(index: int, value: int) -> None:
+        counters[0].abort()
+        publish(index, value)
+
+    monkeypatch.setattr(counters[0]._words, "publish", abort_first)
+    with pytest.raises(Aborted):
+        counters[0].signal(PACKED, 1)
+    with pytest.raises(PeerFailure, match="gave up a collective"):
+        counters[1].wait(0, PACKED, 1)
+
+
 def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None:
     arena = Arena.create(2, 4096)
     told: list[Silence] = []

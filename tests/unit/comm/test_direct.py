@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from engines import group_of, outcomes, run_ranks
 from horovod.comm import attach, direct
 from horovod.comm import large as large_module
-from horovod.comm.base import Communicator, PeerFailure
+from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.direct import Direct, introduce
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.segments import Segments
 from horovod.comm.shm import ShmCommunicator
+from horovod.comm.words import PACKED, word_index
+from unit.control.together import wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="cross-memory attach needs Linux")
 
@@ -227,3 +229,66 @@ def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.Mo
     assert key[0] == "allreduce"
     assert not first.trying and first.way == second.way
     assert len(taken) == 2 * 4 + 2 * first.way
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "allgather", "broadcast", "reducescatter", "alltoall"])
+def test_what_is_read_of_a_rank_that_has_given_up_is_no_result(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    """It was told of a failure when it had nothing left to do but to wait for who still reads its tensors, and used their
+    memory for something else."""
+    gone, reading, began = threading.Event(), threading.Event(), threading.Event()
+    elements = 300_000
+    read, reads = attach.read, [0]
+
+    def read_late(process: int, nbytes: int, *rest: Any) -> None:
+        if threading.current_thread().name == "late" and began.is_set() and nbytes > 1000:  # less is a trial
+            reads[0] += 1
+            if reads[0] == (2 if operation == "allreduce" else 1):  # the last: an allreduce has folded its shard before
+                reading.set()
+                assert gone.wait(20)
+        read(process, nbytes, *rest)
+
+    monkeypatch.setattr(attach, "read", read_late)
+
+    def collective(communicator: Communicator, source: Array, target: Array) -> None:
+        half = elements // 2
+        if operation == "allreduce":
+            communicator.allreduce([source], [source], ReduceOp.SUM, 1.0, 1.0)
+        elif operation == "allgather":
+            communicator.allgather([source], [target], [[elements, elements]])
+        elif operation == "broadcast":
+            communicator.broadcast(source, 0)
+        elif operation == "reducescatter":
+            communicator.reducescatter([source], [target[:half]], [[half, half]], ReduceOp.SUM, 1.0, 1.0)
+        else:
+            communicator.alltoall(source, target[:elements], [half, half], [half, half])
+
+    with group_of("shm-direct", 2) as group:
+        sources = [np.ones(elements, np.float32) for _ in range(2)]  # alive to the end, or it could not be read at all
+
+        def script(communicator: Communicator) -> str:
+            source, target = sources[communicator.rank], np.empty(2 * elements, np.float32)
+            communicator.allreduce([np.ones(elements)], [np.empty(elements)], ReduceOp.SUM, 1.0, 1.0)  # both meet here
+            if communicator.rank == 1:
+                threading.current_thread().name = "late"
+                began.set()
+            try:
+                collective(communicator, source, target)
+            except (Aborted, PeerFailure) as error:
+                return type(error).__name__
+            finally:
+                if communicator.rank == 0:
+                    source[:] = target[:] = np.nan
+                    gone.set()
+            return "success"
+
+        def abort() -> None:
+            assert reading.wait(20)
+            words = group[0]._counters._words.values  # type: ignore[attr-defined]
+            mine, theirs = word_index(0, PACKED), word_index(1, PACKED)
+            wait_until(lambda: words[mine] > words[theirs], "a rank that has nothing left to do but to wait")
+            group[0].abort()
+
+        aborting = threading.Thread(target=abort)
+        aborting.start()
+        assert outcomes(group, script) == ["Aborted", "PeerFailure"]
+        aborting.join(20)

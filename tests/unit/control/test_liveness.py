@@ -71,8 +71,7 @@ class Rank:
             self.sentinel._thread.join(10)
         for link in self.links.values():
             link.close()
-        os.close(self.sentinel._wake_read)
-        os.close(self.sentinel._wake_write)
+        self.sentinel._wake_up.close()
 
 
 class Peer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -39,6 +40,7 @@ from horovod.core.messages import (
     encode,
 )
 from horovod.core.turns import QUICK_BYTES
+from horovod.core.workplace import Placement
 from unit.control.together import wait_until
 
 SECONDS = 20.0
@@ -175,7 +177,8 @@ class Set:
         def on_stopped(rank: int, reason: str, interrupted: bool) -> None:
             stopped.append((rank, reason, interrupted))
 
-        lane = kind(f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped, express=express)
+        placement = Placement(spins=len(ranks) <= len(os.sched_getaffinity(0)))  # all ranks are in this process
+        lane = kind(f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped, placement, express)
         self._stack.callback(self._end, lane)
         return Rank(lane, noting, watch, stopped)
 

@@ -288,12 +288,11 @@ def test_truth_values_have_no_average() -> None:
     collectives.allreduce("test", "a", [flags], [flags], ReduceOp.SUM).wait(SECONDS)
 
 
-def test_names_for_calls_that_have_none_are_counted_per_kind_and_set() -> None:
+def test_names_for_calls_that_have_none_are_counted_per_kind() -> None:
     context.init()
     running = context.current()
     names = [running.auto_name("allreduce", 0) for _ in range(2)] + [running.auto_name("broadcast", 0)]
-    names += [running.auto_name("allreduce", 1)]
-    assert names == ["allreduce.noname.1", "allreduce.noname.2", "broadcast.noname.1", "allreduce.noname.1"]
+    assert names == ["allreduce.noname.1", "allreduce.noname.2", "broadcast.noname.1"]
 
 
 # Process sets of a job of one

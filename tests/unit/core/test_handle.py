@@ -127,3 +127,33 @@ def test_what_comes_next_is_called_once_however_threads_race() -> None:
         handle, calls = Handle(), []
         Together(lambda: handle.complete(), lambda: handle.then(lambda: calls.append(1))).results()  # noqa: B023
         assert calls == [1]
+
+
+def test_a_callback_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    handle = Handle()
+    called = []
+
+    def broken() -> None:
+        raise ZeroDivisionError("oh")
+
+    handle.then(lambda: called.append(1))
+    handle.then(broken)
+    waiting = Together(lambda: handle.wait(10))
+    handle.then(lambda: called.append(2))
+    handle.complete()
+    assert waiting.results() == [None]
+    assert called == [2, 1]
+    assert "ZeroDivisionError: oh" in caplog.text
+
+
+def test_what_follows_a_collective_and_raises_is_its_error() -> None:
+    def broken(_: BaseException | None) -> BaseException | None:
+        raise ZeroDivisionError("oh")
+
+    first, second = Handle(broken), Handle(broken)
+    first.complete()
+    second.complete(HorovodInternalError("rank 3 failed"))
+    with pytest.raises(HorovodInternalError, match=r"what follows a collective failed: ZeroDivisionError\('oh'\)"):
+        first.wait(10)
+    with pytest.raises(HorovodInternalError, match="rank 3 failed"):
+        second.wait(10)

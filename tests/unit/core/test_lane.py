@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.control.framing import frame
 from horovod.core import requests as requests_module
+from horovod.core.coordinator import CoordinatorLane
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
@@ -36,6 +39,7 @@ from horovod.core.messages import (
     encode,
 )
 from horovod.core.workplace import Placement
+from horovod.observe.timeline import Timeline
 from unit.control.together import wait_until
 from unit.core.lanes import (
     JOIN,
@@ -220,6 +224,75 @@ def test_what_ranks_disagree_on_fails_on_all_and_nothing_else_does(process_set: 
     wait(*(rank.allreduce("odd", ones()) for rank in ranks))
 
 
+# One request's fault
+
+
+SPEC = (TensorSpec("x", DataType.FLOAT32, (4,)),)
+UNSENDABLE = {
+    "a name that is no text": Request(Operation.ALLREDUCE, "\udc80", SPEC),
+    "a name that is a number": Request(Operation.ALLREDUCE, 3, SPEC),  # type: ignore[arg-type]
+    "a number of NumPy's": Request(Operation.ALLREDUCE, "x", SPEC, prescale=np.float32(2)),  # type: ignore[arg-type]
+    "a number that is none": Request(Operation.ALLREDUCE, "x", SPEC, postscale=True),
+    "a number that is too large": Request(Operation.BROADCAST, "x", SPEC, root=1 << 70),
+    "a name that is too long": Request(Operation.ALLREDUCE, "x" * (9 << 20), SPEC),
+}
+
+
+@pytest.mark.parametrize("kind", UNSENDABLE)
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_cannot_be_sent_is_refused_and_the_job_goes_on(process_set: Set, index: int, kind: str) -> None:
+    ranks = process_set.whole(2)
+    with pytest.raises(ValueError, match=r"cannot be described|takes \d+ bytes"):
+        ranks[index].submit(UNSENDABLE[kind], ones())
+    wait(*(rank.allreduce("x", ones()) for rank in ranks))
+    assert [rank.watch.reports for rank in ranks] == [[]] * 2
+
+
+def broken(*_: object) -> Any:
+    raise MemoryError("too large")
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("express", [False, True])
+@pytest.mark.parametrize("operation", [Operation.ALLGATHER, Operation.ALLTOALL])
+def test_an_output_that_one_rank_cannot_make_fails_there_alone(
+    process_set: Set, operation: Operation, express: bool
+) -> None:
+    ranks = process_set.whole(2, express=express)
+    outputs = [np.zeros(8, np.float32) for _ in ranks]
+    request = Request(operation, "g", (TensorSpec("g", DataType.FLOAT32, (4,)),), splits=(2, 2))
+    if operation is Operation.ALLGATHER:
+        request = Request(operation, "g", request.tensors)
+    texts: list[str] = []
+
+    def script(rank: Rank) -> None:
+        index = rank.lane.index
+        handle = rank.submit(request, ones(index), allocate=broken if index else lambda _, rows: outputs[0][:rows])
+        try:
+            handle.wait()
+        except HorovodInternalError as error:
+            texts.append(f"{index}: {error}")
+
+    on_every_rank(ranks, script)
+    rows = 8 if operation is Operation.ALLGATHER else 4
+    text = f"the output of 'g' ({rows} rows) could not be made on this rank: MemoryError: too large"
+    assert texts == [f"1: {text}"]
+    assert outputs[0][:rows].tolist() == [0.0] * (rows // 2) + [1.0] * (rows // 2)
+    wait(*(rank.allreduce("x", ones()) for rank in ranks))
+    assert [rank.watch.reports for rank in ranks] == [[]] * 2
+
+
+def test_a_callback_that_raises_ends_no_job(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = process_set.whole(2)
+    handles = [rank.allreduce("x", ones()) for rank in ranks]
+    for handle in handles:
+        handle.then(broken)
+    wait(*handles)
+    wait(*(rank.allreduce("x", ones()) for rank in ranks))
+    assert [rank.watch.reports for rank in ranks] == [[]] * 2
+    assert "a callback at the end of a collective failed" in caplog.text
+
+
 # Fusion
 
 
@@ -367,11 +440,80 @@ def test_an_abort_wakes_a_lane_out_of_a_collective(process_set: Set, engine: str
     assert first.lane.join(10)
     with pytest.raises(HorovodInternalError, match="rank 9 failed"):
         first.allreduce("z", ones())
+    second.lane.interrupt()
+    go_on.set()
     second.lane.abort(HorovodInternalError("rank 9 failed"))
     assert error_of(handles[1]) == "rank 9 failed"
-    go_on.set()
     assert second.lane.join(10)
-    assert first.watch.reports == second.watch.reports == []
+    assert second.watch.reports == []
+
+
+def in_thread(function: Callable[[], None]) -> threading.Thread:
+    """Run it beside the test; to be joined."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def expect_error(handle: Handle, seen: list[str], inside: threading.Event) -> None:
+    """Wait as a script does; note the error, and whether the collective was still inside the engine."""
+    try:
+        handle.wait()
+    except HorovodInternalError as error:
+        seen.append(f"{error}{' inside' if inside.is_set() else ''}")
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("length", [LARGE, MEDIUM])
+def test_no_tensor_is_written_after_its_error_was_reported(process_set: Set, length: int) -> None:
+    """However the error is learned: by waiting, by a callback, or from the next collective. The smaller array is
+    reduced by the very thread that waits."""
+    (rank,) = process_set.whole(1)
+    begun, go_on, inside = threading.Event(), threading.Event(), threading.Event()
+
+    def engine() -> None:
+        inside.set()
+        begun.set()
+        assert go_on.wait(SECONDS)
+        inside.clear()
+        raise Aborted
+
+    rank.communicator.before = engine
+    handle = rank.allreduce("x", ones(1, length))
+    seen: list[str] = []
+    scripts = [in_thread(lambda: expect_error(handle, seen, inside))]
+    assert begun.wait(SECONDS)
+    handle.then(lambda: seen.append(f"called{' inside' if inside.is_set() else ''}"))
+    scripts.append(in_thread(lambda: rank.lane.abort(HorovodInternalError("rank 9 failed"))))
+    wait_until(lambda: rank.communicator.aborts, "the abort")
+
+    def submit() -> None:
+        with pytest.raises(HorovodInternalError, match="rank 9 failed"):
+            rank.allreduce("y", ones())
+        seen.append(f"refused{' inside' if inside.is_set() else ''}")
+
+    scripts.append(in_thread(submit))
+    threading.Event().wait(0.05)
+    assert seen == []
+    assert not handle.done()
+    go_on.set()
+    for script in scripts:
+        script.join(SECONDS)
+    assert sorted(seen) == ["called", "rank 9 failed", "refused"]
+
+
+def test_who_learns_that_tensors_may_still_be_written_is_told_so(process_set: Set) -> None:
+    (rank,) = process_set.whole(1, timeout=timedelta(milliseconds=50))
+    begun, go_on = hold(rank)
+    handle = rank.allreduce("x", ones(1, LARGE))
+    assert begun.wait(SECONDS)
+    rank.lane.abort(HorovodInternalError("rank 9 failed."))
+    text = error_of(handle)
+    go_on.set()
+    assert text.startswith("rank 9 failed. A thread of this rank (horovod-lane) did not leave a collective in time")
+    assert "end this process" in text
+    with pytest.raises(HorovodInternalError, match="end this process"):
+        rank.allreduce("y", ones())
 
 
 def test_an_abort_wakes_a_lane_that_sleeps(process_set: Set) -> None:
@@ -406,12 +548,19 @@ def test_an_abort_between_two_batches_is_no_failure_of_this_lane(
     process_set: Set, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank, _ = process_set.part(0, 1, start=False, fusion_threshold=0)
-    rank.communicator.before = lambda: rank.lane.abort(HorovodInternalError("the verdict"))
+    aborts: list[threading.Thread] = []
+
+    def abort() -> None:
+        aborts.append(in_thread(lambda: rank.lane.abort(HorovodInternalError("the verdict"))))
+        wait_until(lambda: rank.communicator.aborts, "the abort")
+
+    rank.communicator.before = abort
     handles = [rank.allreduce("a", ones()), rank.allreduce("b", ones())]
     rank.lane.start()
     assert error_of(handles[1]) == "the verdict"
     assert rank.lane.join(10)
     assert rank.watch.reports == []
+    aborts[0].join(SECONDS)
     assert rank.communicator.batches == [1]
     assert caplog.text == ""
 
@@ -454,7 +603,7 @@ def test_a_completion_that_raises_keeps_no_other_waiting(process_set: Set, caplo
     handles[0].then(broken)
     rank.lane.abort(HorovodInternalError("the verdict"))
     assert error_of(handles[1]) == "the verdict"
-    assert "ending 'x' failed" in caplog.text
+    assert "a callback at the end of a collective failed" in caplog.text
 
 
 def test_a_bug_in_a_lane_is_that_ranks_failure(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
@@ -664,6 +813,17 @@ def test_a_stall_is_reported_with_all_that_is_known(process_set: Set, caplog: py
     assert rank.watch.reports == []
 
 
+def test_a_rank_that_waits_in_join_for_others_is_reported(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    rank, _ = process_set.part(0, 3, stall_warning_time=timedelta(seconds=0.1))
+    rank.watch.whereabouts[2] = "train.py:77 in validate"
+    rank.submit(Request(Operation.JOIN, "join.noname", caller="train.py:12", transient=True))
+    with caplog.at_level(logging.WARNING, "horovod.core"):
+        wait_until(lambda: "waiting for remainder of ranks" in caplog.text, "the report")
+    assert "1: [join.noname]" in caplog.text
+    assert "2: [join.noname] (it is at train.py:77 in validate)" in caplog.text
+    assert "join.noname was submitted as: join at train.py:12" in caplog.text
+
+
 def test_a_stall_that_lasts_ends_the_job(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
     rank, _ = process_set.part(
         0, 3, stall_warning_time=timedelta(seconds=0.05), stall_shutdown_time=timedelta(seconds=0.1)
@@ -797,7 +957,7 @@ def test_leaving_at_the_moment_in_which_the_lane_reads_its_wake_up(process_set, 
     real, once = os.read, []
 
     def read(descriptor, length):
-        if descriptor == rank.lane._connections._bell and not once:
+        if descriptor == rank.lane._connections._bell.fileno() and not once:
             once.append(1)
             rank.lane.leave("done")
         return real(descriptor, length)
@@ -806,6 +966,24 @@ def test_leaving_at_the_moment_in_which_the_lane_reads_its_wake_up(process_set, 
     rank.lane._connections.ring()  # a submission rings only where the lane is asleep
     assert rank.lane.join(5)
     assert once
+
+
+# The timeline
+
+
+def test_a_timeline_that_another_thread_stops_at_any_moment_ends_no_job(
+    process_set: Set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two looks at it."""
+    timeline = Timeline(str(tmp_path / "timeline.json"))
+    looks = itertools.count()
+    attribute = property(lambda _: timeline if next(looks) % 2 == 0 else None, lambda *_: None)
+    monkeypatch.setattr(CoordinatorLane, "timeline", attribute, raising=False)
+    ranks = process_set.whole(2)
+    for turn in range(50):
+        wait(*(rank.allreduce(f"n{turn % 7}", ones()) for rank in ranks))
+    timeline.close()
+    assert [rank.watch.reports for rank in ranks] == [[]] * 2
 
 
 # Turns that a waiting thread takes
@@ -1081,3 +1259,25 @@ def test_after_a_failure_no_thread_takes_a_turn_before_the_verdict(process_set: 
     assert not first.done() and not second.done() and names == []
     rank.lane.abort(HorovodInternalError("the verdict"))
     assert error_of(first) == error_of(second) == "the verdict"
+
+
+def test_a_lane_that_was_closed_writes_to_no_file_of_the_script(process_set: Set) -> None:
+    """A thread of the script may still hold a handle, and ask for more haste."""
+    rank, _ = process_set.part(0, 1)
+    handle = Handle()
+    rank.lane.leave("done")
+    assert rank.lane.join(10)
+    process_set.close()
+    pipes = [os.pipe() for _ in range(8)]  # among them the numbers that were the lane's
+    try:
+        rank.lane.drive(handle)
+        rank.lane.hasten(handle)
+        rank.lane.leave("again")
+        for reader, _ in pipes:
+            os.set_blocking(reader, False)
+            with pytest.raises(BlockingIOError):
+                os.read(reader, 1)
+    finally:
+        for each in pipes:
+            os.close(each[0])
+            os.close(each[1])

@@ -264,6 +264,21 @@ def test_joined_members_are_not_missing() -> None:
 # Join
 
 
+def test_who_has_joined_waits_for_those_that_do_nothing_any_more() -> None:
+    negotiator = Negotiator([4, 5, 6], 8)
+    negotiator.announce(0, [JOIN], 1.0)
+    negotiator.announce(1, [make("a")], 2.0)
+    negotiator.announce(2, [make("a")], 3.0)
+    negotiator.take()
+    negotiator.announce(2, [JOIN], 4.0)
+    (waiting,) = negotiator.waiting()
+    assert waiting == (JOIN, 4.0, [4, 6], [5])
+    assert negotiator.oldest() == 4.0
+    negotiator.announce(1, [JOIN], 5.0)
+    assert negotiator.waiting() == []
+    assert negotiator.oldest() is None
+
+
 def test_joined_members_take_part_with_nothing_until_all_have_joined() -> None:
     negotiator = Negotiator([0, 5, 9], 8)
     request = make("a")

@@ -50,6 +50,24 @@ def test_ranks_that_are_bound_apart_or_have_too_few_cores_are_left_alone() -> No
     assert shares(("a", range(4), 1), ("a", range(4), 1)) == [set(), set()]  # two cores are free
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([[0, 1], [0, 1]], [True, True]),
+        ([[0, 1]] * 3, [False] * 3),
+        ([[0], [1], [2]], [True] * 3),  # bound, each to a core of its own
+        ([[3], [3]], [False, False]),
+        ([[0], [0], [0, 1, 2]], [False] * 3),  # enough cores together, and two ranks on one of them
+        ([[0, 1], [1, 2], [2, 0]], [True] * 3),
+        ([[0, 1], [0], [5, 6], [5], [5]], [True, True, False, False, False]),
+    ],
+)
+def test_a_rank_spins_where_no_rank_of_its_host_needs_the_core(ranks: list[list[int]], expected: list[bool]) -> None:
+    workplaces = of(*[("a", cores, 1) for cores in ranks], ("b", [0], 1))
+    assert [placement_of(workplaces, rank).spins for rank in range(len(ranks))] == expected
+    assert placement_of(workplaces, len(ranks)).spins  # alone on its host
+
+
 def test_a_core_that_the_user_has_chosen_is_the_one() -> None:
     workplaces = of(("a", [0, 1], 1), ("a", [0, 1], 1))
     assert placement_of(workplaces, 1, core=5) == Placement(5)

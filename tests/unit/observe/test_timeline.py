@@ -129,3 +129,29 @@ def test_a_full_disk_ends_the_file_and_fills_no_memory(
         timeline.close()
     assert caplog.text.count("No space left on device") == 1
     assert len(json.loads((tmp_path / "t.json").read_text())) == 2
+
+
+def test_names_that_never_come_again_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is under way keeps its row, however many others come meanwhile."""
+    monkeypatch.setattr(module, "MOST_ROWS", 8)
+    path = tmp_path / "timeline.json"
+    timeline = Timeline(str(path))
+    slow, negotiated = TensorLabel("slow", "float32", [1]), TensorLabel("negotiated", "float32", [1])
+    timeline.begin("ALLREDUCE", "GLOO_ALLREDUCE", "shm", [slow])
+    timeline.ready("ALLREDUCE", [negotiated], 0)
+    for number in range(100):
+        label = TensorLabel(f"tensor {number}", "float32", [number])
+        timeline.ready("ALLREDUCE", [label], 0)
+        timeline.decided([label])
+        timeline.begin("ALLREDUCE", "GLOO_ALLREDUCE", "shm", [label])
+        timeline.end([label])
+    timeline.end([slow])
+    timeline.decided([negotiated])
+    assert len(timeline._rows) == 8
+    timeline.close()
+    events = json.loads(path.read_text())
+    names = {event["pid"]: event["args"].get("name") for event in events if event.get("name") == "process_name"}
+    assert len(set(names.values())) == len(names) == 103  # the file, and a row of its own each
+    open_events = Counter(event["pid"] for event in events if event["ph"] == "B")
+    open_events.subtract(event["pid"] for event in events if event["ph"] == "E")
+    assert set(open_events.values()) == {0}

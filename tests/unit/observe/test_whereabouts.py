@@ -113,3 +113,16 @@ def test_a_line_given_instead() -> None:
             assert whereabouts.caller() == "train.py:8"
         assert whereabouts.caller() == "train.py:7"
     assert "test_whereabouts.py" in whereabouts.caller()
+
+
+def test_files_that_are_made_for_ever_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whereabouts, "_REMEMBERED", 8)
+    for number in range(100):
+        assert compiled(f"/home/user/cell-{number}.py")(whereabouts.caller) == f"/home/user/cell-{number}.py:2"
+    assert len(whereabouts._users) <= 8
+    assert len(whereabouts._lines) <= 8
+
+
+def test_a_file_whose_name_is_no_text_can_be_told_to_others() -> None:
+    found = compiled("/home/user/caf\udce9.py")(whereabouts.caller)
+    assert found == "/home/user/caf\\udce9.py:2"
