@@ -36,7 +36,7 @@ def _start(
     awaited: bool = False,
 ) -> int:
     """Start to reduce; a group's result is a tuple. ``awaited``: what follows is to wait for it."""
-    if prefix == _SINGLE and name and type(name) is str:
+    if prefix == _SINGLE and type(name) is str and name:
         tensor = tensors[0]
         if isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.dtype.is_complex:
             return _start_named(tensor, name, how, in_place, awaited)
