@@ -22,7 +22,7 @@ from horovod.torch.arguments import Average, Reducing, Sum, compressed, reductio
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import host_memory, memory_of
-from horovod.torch.tensors import check, check_apart, check_sign, empty_like, flat_array, is_plain, layout_of, plain
+from horovod.torch.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -46,8 +46,6 @@ def _start(
     outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
     memory = memory_of(tensors)
     sources, targets = memory.reduce(tensors, outputs)
-    if in_place:
-        check_apart(tensors)
     handle = collectives.allreduce(
         prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited
     )

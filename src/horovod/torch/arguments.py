@@ -21,6 +21,7 @@ from horovod.common.reductions import (
 )
 from horovod.core.arguments import real_number, set_id, shown, whole_numbers
 from horovod.core.process_set import ProcessSet
+from horovod.torch.bucket_compression import BucketCompressor
 from horovod.torch.compression import Compressor, NoneCompressor
 
 __all__ = [
@@ -107,7 +108,10 @@ def compressed(
     """
     if compression is NoneCompressor:
         return list(reduce(list(tensors)))
-    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+    is_for_buckets = isinstance(compression, BucketCompressor)  # whose compress() says where it belongs
+    if not is_for_buckets and not all(
+        callable(getattr(compression, each, None)) for each in ("compress", "decompress")
+    ):
         raise TypeError(
             f"compression={shown(compression)}: expected one of hvd.Compression, or a class with compress() and decompress()"
         )

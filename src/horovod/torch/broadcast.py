@@ -83,7 +83,8 @@ class HorovodBroadcast(torch.autograd.Function):
         grad = allreduce(plain(grads[0]), process_set=ctx.process_set)
         ranks = ctx.process_set.ranks or []
         if ranks[ctx.process_set.rank() or 0] != ctx.root_rank:
-            grad = torch.zeros_like(grad)  # not a product with 0, which is NaN for what is infinite
+            # Zeros that have a gradient themselves; not a product with 0, which is NaN for what is infinite.
+            grad = grad.masked_fill(torch.ones((), dtype=torch.bool, device=grad.device), 0)
         return grad, None, None, None
 
 

@@ -40,7 +40,7 @@ _STRIDED = torch.strided
 _NEGATIVE = "Tensor is a view with its sign still to be changed. Call .resolve_neg() on it first."
 _CONJUGATE = "Tensor is a view still to be conjugated. Call .resolve_conj() on it first."
 _ordinary: set[type] = {torch.Tensor, torch.nn.Parameter}
-"""Classes whose tensors lie in memory of their own."""
+"""Classes whose tensors have memory of their own."""
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TORCH_BFLOAT16 = torch.bfloat16
 
@@ -137,7 +137,7 @@ def check_kind(tensor: torch.Tensor) -> DataType:
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, not {type(tensor).__name__}")
     if tensor.__class__ not in _ordinary:
-        _check_class(tensor.__class__)
+        _check_class(tensor)
     data_type = DATA_TYPES.get(tensor.dtype)
     if data_type is None or tensor.layout is not torch.strided:
         hint = " Use sparse_allreduce_async or sparse_as_dense=True." if tensor.layout is not torch.strided else ""
@@ -150,8 +150,13 @@ def check_kind(tensor: torch.Tensor) -> DataType:
     return data_type
 
 
-def _check_class(kind: type[torch.Tensor]) -> None:
-    """Remember a class whose tensors lie in memory of their own. Raises ValueError for others."""
+def _check_class(tensor: torch.Tensor) -> None:
+    """Raise ValueError for a class whose tensors cannot be communicated; remember one whose can.
+
+    A class that says itself what operators do (``__torch_dispatch__``) has its elements wherever it likes. From a device they
+    are copied by an operator. Host memory is handed over as it is, so there must be some.
+    """
+    kind = tensor.__class__
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
         _ordinary.add(kind)
         return
@@ -160,10 +165,11 @@ def _check_class(kind: type[torch.Tensor]) -> None:
             f"Tensor is a {kind.__name__}, which is spread over a device mesh, as FSDP2 and tensor parallelism do. "
             "Pass the part of this rank, .to_local(), or the whole, .full_tensor()."
         )
-    raise ValueError(
-        f"Tensor is a {kind.__module__}.{kind.__qualname__}, whose elements do not lie in memory of its own. Pass a plain "
-        "torch.Tensor of its elements."
-    )
+    if tensor.is_cpu:
+        raise ValueError(
+            f"Tensor is a {kind.__module__}.{kind.__qualname__}, whose elements do not lie in memory of its own. Pass a plain "
+            "torch.Tensor of its elements."
+        )
 
 
 def _type_name(tensor: torch.Tensor) -> str:
