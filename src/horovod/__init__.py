@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from horovod.runner import run as run
 
-__version__ = "0.1.0"
+__version__ = "0.29.0"
 __all__ = ["run", "__version__"]
 
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from engines import ENGINES, SEVERAL, group_of, make_group, outcomes, run_ranks
 from horovod.comm.base import Aborted, Communicator, PeerFailure
-from horovod.comm.datatypes import Array, DataType
-from horovod.comm.reduction import ReduceOp
+from horovod.comm.datatypes import COMPLEX, Array, DataType
+from horovod.comm.reduction import ReduceOp, can_fold
 from horovod.comm.spans import Layout, Spans
 
 LENGTHS = [0, 1, 7, 1000, 70_001]
@@ -44,6 +44,8 @@ def scaled(array: Array, factor: float) -> Array:
         return array
     if np.issubdtype(array.dtype, np.integer):
         return np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
+    if np.iscomplexobj(array):
+        return scaled(array.view(array.real.dtype), factor).view(array.dtype)
     return array * array.dtype.type(factor)
 
 
@@ -65,6 +67,9 @@ def values(data_type: DataType, length: int, rank: int, seed: int = 0) -> Array:
     elif np.issubdtype(dtype, np.integer):
         limits = np.iinfo(dtype)
         array = random.integers(limits.min, limits.max, length, dtype=dtype, endpoint=True)
+    elif data_type in COMPLEX:
+        array = (random.standard_normal(2 * length) * 10.0).view(np.complex128).astype(dtype)
+        array[: 3 * (length > 100)] = [np.inf, -0.0, -1j * np.inf][: 3 * (length > 100)]
     else:
         array = (random.standard_normal(length) * 10.0 ** random.integers(-3, 4, length)).astype(dtype)
         array[: 3 * (length > 100)] = [np.inf, -0.0, 0.0][: 3 * (length > 100)]
@@ -129,6 +134,7 @@ def test_allreduce(group: list[Communicator]) -> None:
         for data_type in DataType
         for length in LENGTHS
         for op in FOLD
+        if can_fold(op, data_type)
         for in_place in (False, True)
         if length < 10_000 or in_place
     ]
@@ -160,6 +166,7 @@ def test_allreduce_scaled(group: list[Communicator]) -> None:
         if data_type is not DataType.BOOL
         for length in (1, 1000, 30_001)
         for op in (ReduceOp.SUM, ReduceOp.MAX)
+        if can_fold(op, data_type)
         for prescale, postscale in [(1.0, 1 / size), *SCALES]
         if length < 10_000 or (prescale, postscale) == (0.3, 0.7)
     ]
@@ -321,6 +328,7 @@ def test_reducescatter(group: list[Communicator]) -> None:
         for data_type in DataType
         for length in LENGTHS
         for op in (FOLD if length < 10_000 else [ReduceOp.SUM])
+        if can_fold(op, data_type)
         for in_place in (False, True)
     ]
 
@@ -432,6 +440,8 @@ def test_random_batches(
 ) -> None:
     if data_type is DataType.BOOL:
         scales = (1.0, 1.0)
+    if not can_fold(op, data_type):
+        op = ReduceOp.SUM
 
     def one(communicator: Communicator, case: Any) -> None:
         rank = communicator.rank

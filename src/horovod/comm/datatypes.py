@@ -1,6 +1,7 @@
 """The one table of element types: the identifier that travels, its NumPy type, its size, its printed name.
 
-Ids 0 to 9 are those of the interface that existing scripts rely on; bfloat16 and the wider unsigned types follow.
+Ids 0 to 9 are those of the interface that existing scripts rely on; bfloat16, the wider unsigned types and complex numbers
+follow.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class DataType(IntEnum):
     BFLOAT16 = 10
     UINT32 = 11
     UINT64 = 12
+    COMPLEX64 = 13
+    COMPLEX128 = 14
 
     @property
     def label(self) -> str:
@@ -55,13 +58,15 @@ _FROM_NUMPY: dict[np.dtype[Any], DataType] = {numpy_type: data_type for data_typ
 
 HALF_PRECISION = frozenset({DataType.FLOAT16, DataType.BFLOAT16})
 FLOATING = frozenset({DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64})
+COMPLEX = frozenset({DataType.COMPLEX64, DataType.COMPLEX128})
+"""Pairs of reals. A sum, and so an average, is that of the real and of the imaginary parts."""
 
 
 def data_type_of(array: Array) -> DataType:
     """The data type of a NumPy array.
 
     Raises:
-        ValueError: no collective moves this type (complex, strings, objects, structured types).
+        ValueError: no collective moves this type (strings, objects, structured types).
     """
     try:
         return _FROM_NUMPY[array.dtype]

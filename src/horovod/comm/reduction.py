@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.comm.datatypes import FLOATING, HALF_PRECISION, Array, DataType, data_type_of
+from horovod.comm.datatypes import COMPLEX, FLOATING, HALF_PRECISION, Array, DataType, data_type_of
 
 
 class ReduceOp(IntEnum):
@@ -86,13 +86,16 @@ def narrow(source: Array, target: Array) -> None:
 def scale(array: Array, factor: float) -> None:
     """Multiply ``array`` by ``factor`` in place.
 
-    Floating types multiply in their own precision (16-bit ones through float32); integers multiply in float64 and
-    truncate towards zero, as the public interface has it.
+    Floating types multiply in their own precision (16-bit ones through float32), complex ones part by part; integers
+    multiply in float64 and truncate towards zero, as the public interface has it.
     """
     if factor == 1.0:
         return
     data_type = data_type_of(array)
-    if data_type in HALF_PRECISION:
+    if data_type in COMPLEX:  # a complex product would make NaN of an infinite part
+        array = array.view(array.real.dtype)
+        np.multiply(array, factor, out=array)
+    elif data_type in HALF_PRECISION:
         wide = np.empty(array.shape, np.float32)
         _widen(array, wide)
         np.multiply(wide, np.float32(factor), out=wide)
@@ -207,6 +210,11 @@ def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
         limits = np.iinfo(dtype)
         return limits.max if op == ReduceOp.MIN else limits.min
     return np.inf if op == ReduceOp.MIN else -np.inf
+
+
+def can_fold(op: ReduceOp, data_type: DataType) -> bool:
+    """Whether ``op`` can be done with this type. Complex numbers have no order, and only sums go part by part."""
+    return data_type not in COMPLEX or op in (ReduceOp.SUM, ReduceOp.AVERAGE)
 
 
 def can_scale(data_type: DataType) -> bool:

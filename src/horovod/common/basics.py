@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from horovod.core import context
+from horovod.core.arguments import shown, truth
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.process_set import ProcessSet
 
@@ -23,6 +24,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
             ``"dynamic"``: there are none yet, but :func:`add_process_set` may add some.
 
     Raises:
+        TypeError: ``process_sets`` is no list.
         ValueError: the environment contradicts itself, ranks contradict each other, or ``comm`` is none of these or does not
             contain this process.
         NotImplementedError: a process set is made from a communicator, and ``comm`` is none.
@@ -35,6 +37,8 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
             )
         os.environ[DYNAMIC_PROCESS_SETS] = "1"
         process_sets = None
+    if process_sets is not None and not isinstance(process_sets, Iterable):
+        raise TypeError(f"process_sets={shown(process_sets)}: pass a list of hvd.ProcessSet")
     context.init(None if process_sets is None else list(process_sets), comm)
 
 
@@ -78,16 +82,21 @@ def cross_rank() -> int:
     return context.current().identity.cross_rank
 
 
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Let rank 0 write a timeline to ``file_path`` from now on. Called on all ranks.
 
     Args:
         mark_cycles: also mark every time the coordinator sends orders.
 
     Raises:
-        ValueError: not initialised, or HOROVOD_TIMELINE was not set at ``init()`` (set it to DYNAMIC).
+        TypeError: ``file_path`` is no path.
+        ValueError: not initialised, HOROVOD_TIMELINE was not set at ``init()`` (set it to DYNAMIC), or no file can have this
+            name.
     """
-    context.current().recording.start(file_path, mark_cycles)
+    path = os.fsdecode(file_path)  # checked on every rank, though only rank 0 writes
+    if b"\0" in os.fsencode(path) or not path:
+        raise ValueError(f"file_path={shown(file_path)}: no file can have this name")
+    context.current().recording.start(path, truth(mark_cycles, "mark_cycles"))
 
 
 def stop_timeline() -> None:

@@ -1,12 +1,14 @@
 """Any picklable object from one rank to all, or from all to all. The same in every binding: no framework is needed for it.
 
+Where a rank cannot prepare its object, the reason travels in the object's place, so the call fails on all ranks and none waits.
 Pickles travel only between ranks that have proved to know the job's secret.
 """
 
 from __future__ import annotations
 
 import io
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -14,14 +16,58 @@ import numpy as np
 from horovod.comm.datatypes import Array, DataType
 from horovod.common.basics import rank
 from horovod.core import collectives
+from horovod.core.arguments import full_name, set_id, whole_number
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.tensor import Tensor
+from horovod.observe.whereabouts import caller
+
+T = TypeVar("T")
+
+
+class _Failed:
+    """Travels in place of an object: why a rank has none.
+
+    Attributes:
+        rank: the global rank.
+        reason: the exception's type and text, and the line of the script.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.rank = rank()
+        try:
+            text = str(error)
+        except Exception:  # that it is told matters more than how
+            text = "an exception without a text"
+        self.reason = f"{type(error).__name__}: {text}, at {caller()}"
 
 
 def _pickled(obj: Any) -> Array:
     buffer = io.BytesIO()
     cloudpickle.dump(obj, buffer)
     return np.frombuffer(buffer.getbuffer(), np.uint8)
+
+
+def _prepared(make: Callable[[], T]) -> tuple[T | None, Array, Exception | None]:
+    """What ``make`` returns, pickled; where that fails, the reason pickled, and the exception."""
+    try:
+        obj = make()
+        return obj, _pickled(obj), None
+    except Exception as error:
+        return None, _pickled(_Failed(error)), error
+
+
+def _name(name: str | None) -> str:
+    """``name`` of a call, or the default. Raises as :func:`horovod.core.arguments.full_name`."""
+    full_name("", name)
+    return name or "object"
+
+
+def _raise_others(what: str, objects: Sequence[Any]) -> None:
+    """Raise RuntimeError if one of the received objects is but the reason why there is none."""
+    failed = [each for each in objects if isinstance(each, _Failed)]
+    if failed:
+        reasons = "; ".join(f"rank {each.rank} failed with {each.reason}" for each in failed)
+        raise RuntimeError(f"{what} failed on all ranks, because a rank could not prepare what it sends: {reasons}")
 
 
 def broadcast_object(
@@ -38,23 +84,43 @@ def broadcast_object(
         On the root ``obj`` itself, elsewhere a copy.
 
     Raises:
-        ValueError: the root is not a member of the set, or this rank is not.
+        TypeError, ValueError: a bad argument; the root is not a member of the set, or this rank is not.
+        RuntimeError: the root's object cannot be pickled; the text has the reason. The root itself raises that exception.
         HorovodInternalError: the ranks disagree, or the job has failed.
     """
-    name = name or "object"
+    return broadcast_made(lambda: obj, root_rank, name, process_set)
+
+
+def broadcast_made(
+    make: Callable[[], Any],
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    what: str = "broadcast_object",
+) -> Any:
+    """As :func:`broadcast_object`, of what ``make`` returns, which only the root calls. If it raises, all ranks raise.
+
+    Args:
+        what: the call of the script that wants it, for the error.
+    """
+    name, number, root = _name(name), set_id(process_set), whole_number(root_rank, "root_rank")
 
     def broadcast(array: Array, data_type: DataType, label: str) -> None:
         tensors = [Tensor(array, data_type, array.shape)]
-        set_id = process_set.process_set_id
-        collectives.broadcast("broadcast", f"{name}.{label}", tensors, root_rank, set_id, awaited=True).wait()
+        collectives.broadcast("broadcast", f"{name}.{label}", tensors, root, number, awaited=True).wait()
 
-    data = _pickled(obj) if rank() == root_rank else None
+    obj, data, error = _prepared(make) if rank() == root else (None, None, None)
     length = np.array([0 if data is None else data.size], np.int64)
     broadcast(length, DataType.INT64, "sz")
     if data is None:
         data = np.empty(int(length[0]), np.uint8)
     broadcast(data, DataType.UINT8, "t")
-    return obj if rank() == root_rank else cloudpickle.loads(data.tobytes())
+    if error is not None:
+        raise error
+    if rank() != root:
+        obj = cloudpickle.loads(data.tobytes())
+        _raise_others(f"{what} from root rank {root}", [obj])
+    return obj
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -65,11 +131,26 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         name: identifies the call, as in :func:`broadcast_object`.
 
     Raises:
-        ValueError: this rank is not a member of the set.
+        TypeError, ValueError: a bad argument, or this rank is not a member of the set.
+        RuntimeError: another rank's object cannot be pickled; the text has the reason. That rank raises that exception.
         HorovodInternalError: the ranks disagree, or the job has failed.
     """
-    name = name or "object"
-    data = _pickled(obj)
+    return allgather_made(lambda: obj, name, process_set)
+
+
+def allgather_made(
+    make: Callable[[], Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    what: str = "allgather_object",
+) -> list[Any]:
+    """As :func:`allgather_object`, of what ``make`` returns. If it raises on any rank, all ranks raise.
+
+    Args:
+        what: the call of the script that wants it, for the error.
+    """
+    name, number = _name(name), set_id(process_set)
+    _, data, error = _prepared(make)
     gathered: list[Array] = []
 
     def allocate(_: int, rows: int) -> Array:
@@ -77,11 +158,13 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         return gathered[0]
 
     tensors = [Tensor(data, DataType.UINT8, data.shape)]
-    set_id = process_set.process_set_id
-    handle = collectives.allgather("allgather", f"{name}.t", tensors, allocate, set_id, awaited=True)
+    handle = collectives.allgather("allgather", f"{name}.t", tensors, allocate, number, awaited=True)
     handle.wait()
+    if error is not None:
+        raise error
     objects, start = [], 0
     for length in filter(None, handle.result[0]):  # even nothing makes a pickle of some length
         objects.append(cloudpickle.loads(gathered[0][start : start + length].tobytes()))
         start += length
+    _raise_others(what, objects)
     return objects

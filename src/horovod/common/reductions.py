@@ -7,6 +7,7 @@ from typing import Any
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rocm_built
 from horovod.common.util import get_average_backwards_compatibility_fun
+from horovod.core.arguments import shown, truth, whole_number
 from horovod.core.process_set import ProcessSet, global_process_set
 
 Average = ReduceOp.AVERAGE
@@ -29,16 +30,17 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     """The reduction that ``op=`` and the older ``average=`` ask for.
 
     Raises:
+        TypeError: ``average`` is no flag, such as the name of a tensor.
         ValueError: both are given, or there is no such reduction.
     """
     if average is None and (op is None or type(op) is ReduceOp):
         return Average if op is None else op
-    chosen = handle_average_backwards_compatibility(op, average)
+    chosen = handle_average_backwards_compatibility(op, None if average is None else truth(average, "average"))
     try:
-        return ReduceOp(chosen)
-    except ValueError:
+        return ReduceOp(whole_number(chosen, "op"))
+    except (TypeError, ValueError):
         names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
-        raise ValueError(f"op={op!r} is no reduction; use one of {names}") from None
+        raise ValueError(f"op={shown(op)} is no reduction; use one of {names}") from None
 
 
 def check_predivide(factor: float, op: ReduceOp) -> None:

@@ -12,7 +12,8 @@ Common arguments:
         the collective to the next one of the process set.
 
 Common errors:
-    ValueError: bad arguments, a name in flight, not initialised, or not a member of the process set.
+    TypeError, ValueError: bad arguments, a name in flight, or not a member of the process set. What cannot be sent is found
+        here, so it fails this call on this rank and nothing else.
     HorovodInternalError: the job has failed or was shut down. Disagreement with other ranks fails the handle.
 """
 
@@ -24,13 +25,14 @@ from functools import partial
 
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
-from horovod.comm.reduction import ReduceOp, can_scale
+from horovod.comm.reduction import ReduceOp, can_fold, can_scale
 from horovod.comm.spans import Vectors
+from horovod.core.arguments import full_name, real_number, whole_number, whole_numbers
 from horovod.core.context import running
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import Entry
 from horovod.core.handle import Handle
-from horovod.core.messages import HOST, Operation, Request, TensorSpec
+from horovod.core.messages import HOST, Operation, Request, TensorSpec, encode
 from horovod.core.tensor import Allocate, Passage, Tensor
 from horovod.observe.whereabouts import caller
 
@@ -50,6 +52,9 @@ _requests: dict[str, tuple[tuple[object, ...], Request]] = {}
 """Checked requests of repeated allreduces of one tensor, by name, with what they were made of."""
 
 _REMEMBERED = 4096
+
+LONGEST_REQUEST = 16 << 20
+"""Bytes of one request as it is announced; a control message takes four times as many."""
 
 
 def submit_arrays(
@@ -123,12 +128,14 @@ def allreduce_request(
         device: of the tensors' passage, if they have one.
 
     Raises:
-        ValueError: the operation has no meaning for a tensor's type.
+        TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
     """
+    prescale, postscale = _factors(prescale, postscale)
     _check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
     specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
     operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
-    return Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
+    request = Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
+    return _sendable(request)
 
 
 def allreduce(
@@ -148,23 +155,23 @@ def allreduce(
     they become ready together.
     """
     line, device = caller(), _device(inputs)
-    full_name = f"{prefix}.{name}" if name else ""
-    if len(inputs) > 1 or not name:
-        _check_reduction(
-            prefix, [(full_name or prefix, tensor.data_type) for tensor in inputs], op, prescale, postscale
-        )
-        full_name = full_name or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
-        tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(full_name, inputs)]
-        request = allreduce_request(full_name, tensors, op, prescale, postscale, line, not name, device)
+    called = full_name(prefix, name)
+    prescale, postscale = _factors(prescale, postscale)
+    if len(inputs) != 1 or not called:
+        _check_reduction(prefix, [(called or prefix, tensor.data_type) for tensor in inputs], op, prescale, postscale)
+        transient = not called
+        called = called or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
+        tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(called, inputs)]
+        request = allreduce_request(called, tensors, op, prescale, postscale, line, transient, device)
         return submit(process_set_id, request, inputs, outputs, awaited=awaited)
     key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
-    known = _requests.get(full_name)
+    known = _requests.get(called)
     if known is None or known[0] != key:
-        tensors = [(full_name, inputs[0].data_type, inputs[0].shape)]
-        request = allreduce_request(full_name, tensors, op, prescale, postscale, line, device=device)
+        tensors = [(called, inputs[0].data_type, inputs[0].shape)]
+        request = allreduce_request(called, tensors, op, prescale, postscale, line, device=device)
         if len(_requests) >= _REMEMBERED:
             _requests.clear()
-        known = _requests[full_name] = key, request
+        known = _requests[called] = key, request
     return submit(process_set_id, known[1], inputs, outputs, awaited=awaited)
 
 
@@ -196,10 +203,11 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
+    called, root = full_name(prefix, name) or prefix, whole_number(root, "root_rank")
     lane = running().lane(process_set_id, Operation.BROADCAST)
     if root not in lane.ranks:
         raise ValueError(
-            f"broadcast received invalid root rank {root} for provided process set: {name or prefix!r} can come from "
+            f"broadcast received invalid root rank {root} for provided process set: {called!r} can come from "
             f"ranks {lane.ranks}"
         )
     request = _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root)
@@ -220,24 +228,26 @@ def alltoall(
     The output is made by ``allocate(0, rows)``; the handle's result is the list of received splits. Types and all
     dimensions but the first must agree. ``splits=None`` deals the rows evenly.
     """
+    called = full_name(prefix, name) or prefix
     size = len(running().lane(process_set_id, Operation.ALLTOALL).ranks)
     rows = source.shape[0] if source.shape else 0
+    splits = None if splits is None else whole_numbers(splits, "splits")
     if not splits:
         if rows % size:
             raise ValueError(
                 "splits not provided, but first dimension of tensor is not an even multiple of the number of workers. "
-                f"{name or prefix!r} has {rows} rows for {size} ranks; pass splits."
+                f"{called!r} has {rows} rows for {size} ranks; pass splits."
             )
         splits = [rows // size] * size
     if len(splits) != size:
         raise ValueError(
-            f"Number of entries in splits does not equal number of workers. {name or prefix!r}: {len(splits)} for {size}."
+            f"Number of entries in splits does not equal number of workers. {called!r}: {len(splits)} for {size}."
         )
     if any(split < 0 for split in splits):
-        raise ValueError(f"Entries of splits must not be negative. {name or prefix!r}: {list(splits)}.")
+        raise ValueError(f"Entries of splits must not be negative. {called!r}: {list(splits)}.")
     if sum(splits) > rows:
         raise ValueError(
-            f"Sum of splits entries is greater than the first dimension of tensor. {name or prefix!r}: {sum(splits)} > {rows}."
+            f"Sum of splits entries is greater than the first dimension of tensor. {called!r}: {sum(splits)} > {rows}."
         )
     request = _request(Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits))
     return submit(process_set_id, request, [source], allocate=allocate, awaited=awaited)
@@ -258,14 +268,16 @@ def reducescatter(
 
     ``outputs[i]`` has this rank's rows of ``inputs[i]``. ``op`` is Sum or Average.
     """
+    called = full_name(prefix, name) or prefix
     if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise HorovodInternalError(
-            f"Reducescatter currently only supports AVERAGE and SUM. {name or prefix!r} asked for {op.label}."
+            f"Reducescatter currently only supports AVERAGE and SUM. {called!r} asked for {op.label}."
         )
-    labelled = _labelled(name or prefix, inputs)
+    labelled = _labelled(called, inputs)
     for label, tensor in labelled:
         if not tensor.shape:
             raise ValueError(f"Reducescatter does not support scalar inputs: {label!r}.")
+    prescale, postscale = _factors(prescale, postscale)
     _check_reduction("Reducescatter", [(each, tensor.data_type) for each, tensor in labelled], op, prescale, postscale)
     request = _request(
         Operation.REDUCESCATTER,
@@ -320,11 +332,12 @@ def _request(
     root: int = -1,
     splits: tuple[int, ...] = (),
 ) -> Request:
-    full_name = f"{prefix}.{name}" if name else _counted_name(prefix, process_set_id, operation)
-    specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in _labelled(full_name, tensors))
-    return Request(
+    given = full_name(prefix, name)
+    called = given or _counted_name(prefix, process_set_id, operation)
+    specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in _labelled(called, tensors))
+    request = Request(
         operation,
-        full_name,
+        called,
         specs,
         reduce_op,
         prescale,
@@ -333,8 +346,31 @@ def _request(
         splits,
         _device(tensors),
         caller=caller(),
-        transient=not name,
+        transient=not given,
     )
+    return _sendable(request)
+
+
+def _factors(prescale: float, postscale: float) -> tuple[float, float]:
+    return real_number(prescale, "prescale_factor"), real_number(postscale, "postscale_factor")
+
+
+def _sendable(request: Request) -> Request:
+    """The request, if it can be announced: a thread that serves all collectives must not be the one to find out.
+
+    Raises:
+        TypeError, ValueError: it has a value of no plain type, or is too long.
+    """
+    try:
+        length = len(encode(request))
+    except OverflowError as error:
+        raise ValueError(f"{request.operation.name.capitalize()} of {request.name!r}: {error}") from None
+    if length > LONGEST_REQUEST:
+        raise ValueError(
+            f"{request.operation.name.capitalize()} of {request.name[:100]!r}: to describe its {len(request.tensors)} tensors "
+            f"takes {length} bytes; {LONGEST_REQUEST} can be sent. Use several smaller groups, or a shorter name."
+        )
+    return request
 
 
 def _check_reduction(
@@ -346,6 +382,11 @@ def _check_reduction(
             raise ValueError(
                 f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with Adasum; it takes "
                 "floating-point types only"
+            )
+        if not can_fold(op, data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with {op.label}; use Sum or "
+                "Average, or reduce their real and imaginary parts (torch.view_as_real) by themselves"
             )
         if scaled and not can_scale(data_type):
             raise ValueError(

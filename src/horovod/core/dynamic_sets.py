@@ -16,6 +16,7 @@ import numpy as np
 from horovod.comm.datatypes import Array, DataType
 from horovod.control.wiring import Card, Switchboard, Wire
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.assembly import assemble, control_wires
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.context import current
@@ -121,11 +122,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         False, and nothing is removed, for the global set and for one that is not registered.
 
     Raises:
+        TypeError: no :class:`ProcessSet`.
         ValueError: not initialised, not allowed to remove sets, or ranks that disagree on what is removed.
         HorovodInternalError: the job has failed before the set was removed.
     """
     context = _dynamic_context("removing")
-    group = process_set.process_set_id
+    group = set_id(process_set)
     if group == 0:
         return False
     if group is None or group not in membership.ranks:

@@ -6,6 +6,7 @@ Source: the common contract of the public interface, section 9. ``membership`` s
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,10 +63,10 @@ class ProcessSet:
             ranks = list(ranks_or_comm)
         except TypeError:
             raise ValueError(f"{_INVALID}, not {type(ranks_or_comm).__name__}") from None
-        wrong = [rank for rank in ranks if not isinstance(rank, int) or isinstance(rank, bool)]
-        if wrong:
-            raise ValueError(f"{_INVALID}; {wrong[0]!r} is not a rank")
-        self.ranks = sorted(ranks)
+        for rank in ranks:
+            if not isinstance(rank, int) or isinstance(rank, bool) or rank.bit_length() > 63:
+                raise ValueError(f"{_INVALID}; {rank!r:.100} is not a rank")
+        self.ranks = sorted(map(operator.index, ranks))  # plain ints: those of a subclass cannot be sent
 
     def size(self) -> int | None:
         """How many ranks it has; None before it is registered.

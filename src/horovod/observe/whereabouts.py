@@ -57,10 +57,9 @@ def _line(frame: FrameType | None) -> str:
     if known is None or known[0] is not code:
         if len(_lines) >= _REMEMBERED:
             _lines.clear()
-        filename = code.co_filename.encode(
-            errors="backslashreplace"
-        ).decode()  # it may be no text, and is sent to others
-        known = _lines[place] = code, f"{filename}:{frame.f_lineno}"
+        # A file's name need not be valid Unicode; what is sent to other ranks must be.
+        line = f"{code.co_filename}:{frame.f_lineno}".encode(errors="backslashreplace").decode()
+        known = _lines[place] = code, line
     return known[1]
 
 

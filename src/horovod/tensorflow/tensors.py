@@ -29,7 +29,7 @@ def check_type(tensor: Any, what: str) -> None:
     """See that a tensor's elements can be communicated; in a graph too, while it is being built.
 
     Raises:
-        UnsupportedType: they cannot: strings, complex and quantised numbers, resources.
+        UnsupportedType: they cannot: strings, quantised numbers, resources.
     """
     if tensor.dtype not in DATA_TYPES:
         supported = ", ".join(sorted(data_type.label for data_type in DataType))

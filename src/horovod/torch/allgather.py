@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.handle import Handle
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.arguments import tracked
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import memory_of
+from horovod.torch.tensors import plain
 
 Rows = Sequence[Sequence[int]]
 """By tensor, how many rows came from each rank."""
@@ -35,11 +37,12 @@ def _start(
         with_rows: the result comes with where it came from.
         awaited: what follows is to wait for it.
     """
+    number = set_id(process_set)
     memory = memory_of(tensors)
     outputs: dict[int, torch.Tensor] = {}
     inputs = memory.read(tensors)
     grow = memory.grow(tensors, outputs)
-    handle = collectives.allgather(prefix, name, inputs, grow, process_set.process_set_id, awaited)
+    handle = collectives.allgather(prefix, name, inputs, grow, number, awaited)
 
     def result(done: Handle) -> Any:
         gathered = outputs[0] if prefix == _SINGLE else tuple(outputs[index] for index in range(len(tensors)))
@@ -68,7 +71,7 @@ def _own_slices(grads: Sequence[torch.Tensor], rows: Rows, process_set: ProcessS
     """The gradient rule: average over the ranks, then this rank's rows. (Not a concatenation's adjoint; scripts rely on it.)"""
     from horovod.torch.allreduce import grouped_allreduce  # allreduce's sparse form needs allgather
 
-    averaged = grouped_allreduce([grad.contiguous() for grad in grads], process_set=process_set)
+    averaged = grouped_allreduce([plain(grad) for grad in grads], process_set=process_set)
     me = process_set.rank() or 0
     return [grad[sum(of[:me]) : sum(of[: me + 1])] for grad, of in zip(averaged, rows, strict=True)]
 

@@ -13,6 +13,7 @@ import torch
 
 from horovod.comm.spans import Spans, Vectors
 from horovod.core import collectives
+from horovod.core.arguments import full_name, set_id
 from horovod.core.messages import Request
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.observe.whereabouts import caller
@@ -21,7 +22,7 @@ from horovod.torch.arguments import Average, Reducing, Sum, compressed, reductio
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import host_memory, memory_of
-from horovod.torch.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of
+from horovod.torch.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -35,8 +36,10 @@ def _start(
     awaited: bool = False,
 ) -> int:
     """Start to reduce; a group's result is a tuple. ``awaited``: what follows is to wait for it."""
-    if prefix == _SINGLE and name and isinstance(tensors[0], torch.Tensor) and tensors[0].is_cpu:
-        return _start_named(tensors[0], name, how, in_place, awaited)
+    if prefix == _SINGLE and type(name) is str and name:
+        tensor = tensors[0]
+        if isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.dtype.is_complex:
+            return _start_named(tensor, name, how, in_place, awaited)
     if not in_place:
         for tensor in tensors:
             check(tensor)
@@ -44,7 +47,7 @@ def _start(
     memory = memory_of(tensors)
     sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(
-        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
     return register(handle, memory, result)
@@ -100,9 +103,9 @@ _REMEMBERED = 4096
 
 def _look_at(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> _Known:
     """Check a tensor, and remember what it is known by. Raises as :func:`check`."""
-    full_name = f"{_SINGLE}.{name}"
-    specs = [(full_name, check(tensor), tuple(tensor.shape))]
-    request = collectives.allreduce_request(full_name, specs, how.op, how.prescale, how.postscale, line)
+    called = full_name(_SINGLE, name)
+    specs = [(called, check(tensor), tuple(tensor.shape))]
+    request = collectives.allreduce_request(called, specs, how.op, how.prescale, how.postscale, line)
     if len(_known) >= _REMEMBERED:
         _known.clear()
     layout = layout_of([tensor])
@@ -220,7 +223,7 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return None, None, None, *_reduced(ctx.prefix, [grad.contiguous() for grad in grads], None, ctx.how)
+        return None, None, None, *_reduced(ctx.prefix, [plain(grad) for grad in grads], None, ctx.how)
 
 
 HorovodGroupedAllreduce = HorovodAllreduce
@@ -276,13 +279,16 @@ def sparse_allreduce_async(
     Returns:
         A function that waits and returns the sparse tensor, not coalesced.
     """
+    full_name("", name)
     chosen = reduction(op)
     if chosen not in (Sum, Average):
         raise ValueError(f"a sparse tensor can be reduced with hvd.Sum or hvd.Average, not hvd.{chosen.label}")
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
+        raise ValueError(f"expected a sparse COO tensor, not {getattr(tensor, 'layout', type(tensor).__name__)}")
     tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
     indices_name, values_name = (f"{name}.indices", f"{name}.values") if name else (None, None)
-    indices = allgather_async(tensor.indices().t().contiguous(), indices_name, process_set)
-    values = allgather_async(tensor.values().contiguous(), values_name, process_set)
+    indices = allgather_async(plain(tensor.indices().t()), indices_name, process_set)
+    values = allgather_async(plain(tensor.values()), values_name, process_set)
 
     def result() -> torch.Tensor:
         gathered: torch.Tensor = synchronize(values)

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.handle import Handle
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.arguments import split_rows, tracked
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import memory_of
+from horovod.torch.tensors import plain
 
 Splits = torch.Tensor | Sequence[int] | None
 
@@ -21,12 +23,12 @@ def _start(
     tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, awaited: bool = False
 ) -> int:
     """``awaited``: what follows is to wait for it."""
-    rows = split_rows(splits)
+    rows, number = split_rows(splits), set_id(process_set)
     memory = memory_of([tensor])
     outputs: dict[int, torch.Tensor] = {}
     (source,) = memory.read([tensor])
     grow = memory.grow([tensor], outputs)
-    handle = collectives.alltoall("alltoall", name, source, rows, grow, process_set.process_set_id, awaited)
+    handle = collectives.alltoall("alltoall", name, source, rows, grow, number, awaited)
 
     def result(done: Handle) -> tuple[torch.Tensor, torch.Tensor]:
         device = splits.device if isinstance(splits, torch.Tensor) else None
@@ -45,7 +47,8 @@ def alltoall_async(
     has the dtype and device of a splits tensor, else int32 on the CPU.
 
     Raises:
-        ValueError: splits that do not add up, are not one-dimensional, or not int32; otherwise as :func:`allreduce_async`.
+        TypeError, ValueError: splits that are no whole numbers, do not add up, or are a tensor that is not one-dimensional or
+            not int32; otherwise as :func:`allreduce_async`.
     """
     return _start(tensor, splits, name, process_set)
 
@@ -64,7 +67,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad, _ = alltoall(grads[0].contiguous(), ctx.received, process_set=ctx.process_set)
+        grad, _ = alltoall(plain(grads[0]), ctx.received, process_set=ctx.process_set)
         if grad.shape[0] < ctx.rows:  # rows beyond the sum of the splits went nowhere
             grad = torch.cat([grad, grad.new_zeros((ctx.rows - grad.shape[0], *grad.shape[1:]))])
         return grad, None, None, None

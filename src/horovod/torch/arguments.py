@@ -19,7 +19,9 @@ from horovod.common.reductions import (
     handle_average_backwards_compatibility,
     reduction,
 )
+from horovod.core.arguments import real_number, set_id, shown, whole_numbers
 from horovod.core.process_set import ProcessSet
+from horovod.torch.bucket_compression import BucketCompressor
 from horovod.torch.compression import Compressor, NoneCompressor
 
 __all__ = [
@@ -56,15 +58,23 @@ class Reducing(msgspec.Struct, frozen=True):
     def of(
         cls, op: Any, average: bool | None, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
     ) -> Reducing:
-        """From the arguments as users give them. Raises as :func:`reduction`."""
-        return cls(reduction(op, average), prescale_factor, postscale_factor, process_set)
+        """From the arguments as users give them.
+
+        Raises:
+            TypeError, ValueError: one is of no use; see :func:`reduction` and :mod:`horovod.core.arguments`.
+        """
+        prescale = real_number(prescale_factor, "prescale_factor")
+        postscale = real_number(postscale_factor, "postscale_factor")
+        set_id(process_set)
+        return cls(reduction(op, average), prescale, postscale, process_set)
 
 
 def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
     """``splits`` of an alltoall as a list; None where it is to be even.
 
     Raises:
-        ValueError: not one-dimensional, or not of 32-bit integers.
+        TypeError: something else than whole numbers.
+        ValueError: a tensor that is not one-dimensional, or not of 32-bit integers.
     """
     if splits is None:
         return None
@@ -74,7 +84,7 @@ def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
         if splits.numel() and splits.dtype != torch.int32:
             raise ValueError(f"alltoall expects splits to contain 32-bit integer elements, not {splits.dtype}")
         return [int(split) for split in splits.tolist()]
-    return [int(split) for split in splits]
+    return whole_numbers(splits, "splits")
 
 
 def tracked(*tensors: torch.Tensor) -> bool:
@@ -91,9 +101,20 @@ def compressed(
     tensors: Sequence[torch.Tensor],
     reduce: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """What ``reduce`` makes of the tensors, which travel compressed."""
+    """What ``reduce`` makes of the tensors, which travel compressed.
+
+    Raises:
+        TypeError: ``compression`` is no compressor.
+    """
     if compression is NoneCompressor:
         return list(reduce(list(tensors)))
+    is_for_buckets = isinstance(compression, BucketCompressor)  # whose compress() says where it belongs
+    if not is_for_buckets and not all(
+        callable(getattr(compression, each, None)) for each in ("compress", "decompress")
+    ):
+        raise TypeError(
+            f"compression={shown(compression)}: expected one of hvd.Compression, or a class with compress() and decompress()"
+        )
     pairs = [compression.compress(tensor) for tensor in tensors]
     reduced = reduce([travels for travels, _ in pairs])
     return [compression.decompress(each, context) for each, (_, context) in zip(reduced, pairs, strict=True)]

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from horovod.core import collectives
+from horovod.core.arguments import set_id, whole_number
 from horovod.core.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allreduce import allreduce
 from horovod.torch.arguments import tracked
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import memory_of
-from horovod.torch.tensors import check, empty_like
+from horovod.torch.tensors import check, empty_like, plain
 
 
 def broadcast_async_(
@@ -30,9 +31,10 @@ def _start(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, awaited: bool = False
 ) -> int:
     """``awaited``: what follows is to wait for it."""
+    root, number = whole_number(root_rank, "root_rank"), set_id(process_set)
     memory = memory_of([tensor])
-    tensors = memory.read([tensor]) if _is_root(root_rank) else memory.write([tensor])
-    handle = collectives.broadcast("broadcast", name, tensors, root_rank, process_set.process_set_id, awaited)
+    tensors = memory.read([tensor]) if _is_root(root) else memory.write([tensor])
+    handle = collectives.broadcast("broadcast", name, tensors, root, number, awaited)
     return register(handle, memory, tensor)
 
 
@@ -57,6 +59,7 @@ def broadcast_async(
 
 def _copy(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
     """A new tensor, with the contents of ``tensor`` on the root."""
+    root_rank = whole_number(root_rank, "root_rank")
     check(tensor)
     new = empty_like(tensor)
     if _is_root(root_rank):
@@ -71,16 +74,17 @@ class HorovodBroadcast(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
-        ctx.root_rank = root_rank
+        ctx.root_rank = whole_number(root_rank, "root_rank")
         ctx.process_set = process_set
         return broadcast_(_copy(tensor, root_rank), root_rank, name, process_set)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad = allreduce(grads[0].contiguous(), process_set=ctx.process_set)
+        grad = allreduce(plain(grads[0]), process_set=ctx.process_set)
         ranks = ctx.process_set.ranks or []
         if ranks[ctx.process_set.rank() or 0] != ctx.root_rank:
-            grad = grad * 0
+            # Zeros that have a gradient themselves; not a product with 0, which is NaN for what is infinite.
+            grad = grad.masked_fill(torch.ones((), dtype=torch.bool, device=grad.device), 0)
         return grad, None, None, None
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 import torch
 
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod.common.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
+from horovod.core.agreement import list_ranks
+from horovod.core.arguments import full_name, whole_number
 from horovod.torch.broadcast import broadcast_async_
 from horovod.torch.compression_memory import for_all_ranks
 from horovod.torch.handles import synchronize
-from horovod.torch.mpi_ops import rank
+from horovod.torch.mpi_ops import rank, size
+from horovod.torch.tensors import check_kind, plain
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -19,34 +23,109 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
     """Overwrite tensors on every rank with those of rank ``root_rank``, in place. Every rank must call it.
 
+    The ranks first see that all of them have such tensors, so that whatever is wrong on one is an error on all.
+
     Args:
         params: a ``state_dict()``, or a list of tensors or of ``(name, tensor)`` pairs, the same on every rank.
         root_rank: whose values count.
 
     Raises:
-        ValueError: ``params`` is something else (a generator such as ``model.named_parameters()``: make it a list).
+        ValueError: ``params`` is something else (a generator such as ``model.named_parameters()``: make it a list), or has
+            what cannot be broadcast, such as a DTensor; the ranks have tensors of different names; elements of a tensor share
+            memory, as those of ``expand()`` do, where the root's have different values.
+        RuntimeError: another rank has raised one of these; the text says which.
     """
+    named: list[tuple[str, torch.Tensor]] = []
+
+    def prepare() -> str:
+        named.extend(_named(params, root_rank))
+        return hashlib.sha256(repr([name for name, _ in named]).encode()).hexdigest()
+
+    if len(set(allgather_made(prepare, "broadcast_parameters", what="broadcast_parameters"))) > 1:
+        names = [set(each) for each in allgather_object([name for name, _ in named], "broadcast_parameters.names")]
+        _raise_different(names)
+    staged = [plain(tensor) for _, tensor in named]
+    handles = [
+        broadcast_async_(each, root_rank, f"parameter.{name}") for (name, _), each in zip(named, staged, strict=True)
+    ]
+    for handle in handles:
+        synchronize(handle)
+    for (name, tensor), each in zip(named, staged, strict=True):
+        if each is not tensor:
+            _write(each, tensor, name)
+
+
+def _named(params: Any, root_rank: int) -> list[tuple[str, torch.Tensor]]:
+    """The parameters with their names, detached. Raises as :func:`broadcast_parameters`."""
     if isinstance(params, Mapping):
-        named = sorted(params.items())
+        pairs = sorted(params.items())
     elif isinstance(params, list):
-        named = [pair if isinstance(pair, tuple) else (str(number), pair) for number, pair in enumerate(params)]
+        pairs = [pair if isinstance(pair, tuple) else (str(number), pair) for number, pair in enumerate(params)]
     else:
         raise ValueError(
             f"invalid params of type: {type(params)}; pass a dict, or a list of tensors or (name, tensor) pairs"
         )
-    pending = []
-    for name, tensor in named:
+    root = whole_number(root_rank, "root_rank")
+    if not 0 <= root < size():
+        raise ValueError(f"broadcast_parameters received invalid root rank {root}; the job has {size()} ranks")
+    named = []
+    for name, tensor in pairs:
         if tensor is None:
             continue
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"broadcast_parameters: {name!r} is no tensor but of type {type(tensor).__name__}")
-        target = tensor.detach()
-        staged = target if target.is_contiguous() else target.contiguous()
-        pending.append((broadcast_async_(staged, root_rank, f"parameter.{name}"), target, staged))
-    for handle, target, staged in pending:
-        synchronize(handle)
-        if staged is not target:
-            target.copy_(staged)
+        full_name("parameter", str(name))
+        try:
+            check_kind(tensor)
+        except ValueError as error:
+            raise ValueError(f"broadcast_parameters: {name!r}: {error}") from None
+        named.append((str(name), tensor.detach()))
+    return named
+
+
+def _raise_different(names: list[set[str]]) -> NoReturn:
+    """The ranks have tensors of different names: say on every rank which is missing where."""
+    for name in sorted(set().union(*names)):
+        having = [number for number, each in enumerate(names) if name in each]
+        if len(having) < len(names):
+            missing = [number for number, each in enumerate(names) if name not in each]
+            raise ValueError(
+                f"broadcast_parameters: the ranks have different parameters: {list_ranks(having)} has {name!r}, and "
+                f"{list_ranks(missing)} has not. Pass the same parameters on every rank."
+            )
+    raise ValueError(
+        "broadcast_parameters: the ranks have the same parameters in different orders, or some of them twice"
+    )
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several elements may be one place in memory."""
+    last = 0
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1:
+            if stride <= last:
+                return True
+            last += stride * (length - 1)
+    return False
+
+
+def _write(values: torch.Tensor, target: torch.Tensor, name: str) -> None:
+    """Copy ``values`` into ``target``, of which several elements may be one place in memory.
+
+    Raises:
+        ValueError: such elements have different values.
+    """
+    if not _overlaps(target):
+        target.copy_(values)
+        return
+    places, wanted = target, values
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dimension] > 1:
+            places, wanted = places.narrow(dimension, 0, 1), wanted.narrow(dimension, 0, 1)
+    places.copy_(wanted)
+    if not bool(((target == values) | (target != target) & (values != values)).all()):  # NaN differs from itself
+        raise ValueError(
+            f"broadcast_parameters: elements of {name!r} share memory on rank {rank()} (it was made by expand() or as a view "
+            "that overlaps itself), and the root has different values for them. Pass a .clone() of it."
+        )
 
 
 class _Slot:
@@ -55,6 +134,18 @@ class _Slot:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tuple(tensor.shape)
         self.dtype = tensor.dtype
+
+
+def _replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """``value`` with every ``kind`` in its dictionaries, lists and tuples changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _replaced(each, kind, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_replaced(each, kind, change) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
@@ -68,40 +159,34 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     Raises:
         ValueError: the optimizer is ``torch.optim.LBFGS``, whose state is not tied to parameters.
+        RuntimeError: the root has failed to prepare its state, for example because there is something in it that cannot be
+            pickled; the text has the reason. The root itself raises that exception.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     tensors: list[torch.Tensor] = []
 
-    def strip(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value.detach().cpu().contiguous())
-            return _Slot(value)
-        if isinstance(value, dict):
-            return {key: strip(each) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(strip(each) for each in value)
-        return value
+    def taken(tensor: torch.Tensor) -> _Slot:
+        check_kind(tensor)
+        tensors.append(plain(tensor.detach().cpu()))
+        return _Slot(tensor)
 
-    skeleton = strip(for_all_ranks(optimizer.state_dict())) if rank() == root_rank else None
-    skeleton = broadcast_object(skeleton, root_rank, name="optimizer_state")
+    def made(slot: _Slot) -> torch.Tensor:
+        tensors.append(torch.empty(slot.shape, dtype=slot.dtype))
+        return tensors[-1]
+
+    state = broadcast_made(
+        lambda: _replaced(for_all_ranks(optimizer.state_dict()), torch.Tensor, taken),
+        root_rank,
+        "optimizer_state",
+        what="broadcast_optimizer_state",
+    )
     if rank() != root_rank:
-
-        def restore(value: Any) -> Any:
-            if isinstance(value, _Slot):
-                tensors.append(torch.empty(value.shape, dtype=value.dtype))
-                return tensors[-1]
-            if isinstance(value, dict):
-                return {key: restore(each) for key, each in value.items()}
-            if isinstance(value, list | tuple):
-                return type(value)(restore(each) for each in value)
-            return value
-
-        skeleton = restore(skeleton)
+        state = _replaced(state, _Slot, made)
     handles = [
         broadcast_async_(tensor, root_rank, f"optimizer_state.{number}") for number, tensor in enumerate(tensors)
     ]
     for handle in handles:
         synchronize(handle)
     if rank() != root_rank:
-        optimizer.load_state_dict(skeleton)
+        optimizer.load_state_dict(state)

@@ -15,7 +15,7 @@ from horovod.comm.datatypes import Array
 from horovod.core.messages import HOST
 from horovod.core.tensor import Allocate, Tensor
 from horovod.torch import staging
-from horovod.torch.tensors import check, empty, flat_array, view
+from horovod.torch.tensors import check, check_apart, empty, flat_array, view
 
 
 class Memory(Protocol):
@@ -60,7 +60,10 @@ class HostMemory:
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         sources = self.read(inputs)
-        return sources, sources if outputs is inputs else self.read(outputs)
+        if outputs is inputs:
+            check_apart(inputs)
+            return sources, sources
+        return sources, self.read(outputs)
 
     def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
         def allocate(index: int, rows: int) -> Array:

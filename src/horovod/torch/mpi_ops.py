@@ -9,6 +9,7 @@ from horovod.common import basics, interface
 from horovod.common.basics import is_homogeneous
 from horovod.common.interface import *  # noqa: F403
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch import handles, staging
@@ -150,4 +151,4 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every member of ``process_set`` has called it."""
-    collectives.barrier(process_set.process_set_id, awaited=True).wait()
+    collectives.barrier(set_id(process_set), awaited=True).wait()

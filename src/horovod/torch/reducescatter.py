@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.context import running
 from horovod.core.execution import shard_rows
 from horovod.core.messages import Operation
@@ -17,7 +18,7 @@ from horovod.torch.arguments import Average, Reducing, Sum, compressed, tracked
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.handles import register, synchronize
 from horovod.torch.memory import memory_of
-from horovod.torch.tensors import check, empty
+from horovod.torch.tensors import check, empty, plain
 
 _SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
 
@@ -41,7 +42,7 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
     memory = memory_of(tensors)
     sources, targets = memory.read(tensors), memory.write(outputs)
     handle = collectives.reducescatter(
-        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
     return register(handle, memory, result)
@@ -87,7 +88,7 @@ class HorovodReducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        rows = [(grad * ctx.factor).contiguous() for grad in grads]
+        rows = [plain(grad * ctx.factor) for grad in grads]
         return None, None, None, *grouped_allgather(rows, process_set=ctx.process_set)
 
 

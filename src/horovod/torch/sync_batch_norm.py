@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.torch.allgather import allgather
 from horovod.torch.allreduce import allreduce_
@@ -61,8 +62,72 @@ class SyncBatchNorm(_BatchNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
+        set_id(process_set)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         self.process_set = process_set
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: torch.nn.Module, process_group: ProcessSet | None = None, process_set: ProcessSet | None = None
+    ) -> torch.nn.Module:
+        """Replace every batch normalisation in a tree of modules, as ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` does.
+
+        The new layers have the old ones' parameters and buffers themselves, not copies, so an optimizer that was made before
+        keeps working. A layer that stands in several places stays one. Hooks on replaced layers are lost. Layers that are
+        ``hvd.SyncBatchNorm`` already stay as they are. Local: no rank waits for another.
+
+        Args:
+            module: changed in place, unless it is a batch normalisation itself.
+            process_group: another name for ``process_set``, where scripts for PyTorch's class have it.
+            process_set: whose batches belong together; None for all ranks.
+
+        Returns:
+            ``module``; or the new layer, if it is a batch normalisation.
+
+        Raises:
+            TypeError: no module; or a group of ``torch.distributed``, or anything else that is no :class:`ProcessSet`.
+            ValueError: both names are used; or a lazy layer that has not seen an input yet, so its channels are not known.
+        """
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"convert_sync_batchnorm expects a torch.nn.Module, not {type(module).__name__}")
+        if process_group is not None and process_set is not None:
+            raise ValueError("process_group is another name for process_set; pass one of them")
+        chosen = process_set if process_set is not None else process_group
+        if chosen is None:
+            chosen = global_process_set
+        set_id(chosen)
+        made: dict[torch.nn.Module, torch.nn.Module] = {}
+        for parent in [*module.modules()]:
+            for name, child in [
+                *parent._modules.items()
+            ]:  # named_children() gives one that stands there twice but once
+                if child is not None and _is_replaced(child):
+                    if child not in made:
+                        made[child] = cls._made_of(child, chosen)
+                    setattr(parent, name, made[child])
+        return cls._made_of(module, chosen) if _is_replaced(module) else module
+
+    @classmethod
+    def _made_of(cls, layer: torch.nn.Module, process_set: ProcessSet) -> SyncBatchNorm:
+        assert isinstance(layer, _BatchNorm)
+        if any(torch.nn.parameter.is_lazy(each) for each in (layer.weight, layer.running_mean) if each is not None):
+            raise ValueError(
+                f"{type(layer).__name__} does not know its channels yet: call the model once, and convert it then"
+            )
+        made = cls(
+            layer.num_features,
+            layer.eps,
+            layer.momentum,
+            layer.affine,
+            layer.track_running_stats,
+            process_set,
+            device="meta",  # what it is made with is replaced at once
+        )
+        made.weight, made.bias = layer.weight, layer.bias
+        made.running_mean, made.running_var = layer.running_mean, layer.running_var
+        made.num_batches_tracked = layer.num_batches_tracked
+        made.training = layer.training
+        return made
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -91,6 +156,11 @@ class SyncBatchNorm(_BatchNorm):
         unbiased = statistics.variance * (statistics.elements / (statistics.elements - 1))
         self.running_mean.lerp_(statistics.mean.to(self.running_mean.dtype), factor)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+
+def _is_replaced(module: torch.nn.Module) -> bool:
+    """Whether it is a batch normalisation, and not of this kind already."""
+    return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
 
 
 class _Statistics(NamedTuple):

@@ -53,7 +53,7 @@ def forms() -> dict[str, Callable[..., torch.Tensor]]:
 
 def same(found: torch.Tensor, wanted: np.ndarray[Any, Any], dtype: torch.dtype) -> bool:
     assert found.dtype == dtype and tuple(found.shape) == wanted.shape
-    return bool(np.array_equal(found.to(torch.float64).numpy(), wanted.astype(np.float64)))
+    return bool(np.array_equal(found.to(torch.complex128).numpy(), wanted.astype(np.complex128)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -66,8 +66,10 @@ def test_every_type_shape_and_operation(job: Any, size: int) -> None:
                 handles = {
                     name: hvd.allreduce_async(source, name=f"{dtype}{shape}{name}", op=getattr(hvd, name))
                     for name in OPS
+                    if name == "Sum" or not dtype.is_complex
                 }
-                for name, reduce in OPS.items():
+                for name in handles:
+                    reduce = OPS[name]
                     wanted = reduce(everybody, axis=0)
                     wanted = wanted.astype(bool) if dtype == torch.bool else wanted
                     found = hvd.synchronize(handles[name])

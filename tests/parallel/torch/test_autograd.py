@@ -106,6 +106,9 @@ def test_broadcast(job: Any, size: int) -> None:
             y = hvd.broadcast(x, root)
             (y * weight(hvd.rank(), (2, 2))).sum().backward()
             assert torch.allclose(x.grad, mean if hvd.rank() == root else torch.zeros(2, 2, dtype=torch.float64))
+        x = leaf(hvd.rank(), 1)
+        (hvd.broadcast(x, 0) * float("inf")).backward()
+        assert x.grad.item() == (0.0 if hvd.rank() else float("inf"))
 
     job(size, check)
 

@@ -39,6 +39,33 @@ REMEMBERS = {
     name for name in OPERATIONS if "async" not in name and name not in IN_PLACE
 }  # where its elements come from
 
+
+def spread_over_a_mesh() -> torch.Tensor:
+    """A DTensor. It is given its parts at once, so no process group is needed."""
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
+    local = torch.ones(4)
+    spec = DTensorSpec(mesh, (Replicate(),), tensor_meta=TensorMeta(local.shape, local.stride(), local.dtype))
+    return DTensor(local, spec, requires_grad=False)
+
+
+class Nowhere(torch.Tensor):
+    """A tensor whose class says what its elements are, as those of quantisation libraries do."""
+
+    @classmethod
+    def make(cls) -> torch.Tensor:
+        made: torch.Tensor = torch.Tensor._make_wrapper_subclass(cls, (4,), dtype=torch.float32)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(function) == "aten.detach.default":
+            return args[0]
+        raise NotImplementedError(function)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "channels last": (
         lambda: torch.ones(2, 4, 3, 3).to(memory_format=torch.channels_last),
@@ -47,8 +74,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "transposed": (lambda: torch.ones(4, 6).t(), "required to be contiguous"),
     "expanded": (lambda: torch.ones(1, 4).expand(4, 4), "required to be contiguous"),
     "every other": (lambda: torch.ones(8)[::2], "required to be contiguous"),
-    "complex": (lambda: torch.ones(4, dtype=torch.complex64), "Tensor type torch.ComplexFloatTensor is not supported"),
-    "conjugate": (lambda: torch.ones(4, dtype=torch.complex64).conj(), "is not supported"),
+    "conjugate": (
+        lambda: torch.ones(4, dtype=torch.complex64).conj(),
+        r"still to be conjugated. Call \.resolve_conj\(\)",
+    ),
+    "complex of 16-bit parts": (lambda: torch.ones(4, dtype=torch.complex32), "ComplexHalfTensor is not supported"),
+    "DTensor": (lambda: spread_over_a_mesh(), r"is a DTensor, .*\.to_local\(\), or the whole, \.full_tensor\(\)"),
+    "parameter of FSDP2": (lambda: torch.nn.Parameter(spread_over_a_mesh()), r"is a DTensor, .*\.full_tensor\(\)"),
+    "without memory": (lambda: Nowhere.make(), r"Nowhere, whose elements do not lie in memory of its own"),
     "negative view": (lambda: torch._neg_view(torch.ones(4)), r"sign still to be changed. Call \.resolve_neg\(\)"),
     "quantised": (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "not supported"),
     "sparse": (lambda: torch.ones(4, 4).to_sparse(), "not supported. Use sparse_allreduce_async"),

@@ -22,7 +22,7 @@ def numbered(rows: int, columns: tuple[int, ...], dtype: torch.dtype, start: int
 
 def equal(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     assert found.dtype == wanted.dtype and found.shape == wanted.shape, (found.dtype, found.shape, wanted.shape)
-    return torch.equal(found.to(torch.float64), wanted.to(torch.float64))
+    return torch.equal(found.to(torch.complex128), wanted.to(torch.complex128))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -56,18 +57,158 @@ def test_allgather_object(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_an_object_that_cannot_be_pickled(job: Any) -> None:
-    """It fails on the root before anything is sent; the job goes on when all ranks do."""
+class Unpicklable:
+    """Says why, and where."""
 
-    def check() -> float:
-        import threading
+    def __reduce__(self) -> Any:
+        raise ZeroDivisionError("no object like this")
 
-        if hvd.rank() == 0:
-            with pytest.raises(TypeError, match="pickle"):
-                hvd.broadcast_object(threading.Lock(), 0)
-        return hvd.allreduce(torch.ones(1), name="afterwards").item()
 
-    assert job(2, check) == [1.0, 1.0]
+class Stubborn(torch.optim.SGD):
+    """An optimizer whose state cannot be had."""
+
+    def state_dict(self) -> Any:
+        raise KeyError("momentum of layer 3")
+
+
+def optimizer_of(kind: str) -> torch.optim.Optimizer:
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    optimizer = Stubborn(parameters, lr=0.1) if kind == "state_dict" else torch.optim.SGD(parameters, lr=0.1)
+    optimizer.state[parameters[0]] = {
+        "value": {"state": Unpicklable(), "type": torch.ones(2).to(torch.float8_e5m2)}.get(kind, 1)
+    }
+    return optimizer
+
+
+# What the root calls with something that it cannot send, and what others pass; the root's error, and what all texts have.
+UNSENDABLE: dict[str, tuple[Callable[[], Any], Callable[[], Any], type[Exception], str]] = {
+    "an object": (
+        lambda: hvd.broadcast_object(Unpicklable(), 1, "x"),
+        lambda: hvd.broadcast_object(None, 1, "x"),
+        ZeroDivisionError,
+        "no object like this",
+    ),
+    "an object of all": (
+        lambda: hvd.allgather_object(Unpicklable(), "x"),
+        lambda: hvd.allgather_object(hvd.rank(), "x"),
+        ZeroDivisionError,
+        "no object like this",
+    ),
+    "something in an optimizer's state": (
+        lambda: hvd.broadcast_optimizer_state(optimizer_of("state"), 1),
+        lambda: hvd.broadcast_optimizer_state(optimizer_of("none"), 1),
+        ZeroDivisionError,
+        "no object like this",
+    ),
+    "an optimizer's state": (
+        lambda: hvd.broadcast_optimizer_state(optimizer_of("state_dict"), 1),
+        lambda: hvd.broadcast_optimizer_state(optimizer_of("none"), 1),
+        KeyError,
+        "momentum of layer 3",
+    ),
+    "a tensor of an optimizer's state": (
+        lambda: hvd.broadcast_optimizer_state(optimizer_of("type"), 1),
+        lambda: hvd.broadcast_optimizer_state(optimizer_of("none"), 1),
+        ValueError,
+        "not supported",
+    ),
+    "a parameter": (
+        lambda: hvd.broadcast_parameters({"weight": torch.eye(2).to_sparse()}, 1),
+        lambda: hvd.broadcast_parameters({"weight": torch.eye(2)}, 1),
+        ValueError,
+        "'weight': Tensor type torch.sparse.FloatTensor is not supported",
+    ),
+    "parameters": (
+        lambda: hvd.broadcast_parameters(torch.nn.Linear(1, 1).named_parameters(), 1),
+        lambda: hvd.broadcast_parameters(list(torch.nn.Linear(1, 1).named_parameters()), 1),
+        ValueError,
+        "invalid params of type",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNSENDABLE)
+def test_what_one_rank_cannot_send_is_an_error_on_all(job: Any, kind: str) -> None:
+    """It names the rank, the reason and the line, nobody waits, and the job goes on."""
+    bad, good, error, reason = UNSENDABLE[kind]
+
+    def check() -> str:
+        for _ in range(2):
+            with pytest.raises(error if hvd.rank() == 1 else RuntimeError, match=reason) as found:
+                (bad if hvd.rank() == 1 else good)()
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="afterwards").item() == 3.0
+        assert hvd.broadcast_object(hvd.rank(), 2, "x") == 2
+        return str(found.value)
+
+    texts = job(3, check)
+    assert texts[0] == texts[2] and "rank 1 failed with" in texts[0]
+    assert error.__name__ in texts[0] and f"{__file__}:" in texts[0], texts[0]
+    assert kind[:2] != "an" or "failed on all ranks" in texts[0]
+
+
+def test_parameters_of_different_names(job: Any) -> None:
+    def check() -> str:
+        names = ["a", "b"] if hvd.rank() else ["a", "b", "layer.weight"]
+        with pytest.raises(ValueError, match="have different parameters") as found:
+            hvd.broadcast_parameters({name: torch.zeros(1) for name in names}, 0)
+        hvd.broadcast_parameters({"a": torch.zeros(1)}, 0)
+        return str(found.value)
+
+    texts = job(3, check)
+    assert len(set(texts)) == 1 and "rank 0 has 'layer.weight', and ranks 1-2 has not" in texts[0]
+
+
+def test_parameters_whose_elements_share_memory(job: Any) -> None:
+    def check() -> None:
+        rank = hvd.rank()
+        everywhere = torch.full((1, 3), float(rank)).expand(4, 3)
+        rows = (torch.arange(3.0) + rank)[:, None].expand(3, 2)
+        missing = torch.full((1,), float("nan") if rank == 0 else 0.0).expand(2)
+        conjugate = torch.tensor([1j + rank, 2]).conj()
+        hvd.broadcast_parameters({"a": everywhere, "b": rows, "c": missing, "d": conjugate}, 0)
+        assert everywhere.tolist() == [[0.0] * 3] * 4 and rows.tolist() == [[0.0] * 2, [1.0] * 2, [2.0] * 2]
+        assert missing.isnan().all() and conjugate.tolist() == [-1j, 2]
+        mine = torch.arange(2.0) if rank == 0 else torch.zeros(1).expand(2)
+        if rank == 0:
+            hvd.broadcast_parameters({"a": mine}, 0)
+        else:
+            with pytest.raises(ValueError, match="elements of 'a' share memory on rank 1"):
+                hvd.broadcast_parameters({"a": mine}, 0)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
+
+    job(2, check)
+
+
+def test_a_group_whose_tensors_share_memory(job: Any) -> None:
+    """In place, some elements would be reduced twice; out of place it is as good as any."""
+
+    def check() -> None:
+        x = torch.arange(6.0)
+        for group in ([x, torch.ones(2), x], [x[:4], x[3:]], [x[2:3], x]):
+            for call in (hvd.grouped_allreduce_, hvd.grouped_allreduce_async_):
+                with pytest.raises(ValueError, match=r"Tensors 1 and [23] of the group share memory"):
+                    call(group)
+            assert [each.sum().item() for each in hvd.grouped_allreduce(group)] == [each.sum().item() for each in group]
+        hvd.grouped_allreduce_([x[:3], x[3:], x[:0]], op=hvd.Sum)
+        assert x.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+
+    job(2, check)
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: int
+
+
+def test_hyper_parameters_in_named_tuples(job: Any) -> None:
+    def check() -> list[float]:
+        pair = Pair(torch.full((2,), float(hvd.rank())), hvd.rank())
+        optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))], "range": pair}], lr=0.1)
+        hvd.broadcast_optimizer_state(optimizer, 1)
+        pair = optimizer.param_groups[0]["range"]
+        return [*pair.first.tolist(), pair.second]
+
+    assert job(2, check) == [[1.0, 1.0, 1]] * 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -236,3 +236,66 @@ def test_an_input_that_needs_no_gradient(job: Any) -> None:
             torch.testing.assert_close(total, other.grad, rtol=1e-5, atol=1e-4)
 
     job(2, check)
+
+
+def test_a_model_is_converted(job: Any) -> None:
+    """It computes what one process computes with the whole batch, with the very parameters an optimizer has already."""
+
+    def check(sets: Any) -> None:
+        torch.manual_seed(1)
+        shared = nn.BatchNorm1d(3)
+        norm = nn.BatchNorm1d(4, eps=1e-3, momentum=None)
+        model = nn.Sequential(
+            nn.Linear(2, 3), shared, nn.Sequential(nn.Linear(3, 4), norm), nn.Linear(4, 3), shared
+        ).double()
+        reference = copy.deepcopy(model)
+        before = dict(model.named_parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert hvd.SyncBatchNorm.convert_sync_batchnorm(model) is model
+        assert {name: id(value) for name, value in model.named_parameters()} == {
+            name: id(value) for name, value in before.items()
+        }
+        assert model.state_dict().keys() == reference.state_dict().keys()
+        assert model[1] is model[4] and type(model[1]) is hvd.SyncBatchNorm
+        assert (model[2][1].eps, model[2][1].momentum) == (1e-3, None)
+        assert model[1].training
+        others = nn.ModuleList([nn.BatchNorm2d(2, affine=False).eval(), nn.BatchNorm1d(2, track_running_stats=False)])
+        fixed, plain = hvd.SyncBatchNorm.convert_sync_batchnorm(others)
+        assert type(fixed) is type(plain) is hvd.SyncBatchNorm
+        assert not fixed.training and fixed.weight is None and plain.training and plain.running_mean is None
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        single = torch.optim.SGD(reference.parameters(), lr=0.1)
+        x = torch.randn(8, 2, dtype=torch.float64)
+        for _ in range(3):
+            optimizer.zero_grad()
+            single.zero_grad()
+            model(x[4 * hvd.rank() :][:4]).square().mean().backward()
+            reference(x).square().mean().backward()
+            optimizer.step()
+            single.step()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, reference.state_dict()[name], rtol=1e-10, atol=1e-10)
+        one = hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(3), sets[0])
+        assert type(one) is hvd.SyncBatchNorm and one.process_set is sets[0]
+        assert hvd.SyncBatchNorm.convert_sync_batchnorm(one) is one and one.process_set is sets[0]
+        assert hvd.SyncBatchNorm.convert_sync_batchnorm(nn.SyncBatchNorm(3), process_set=sets[0]).process_set is sets[0]
+        assert type(hvd.SyncBatchNorm.convert_sync_batchnorm(nn.InstanceNorm2d(3, affine=True))) is nn.InstanceNorm2d
+
+    job(2, check, sets=[[0]])
+
+
+def test_models_that_cannot_be_converted(job: Any) -> None:
+    def check() -> None:
+        convert = hvd.SyncBatchNorm.convert_sync_batchnorm
+        with pytest.raises(TypeError, match=r"expects a torch\.nn\.Module, not list"):
+            convert([nn.BatchNorm1d(2)])
+        with pytest.raises(TypeError, match=r"expected a hvd\.ProcessSet"):
+            convert(nn.BatchNorm1d(2), object())
+        with pytest.raises(ValueError, match="pass one of them"):
+            convert(nn.BatchNorm1d(2), hvd.global_process_set, hvd.global_process_set)
+        with pytest.raises(ValueError, match=r"LazyBatchNorm1d does not know its channels yet: call the model once"):
+            convert(nn.Sequential(nn.LazyBatchNorm1d()))
+        with pytest.raises(TypeError, match=r"expected a hvd\.ProcessSet"):
+            hvd.SyncBatchNorm(2, process_set=[0, 1])
+
+    job(1, check)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from horovod.comm import reduction
 from horovod.comm.datatypes import Array, DataType
-from horovod.comm.reduction import ReduceOp, Workspace, can_scale, reduce_into, scale
+from horovod.comm.reduction import ReduceOp, Workspace, can_fold, can_scale, reduce_into, scale
 
 FOLD = {
     ReduceOp.SUM: np.add,
@@ -135,6 +135,17 @@ def test_logical_values() -> None:
     either, both = [0, 1, 1, 1], [0, 0, 0, 1]
     assert results == {"Sum": either, "Max": either, "Min": both, "Product": both}
     assert [data_type for data_type in DataType if not can_scale(data_type)] == [DataType.BOOL]
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_numbers_are_pairs_of_reals(dtype: type) -> None:
+    rows = [np.array([1 + 2j, complex(np.inf, 1), -3j], dtype), np.array([3 - 4j, 1, 1j], dtype)]
+    target = np.empty(3, dtype)
+    reduce_into(target, rows, ReduceOp.SUM, 0.5, 3.0, workspace)
+    assert target.tolist() == [6 - 3j, complex(np.inf, 1.5), -3j]  # no NaN beside what is infinite
+    for op in ReduceOp:
+        assert can_fold(op, DataType.COMPLEX64) == (op in (ReduceOp.SUM, ReduceOp.AVERAGE))
+        assert can_fold(op, DataType.FLOAT32) and can_fold(op, DataType.BOOL)
 
 
 def test_a_factor_of_one_changes_no_bit() -> None:
