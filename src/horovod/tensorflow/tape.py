@@ -44,10 +44,7 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
             as :func:`horovod.tensorflow.allreduce.allreduce`.
         """
         gradients = super().gradient(target, sources, output_gradients, **options)
-        flat_sources = tf.nest.flatten(sources)
-        flat = (
-            tf.nest.flatten(gradients) if len(flat_sources) > 1 or isinstance(gradients, list | tuple) else [gradients]
-        )
+        flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
         reduced = self._local_sources.reduce(flat, flat_sources, self._horovod, "DistributedGradientTape")
         return tf.nest.pack_sequence_as(sources, reduced)
 
