@@ -60,7 +60,7 @@ class LegacyDistribution:
 
     def allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks."""
-        signature = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
+        signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
         name = f"Distributed{self._kind}_{self._identity.name(signature)}"
         return reduce_gradients(gradients, variables, self._reduction, name, ignore_name_scope=True)
 

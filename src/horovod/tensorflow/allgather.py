@@ -14,7 +14,7 @@ from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
 from horovod.tensorflow.names import Name, collective_name
 from horovod.tensorflow.site import Leg, Outputs
-from horovod.tensorflow.tensors import Room, check_type, view
+from horovod.tensorflow.tensors import Room, any_rows, check_type, view
 
 KIND = "HorovodAllgather"
 GROUPED = "HorovodGroupedAllgather"
@@ -24,13 +24,13 @@ def allgather_leg(kind: str, name: str | None, tensors: Sequence[Any], process_s
     """Gathers some tensors as one request. Outputs: one for each, then int32 (tensors, ranks): rows by rank."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        views = [view(tensor) for tensor in inputs]
         rooms: dict[int, Room] = {}
 
         def allocate(index: int, rows: int) -> Array:
-            rooms[index] = Room((rows, *inputs[index].shape[1:]), inputs[index].dtype)
+            rooms[index] = Room((rows, *views[index].shape[1:]), inputs[index].dtype)
             return rooms[index].array
 
-        views = [view(tensor) for tensor in inputs]
         handle = collectives.allgather(kind, name, views, allocate, process_set.process_set_id, awaited)
 
         def outputs() -> list[Any]:
@@ -39,7 +39,7 @@ def allgather_leg(kind: str, name: str | None, tensors: Sequence[Any], process_s
 
         return handle, outputs
 
-    specs = [tf.TensorSpec(None if t.shape.rank is None else [None, *t.shape.as_list()[1:]], t.dtype) for t in tensors]
+    specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
     return Leg(tensors, start, [*specs, tf.TensorSpec([len(tensors), None], tf.int32)])
 
 

@@ -27,10 +27,11 @@ def broadcast_leg(kind: str, name: str | None, tensors: Sequence[Any], root: int
     """Broadcasts some tensors as one request. Outputs: one for each."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        rooms = [Room(tensor.shape, tensor.dtype) for tensor in inputs]
+        views = [view(tensor) for tensor in inputs]
+        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
         if (process_set.ranks or [])[process_set.rank() or 0] == root:
-            for tensor, room in zip(inputs, rooms, strict=True):
-                np.copyto(room.array, view(tensor).array)
+            for each, room in zip(views, rooms, strict=True):
+                np.copyto(room.array, each.array)
         described = [room.described() for room in rooms]
         handle = collectives.broadcast(kind, name, described, root, process_set.process_set_id, awaited)
         return handle, lambda: [room.tensor() for room in rooms]

@@ -22,7 +22,7 @@ from horovod.tensorflow.decorators import unconverted, with_gradient
 from horovod.tensorflow.errors import InvalidArgument
 from horovod.tensorflow.names import Name, collective_name
 from horovod.tensorflow.site import Leg, Outputs
-from horovod.tensorflow.tensors import Room, check_type, view
+from horovod.tensorflow.tensors import Room, any_rows, check_type, view
 
 KIND = "HorovodReducescatter"
 GROUPED = "HorovodGroupedReducescatter"
@@ -41,16 +41,17 @@ def _leg(
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         lane = running().lane(process_set.process_set_id, Operation.REDUCESCATTER)
+        views = [view(tensor) for tensor in inputs]
         rooms = []
-        for tensor in inputs:
-            if not tensor.shape.rank:
+        for each, tensor in zip(views, inputs, strict=True):
+            if not each.shape:
                 raise ValueError("Reducescatter does not support scalar inputs.")
-            rows = shard_rows(tensor.shape[0], len(lane.ranks))[lane.index]
-            rooms.append(Room((rows, *tensor.shape[1:]), tensor.dtype))
+            rows = shard_rows(each.shape[0], len(lane.ranks))[lane.index]
+            rooms.append(Room((rows, *each.shape[1:]), tensor.dtype))
         handle = collectives.reducescatter(
             kind,
             name,
-            [view(tensor) for tensor in inputs],
+            views,
             [room.described() for room in rooms],
             op,
             prescale,
@@ -60,8 +61,7 @@ def _leg(
         )
         return handle, lambda: [room.tensor() for room in rooms]
 
-    shapes = [None if tensor.shape.rank is None else [None, *tensor.shape.as_list()[1:]] for tensor in tensors]
-    specs = [tf.TensorSpec(shape, tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)]
+    specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
     return Leg(tensors, start, specs)
 
 
