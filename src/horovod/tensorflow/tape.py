@@ -14,6 +14,7 @@ from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.decorators import unconverted
 from horovod.tensorflow.gradients import Reduction
 from horovod.tensorflow.local import LocalSources
+from horovod.tensorflow.reduced import mark
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untyped base
@@ -33,7 +34,8 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
     ) -> Any:
         """The gradients of ``target``, reduced over the ranks; those of local sources stay this rank's own.
 
-        Every member of the process set calls it for the like sources, in the same order.
+        Every member of the process set calls it for the like sources, in the same order. A distributed optimizer of Keras
+        applies what it returns as it is, if it reduces over the same process set.
 
         Args:
             sources: variables or tensors, in any structure; the result has the same.
@@ -46,6 +48,7 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
         gradients = super().gradient(target, sources, output_gradients, **options)
         flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
         reduced = self._local_sources.reduce(flat, flat_sources, self._horovod, "DistributedGradientTape")
+        mark(reduced, flat_sources, self._horovod.process_set)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
