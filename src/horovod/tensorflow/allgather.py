@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovod.comm.datatypes import Array
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
@@ -82,6 +83,7 @@ def allgather(
     Every member calls it with the same name. First dimensions may differ between ranks, 0 included; the others and the
     dtype must agree. Errors as :func:`horovod.tensorflow.allreduce.allreduce`; a tensor without dimensions fails on all ranks.
     """
+    set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)
     check_type(tensor, KIND)
     return _gather(KIND, collective_name(KIND, name, [tensor], ignore_name_scope), [tensor], process_set)[0]
@@ -95,6 +97,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """:func:`allgather` of several tensors that become ready together; a list. Differentiable."""
+    set_id(process_set)
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not converted:
         return converted

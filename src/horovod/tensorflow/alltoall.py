@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from horovod.comm.datatypes import Array
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.tensorflow.arguments import splits as checked_splits
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
-from horovod.tensorflow.errors import InvalidArgument
 from horovod.tensorflow.names import Name, collective_name
 from horovod.tensorflow.site import Leg, Outputs
 from horovod.tensorflow.tensors import Room, any_rows, check_type, view
@@ -82,18 +83,10 @@ def alltoall(
         tf.errors.InvalidArgumentError: splits that do not add up, are not one-dimensional, or not int32; otherwise as
             :func:`horovod.tensorflow.allreduce.allreduce`.
     """
+    set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)
     check_type(tensor, KIND)
-    chosen = None
-    if splits is not None:
-        chosen = tf.convert_to_tensor(splits)
-        if not chosen.dtype.is_integer or (tf.is_tensor(splits) and chosen.dtype != tf.int32):
-            raise InvalidArgument(
-                f"alltoall expects splits to contain 32-bit integer elements, not {chosen.dtype.name}"
-            )
-        if chosen.shape.rank not in (None, 1):
-            raise InvalidArgument(f"alltoall expects a 1D splits tensor, not one of {chosen.shape.rank} dimensions")
-        chosen = tf.cast(chosen, tf.int32)
+    chosen = None if splits is None else checked_splits(splits, tensor, process_set)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
     output, received = _send(names, tensor, chosen, process_set)
     return output if splits is None else (output, tf.stop_gradient(received))

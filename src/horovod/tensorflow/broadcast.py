@@ -12,6 +12,8 @@ from tensorflow.python.ops.ref_variable import RefVariable
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.allreduce import allreduce
+from horovod.tensorflow.arguments import root
+from horovod.tensorflow.arguments import variables as checked_variables
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
 from horovod.tensorflow.names import collective_name
@@ -52,6 +54,7 @@ def broadcast(
     Every member calls it with the same name, shape, dtype and root. Errors as
     :func:`horovod.tensorflow.allreduce.allreduce`; InvalidArgumentError for a root that is not a member.
     """
+    root_rank = root(root_rank, process_set)
     tensor = tf.convert_to_tensor(tensor)
     check_type(tensor, KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
@@ -86,7 +89,8 @@ def broadcast_(
     Raises:
         ValueError: variables of TensorFlow 1 and 2 are mixed, or they are on several devices.
     """
-    variables = list(variables)
+    root_rank = root(root_rank, process_set)
+    variables = checked_variables(variables, "broadcast_")
     if not variables:
         return []
     if len({isinstance(variable, _REFERENCE) for variable in variables}) > 1:

@@ -10,12 +10,14 @@ import tensorflow as tf
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Average, Sum, reduction
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.context import running
 from horovod.core.execution import shard_rows
 from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.allgather import allgather
 from horovod.tensorflow.allreduce import placed
+from horovod.tensorflow.arguments import compressor, factors
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
@@ -116,6 +118,9 @@ def reducescatter(
     shape, dtype, op and factors must agree. Errors as :func:`horovod.tensorflow.allreduce.allreduce`; InvalidArgumentError
     for a tensor without dimensions.
     """
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
     tensor = tf.convert_to_tensor(tensor)
     compressed, context = compression.compress(tensor)
     _check([compressed], KIND)
@@ -135,6 +140,11 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """:func:`reducescatter` of several tensors that become ready together; a list. Differentiable."""
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
+    if not isinstance(tensors, list | tuple):
+        tensors = list(tensors)
     if not tensors:
         return tensors
     originals = [tf.convert_to_tensor(tensor) for tensor in tensors]

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from horovod.common.buckets import chosen_groups
 from horovod.common.reductions import Average, reduction
+from horovod.common.scalars import whole
+from horovod.core.arguments import shown
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.decorators import unconverted
@@ -102,7 +104,9 @@ def DistributedGradientTape(
     """
     if isinstance(gradtape, _DistributedGradientTape):
         raise ValueError("this tape is a DistributedGradientTape already; wrap the original")
-    groups = chosen_groups(groups, num_groups, stacklevel=2)
+    if not callable(getattr(gradtape, "gradient", None)):
+        raise TypeError(f"expected a tf.GradientTape, not {shown(gradtape)}")
+    groups = chosen_groups(groups, whole(num_groups, "num_groups"), stacklevel=2)
     how = Reduction(
         reduction(op),
         gradient_predivide_factor,
