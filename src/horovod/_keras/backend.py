@@ -15,6 +15,15 @@ def name() -> str:
     return str(keras.backend.backend())
 
 
+def traced() -> bool:
+    """Whether the code that runs becomes a graph, so that both branches of a condition are run through."""
+    if name() == "tensorflow":
+        import tensorflow as tf
+
+        return not tf.executing_eagerly()
+    return name() == "jax"
+
+
 def compression() -> Any:
     """The choices for ``compression=``."""
     if name() == "tensorflow":

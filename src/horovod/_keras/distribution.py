@@ -35,6 +35,10 @@ class Reducer(Protocol):
             factor: multiplies the result.
         """
 
+    def reduced_before(self, gradient: Any, variable: Any) -> bool:
+        """Whether ``horovod.tensorflow.DistributedGradientTape`` has returned ``gradient``, so that it is applied as it is."""
+        return False
+
 
 def variable_name(variable: Any) -> str:
     """As the user sees it."""
@@ -58,6 +62,7 @@ class Distribution:
         self._local_variables: set[Any] = set()
         self._local_layers: list[Any] = []
         self._suspended = 0
+        self._arrived: set[Any] | None = None
 
     @property
     def suspended(self) -> bool:
@@ -72,6 +77,19 @@ class Distribution:
             yield
         finally:
             self._suspended -= 1
+
+    @contextmanager
+    def accumulating(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
+        """A block in which Keras adds ``gradients`` to earlier ones. What of them was reduced before stays so as a sum."""
+        self._arrived = self._reduced_before(gradients, variables)
+        try:
+            yield
+        finally:
+            self._arrived = None
+
+    def _reduced_before(self, gradients: Sequence[Any], variables: Sequence[Any]) -> set[Any]:
+        pairs = zip(gradients, variables, strict=True)
+        return {self._key(variable) for gradient, variable in pairs if self._reducer.reduced_before(gradient, variable)}
 
     def keep_local(self, variable: Any) -> None:
         """Leave gradients of ``variable`` to each rank."""
@@ -102,6 +120,7 @@ class Distribution:
         """
         result = list(gradients)
         local = self._local_keys()
+        before = self._reduced_before(gradients, variables) if self._arrived is None else self._arrived
         settings = self.settings
         chosen: list[int] = []
         overwriting: list[int] = []
@@ -110,6 +129,8 @@ class Distribution:
                 continue
             if getattr(variable, "overwrite_with_gradient", False):
                 overwriting.append(number)
+            elif self._key(variable) in before:
+                result[number] = gradient if factor == 1.0 else scaled(gradient, factor)
             elif self._key(variable) in local:
                 members = settings.process_set.size() if settings.process_set.included() else 1
                 scale = factor / (members or 1) if settings.scale_local else factor

@@ -15,7 +15,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.experimental import io_callback
 
-from horovod._keras.distribution import variable_name
+from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import Exchange, Identity
 from horovod._keras.settings import Settings
 from horovod.comm.datatypes import Array
@@ -66,7 +66,7 @@ class Compression:
     bf16 = BF16Compressor
 
 
-class JaxReducer:
+class JaxReducer(Reducer):
     """One optimizer's gradients, traced into whatever computation is under way."""
 
     def __init__(self, settings: Settings) -> None:

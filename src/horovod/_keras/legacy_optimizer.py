@@ -16,9 +16,11 @@ from horovod._keras.exchange import Identity
 from horovod._keras.loss_scale import unwrapped
 from horovod._keras.settings import MODULE, Settings, users_objects
 from horovod.common.basics import rank
+from horovod.common.reductions import Sum
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.gradients import Reduction, reduce_gradients
 from horovod.tensorflow.local import LocalSources
+from horovod.tensorflow.reduced import take
 
 
 class LegacyDistribution:
@@ -38,6 +40,7 @@ class LegacyDistribution:
         self._identity = Identity()
         self._kind = kind
         self._local = LocalSources(settings.process_set, settings.scale_local)
+        self._local_layers: list[Any] = []
         self._aggregation: LocalGradientAggregationHelper | None = None
         if settings.passes > 1:
             self._aggregation = LocalGradientAggregationHelper(
@@ -58,19 +61,38 @@ class LegacyDistribution:
         if self._aggregation is not None:
             self._aggregation.register_local_var(variable)
 
+    def keep_layers_local(self, layers: Sequence[Any]) -> None:
+        """Leave gradients of whatever trainable weights these layers have, or will have once they are built."""
+        self._local_layers.extend(layers)
+
     def allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks."""
-        signature = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
+        signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
         name = f"Distributed{self._kind}_{self._identity.name(signature)}"
         return reduce_gradients(gradients, variables, self._reduction, name, ignore_name_scope=True)
 
     def reduce(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """``(gradient, variable)`` with gradients to apply."""
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        for layer in self._local_layers:
+            for weight in layer.trainable_weights:
+                self.keep_local(weight)
+        members = self._reduction.process_set
+        before = {index for index, (gradient, variable) in enumerate(pairs) if take(gradient, variable, members)}
         if self._aggregation is not None:
+            if before and self._reduction.op == Sum:
+                raise ValueError(
+                    "DistributedGradientTape has reduced these gradients already, and this optimizer with "
+                    "backward_passes_per_step > 1 and op=hvd.Sum would add them up over the ranks once more; pass it a "
+                    "tf.GradientTape"
+                )
             return list(zip(self._aggregation.compute_gradients(gradients, variables), variables, strict=True))
-        shared = [index for index, variable in enumerate(variables) if variable not in self._local]
-        result = [self._local.scaled(gradient) for gradient in gradients]
+        shared = [
+            index for index, variable in enumerate(variables) if variable not in self._local and index not in before
+        ]
+        result = [
+            gradient if index in before else self._local.scaled(gradient) for index, gradient in enumerate(gradients)
+        ]
         reduced = self.allreduce([gradients[i] for i in shared], [variables[i] for i in shared])
         for index, gradient in zip(shared, reduced, strict=True):
             result[index] = gradient

@@ -51,10 +51,10 @@ class _InFront:
                 base.apply(reduced, trainable_variables)
         else:
             horovod.noticed = False
-            base.apply(gradients, trainable_variables)
-            if (
-                not horovod.noticed and backend.name() != "torch"
-            ):  # which comes by only when there is something to apply
+            known = self._known(trainable_variables)
+            with horovod.accumulating(gradients, known):
+                base.apply(gradients, trainable_variables)
+            if not horovod.noticed and backend.traced():  # else it comes by only when there is something to apply
                 raise RuntimeError(
                     f"{type(self).__name__} accumulates gradients in a way of its own, so Horovod cannot reduce them; "
                     "use backward_passes_per_step=1 and no gradient_accumulation_steps"
@@ -74,10 +74,12 @@ class _InFront:
 
     def _reduced(self, gradients: Sequence[Any], variables: Any) -> list[Any]:
         """``gradients`` of all ranks. Used here, and where Keras looks at gradients before this optimizer gets them."""
+        steps = loss_scale.unwrapped(self).gradient_accumulation_steps
+        return self._horovod.reduce(gradients, self._known(variables), self._horovod.accumulation(steps))
+
+    def _known(self, variables: Any) -> list[Any]:
         own: Any = self
-        known = list(own._trainable_variables if variables is None else variables)
-        steps = loss_scale.unwrapped(own).gradient_accumulation_steps
-        return self._horovod.reduce(gradients, known, self._horovod.accumulation(steps))
+        return list(own._trainable_variables if variables is None else variables)
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
         self._horovod.pending = list(trainable_variables)

@@ -8,6 +8,8 @@ from typing import Any
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
 from horovod.common.reductions import check_predivide, reduction
+from horovod.common.scalars import positive_whole, real, whole, whole_if_number
+from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.observe.whereabouts import caller
 
@@ -66,18 +68,20 @@ def checked(
     Raises:
         ValueError: an argument is wrong; the text says which.
     """
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+    set_id(process_set)
+    chosen = None if op is None else reduction(op)
+    if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op currently only supports Average and Sum, not {op!r}")
-    chosen = reduction(op)
+    gradient_predivide_factor = real(gradient_predivide_factor, "gradient_predivide_factor")
     check_predivide(gradient_predivide_factor, chosen)
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
-    groups = check_groups(chosen_groups(groups, num_groups, stacklevel=3), "variables", id)
+    passes = positive_whole(backward_passes_per_step, "backward_passes_per_step")
+    groups = chosen_groups(groups, whole(num_groups, "num_groups"), stacklevel=3)
+    groups = check_groups(whole_if_number(groups), "variables", id)
     return Settings(
         compression=compression,
         op=chosen,
         predivide=gradient_predivide_factor,
-        passes=backward_passes_per_step,
+        passes=passes,
         average_aggregated=average_aggregated_gradients,
         groups=groups,
         process_set=process_set,

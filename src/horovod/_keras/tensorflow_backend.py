@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horovod._keras.distribution import scaled
+from horovod._keras.distribution import Reducer, scaled
 from horovod._keras.exchange import Identity
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
+from horovod.tensorflow import reduced
 from horovod.tensorflow.gradients import Reduction, reduce_gradients
 
 
-class TensorFlowReducer:
+class TensorFlowReducer(Reducer):
     """One optimizer's gradients, traced into whatever graph is being built, or at once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._identity = Identity()
+        self._made = reduced.now()
+
+    def reduced_before(self, gradient: Any, variable: Any) -> bool:
+        return reduced.take(gradient, variable, self._settings.process_set)
 
     def __call__(
         self,
@@ -28,6 +33,8 @@ class TensorFlowReducer:
         factor: float,
     ) -> list[Any]:
         settings = self._settings
+        if op == ReduceOp.SUM:
+            reduced.check_sum(variables, settings.process_set, self._made)
         reduction = Reduction(
             op=op,
             predivide=settings.predivide if op == ReduceOp.AVERAGE else 1.0,
@@ -42,5 +49,5 @@ class TensorFlowReducer:
             (str(each.dtype.name), tuple(variable.shape)) for each, variable in zip(gradients, variables, strict=True)
         )
         name = f"{self._identity.name(signature)}.{op.label}"
-        reduced = reduce_gradients(gradients, variables, reduction, name, ignore_name_scope=True)
-        return [gradient if factor == 1.0 else scaled(gradient, factor) for gradient in reduced]
+        results = reduce_gradients(gradients, variables, reduction, name, ignore_name_scope=True)
+        return [gradient if factor == 1.0 else scaled(gradient, factor) for gradient in results]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from horovod._keras.distribution import Reducer
 from horovod._keras.exchange import Identity
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
@@ -19,7 +20,7 @@ from horovod.torch.handles import synchronize
 __all__ = ["Compression", "TorchReducer"]
 
 
-class TorchReducer:
+class TorchReducer(Reducer):
     """One optimizer's gradients, each time they are applied."""
 
     def __init__(self, settings: Settings) -> None:

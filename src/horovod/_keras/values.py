@@ -16,6 +16,7 @@ from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.common.reductions import Average, reduction
+from horovod.common.scalars import real, whole
 from horovod.core import collectives
 from horovod.core.execution import shard_rows
 from horovod.core.handle import Handle
@@ -64,6 +65,10 @@ def allreduce(
     import keras
 
     chosen = reduction(op, average)
+    prescale_factor, postscale_factor = (
+        real(prescale_factor, "prescale_factor"),
+        real(postscale_factor, "postscale_factor"),
+    )
     tensor, context = keras.ops.convert_to_tensor(value), None
     if compression is not None:
         tensor, context = compression.compress(tensor)
@@ -95,6 +100,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Rank ``root_rank``'s ``value`` on every rank. Shapes and types must agree."""
     import keras
 
+    root_rank = whole(root_rank, "root_rank")
     array = _array(keras.ops.convert_to_tensor(value))
     return _finished(collectives.broadcast("broadcast", name, [described(array)], root_rank, awaited=True), array)
 
@@ -134,6 +140,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
 
     Every rank passes the same variables, in the same order.
     """
+    root_rank = whole(root_rank, "root_rank")
     if not variables:
         return
     arrays = contents.read(variables)

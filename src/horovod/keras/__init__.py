@@ -1,4 +1,4 @@
-"""Horovod for Keras 3, on whichever backend it runs (TensorFlow, PyTorch, JAX)::
+"""Horovod for Keras 3, on whichever backend it runs (TensorFlow, PyTorch, JAX), and for Keras 2 with TF_USE_LEGACY_KERAS=1::
 
 import horovod.keras as hvd
 hvd.init()
@@ -14,8 +14,7 @@ from typing import Any
 import keras
 
 from horovod._keras import backend as _backend
-from horovod._keras.loading import load as _load
-from horovod._keras.optimizer import distribute as _distribute
+from horovod._keras import versions as _versions
 from horovod._keras.settings import checked as _checked
 from horovod.common import interface
 from horovod.common.interface import *  # noqa: F403
@@ -75,7 +74,8 @@ def DistributedOptimizer(
     ``model.compile``. Whatever Keras does with gradients (loss scaling, clipping, weight decay) comes after the reduction.
 
     Args:
-        optimizer: a ``keras.optimizers.Optimizer``.
+        optimizer: a ``keras.optimizers.Optimizer``; where TensorFlow's Keras is Keras 2 (``TF_USE_LEGACY_KERAS=1``), also one
+            of ``tf.keras.optimizers``: then as :func:`horovod.tensorflow.keras.DistributedOptimizer`.
         name: of the distributed optimizer.
         device_dense, device_sparse: accepted for compatibility.
         compression: how gradients travel: one of ``hvd.Compression``, or a class with its two methods.
@@ -138,8 +138,11 @@ def PartialDistributedOptimizer(
     Raises:
         ValueError: as there; or ``local_layers`` has something else in it.
     """
-    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else local_layers or []
-    if not isinstance(layers, Iterable) or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+    layers = [local_layers] if _is_layer(local_layers) else local_layers or []
+    if not isinstance(layers, Iterable):
+        raise ValueError("All local layers must be of keras.layers.Layer type.")
+    layers = list(layers)
+    if not all(_is_layer(layer) for layer in layers):
         raise ValueError("All local layers must be of keras.layers.Layer type.")
     made = DistributedOptimizer(
         optimizer,
@@ -156,8 +159,22 @@ def PartialDistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    made._horovod.keep_layers_local(list(layers))
+    made._horovod.keep_layers_local(layers)
     return made
+
+
+def _is_layer(thing: Any) -> bool:
+    return isinstance(thing, keras.layers.Layer) or _versions.of_keras_2(thing, "layers")
+
+
+def _distribute(optimizer: Any, settings: Any) -> Any:
+    if _versions.of_keras_2(optimizer, "optimizers"):
+        from horovod._keras import legacy_optimizer
+
+        return legacy_optimizer.distribute(optimizer, settings)
+    from horovod._keras import optimizer as of_keras_3
+
+    return of_keras_3.distribute(optimizer, settings)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
@@ -184,10 +201,18 @@ def load_model(
     The file may have been saved with a distributed optimizer or a plain one.
 
     Args:
-        filepath: a ``.keras`` or ``.h5`` file.
+        filepath: a ``.keras`` or ``.h5`` file; where TensorFlow's Keras is Keras 2, what that has saved is read with it.
         custom_optimizers: classes of the user's own.
         custom_objects: other things of the user's own, by name.
         compression: as for :func:`DistributedOptimizer`.
         legacy_opts: accepted for compatibility; it concerns Keras 2.
     """
-    return _load(filepath, custom_optimizers, custom_objects, _checked(compression=compression))
+    settings = _checked(compression=compression)
+    legacy_keras = _versions.legacy_tensorflow_keras()
+    if legacy_keras is not None and _versions.saved_by_keras_2(filepath):
+        from horovod._keras import legacy_optimizer
+
+        return legacy_optimizer.load(legacy_keras, filepath, custom_optimizers, custom_objects, settings)
+    from horovod._keras import loading
+
+    return loading.load(filepath, custom_optimizers, custom_objects, settings)

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from horovod._keras import callbacks
+from horovod._keras import callbacks, versions
 
 __all__ = [
     "BestModelCheckpoint",
@@ -20,23 +20,33 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(callbacks.BroadcastGlobalVariables, keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+def _base() -> Any:
+    """The class of Keras's callbacks; where TensorFlow's Keras is Keras 2, of both versions, since models are of either."""
+    legacy = versions.legacy_tensorflow_keras()
+    bases = (keras.callbacks.Callback,) if legacy is None else (keras.callbacks.Callback, legacy.callbacks.Callback)
+    return type("Callback", bases, {})
+
+
+_Callback: Any = _base()
+
+
+class BroadcastGlobalVariablesCallback(callbacks.BroadcastGlobalVariables, _Callback):  # type: ignore[misc]  # Keras is untyped
     __doc__ = callbacks.BroadcastGlobalVariables.__doc__
 
 
-class MetricAverageCallback(callbacks.MetricAverage, keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class MetricAverageCallback(callbacks.MetricAverage, _Callback):  # type: ignore[misc]  # Keras is untyped
     __doc__ = callbacks.MetricAverage.__doc__
 
 
-class LearningRateScheduleCallback(callbacks.LearningRateSchedule, keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class LearningRateScheduleCallback(callbacks.LearningRateSchedule, _Callback):  # type: ignore[misc]  # Keras is untyped
     __doc__ = callbacks.LearningRateSchedule.__doc__
 
 
-class LearningRateWarmupCallback(callbacks.LearningRateWarmup, keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
+class LearningRateWarmupCallback(callbacks.LearningRateWarmup, _Callback):  # type: ignore[misc]  # Keras is untyped
     __doc__ = callbacks.LearningRateWarmup.__doc__
 
 
-class BestModelCheckpoint(callbacks.BestModel, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]  # Keras is untyped
+class BestModelCheckpoint(callbacks.BestModel, keras.callbacks.ModelCheckpoint, _Callback):  # type: ignore[misc]  # Keras is untyped
     __doc__ = callbacks.BestModel.__doc__
 
     def __init__(

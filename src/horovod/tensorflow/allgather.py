@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from horovod.comm.datatypes import Array
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
 from horovod.tensorflow.names import Name, collective_name
 from horovod.tensorflow.site import Leg, Outputs
-from horovod.tensorflow.tensors import Room, check_type, view
+from horovod.tensorflow.tensors import Room, any_rows, check_type, view
 
 KIND = "HorovodAllgather"
 GROUPED = "HorovodGroupedAllgather"
@@ -24,13 +25,13 @@ def allgather_leg(kind: str, name: str | None, tensors: Sequence[Any], process_s
     """Gathers some tensors as one request. Outputs: one for each, then int32 (tensors, ranks): rows by rank."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        views = [view(tensor) for tensor in inputs]
         rooms: dict[int, Room] = {}
 
         def allocate(index: int, rows: int) -> Array:
-            rooms[index] = Room((rows, *inputs[index].shape[1:]), inputs[index].dtype)
+            rooms[index] = Room((rows, *views[index].shape[1:]), inputs[index].dtype)
             return rooms[index].array
 
-        views = [view(tensor) for tensor in inputs]
         handle = collectives.allgather(kind, name, views, allocate, process_set.process_set_id, awaited)
 
         def outputs() -> list[Any]:
@@ -39,7 +40,7 @@ def allgather_leg(kind: str, name: str | None, tensors: Sequence[Any], process_s
 
         return handle, outputs
 
-    specs = [tf.TensorSpec(None if t.shape.rank is None else [None, *t.shape.as_list()[1:]], t.dtype) for t in tensors]
+    specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
     return Leg(tensors, start, [*specs, tf.TensorSpec([len(tensors), None], tf.int32)])
 
 
@@ -82,6 +83,7 @@ def allgather(
     Every member calls it with the same name. First dimensions may differ between ranks, 0 included; the others and the
     dtype must agree. Errors as :func:`horovod.tensorflow.allreduce.allreduce`; a tensor without dimensions fails on all ranks.
     """
+    set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)
     check_type(tensor, KIND)
     return _gather(KIND, collective_name(KIND, name, [tensor], ignore_name_scope), [tensor], process_set)[0]
@@ -95,6 +97,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """:func:`allgather` of several tensors that become ready together; a list. Differentiable."""
+    set_id(process_set)
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not converted:
         return converted

@@ -10,8 +10,10 @@ import tensorflow as tf
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Adasum, Average, Sum, check_adasum, reduction
 from horovod.core import collectives
+from horovod.core.arguments import set_id, shown
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.allgather import allgather
+from horovod.tensorflow.arguments import compressor, factors
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
@@ -138,6 +140,9 @@ def allreduce(
         tf.errors.UnknownError, which is a HorovodInternalError too: the job has failed or was shut down.
         In a graph, when it is run: InvalidArgumentError for the first, UnknownError for the last two.
     """
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
     chosen = reduction(op, average)
     check_adasum(chosen, process_set)
     if isinstance(tensor, tf.IndexedSlices):
@@ -152,8 +157,10 @@ def allreduce(
     return compression.decompress(placed(reduced, device_dense), context)
 
 
-def placed(tensor: Any, device: str) -> Any:
+def placed(tensor: Any, device: str | None) -> Any:
     """The tensor on ``device``; where it is if that is ""."""
+    if not isinstance(device, str | None):
+        raise TypeError(f"device_dense={shown(device)}: expected the name of a device, such as '/cpu:0'")
     if not device:
         return tensor
     with tf.device(device):
@@ -175,6 +182,11 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> Any:
     """:func:`allreduce` of several tensors that become ready together; a list in their order. Differentiable."""
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
+    if not isinstance(tensors, list | tuple):
+        tensors = list(tensors)
     if not tensors:
         return tensors
     chosen = reduction(op, average)

@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from horovod.comm.datatypes import Array
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.tensorflow.arguments import splits as checked_splits
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
-from horovod.tensorflow.errors import InvalidArgument
 from horovod.tensorflow.names import Name, collective_name
 from horovod.tensorflow.site import Leg, Outputs
-from horovod.tensorflow.tensors import Room, check_type, view
+from horovod.tensorflow.tensors import Room, any_rows, check_type, view
 
 KIND = "HorovodAlltoall"
 
@@ -25,18 +26,18 @@ def _leg(name: str | None, tensor: Any, splits: Any, process_set: ProcessSet) ->
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         source, *given = inputs
+        sent = view(source)
         rooms: list[Room] = []
 
         def allocate(_: int, rows: int) -> Array:
-            rooms.append(Room((rows, *source.shape[1:]), source.dtype))
+            rooms.append(Room((rows, *sent.shape[1:]), source.dtype))
             return rooms[0].array
 
         rows = given[0].numpy().tolist() if given else None
-        handle = collectives.alltoall(KIND, name, view(source), rows, allocate, process_set.process_set_id, awaited)
+        handle = collectives.alltoall(KIND, name, sent, rows, allocate, process_set.process_set_id, awaited)
         return handle, lambda: [rooms[0].tensor(), tf.constant(handle.result, tf.int32)]
 
-    shape = None if tensor.shape.rank is None else [None, *tensor.shape.as_list()[1:]]
-    outputs = [tf.TensorSpec(shape, tensor.dtype), tf.TensorSpec([None], tf.int32)]
+    outputs = [tf.TensorSpec(any_rows(tensor), tensor.dtype), tf.TensorSpec([None], tf.int32)]
     return Leg([tensor] if splits is None else [tensor, splits], start, outputs)
 
 
@@ -55,7 +56,7 @@ def _send(name: Name, tensor: Any, splits: Any, process_set: ProcessSet) -> tupl
         return (output, received), gradient
 
     output, received = send(tensor)
-    return output, tf.stop_gradient(received)
+    return output, received
 
 
 @unconverted
@@ -82,18 +83,10 @@ def alltoall(
         tf.errors.InvalidArgumentError: splits that do not add up, are not one-dimensional, or not int32; otherwise as
             :func:`horovod.tensorflow.allreduce.allreduce`.
     """
+    set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)
     check_type(tensor, KIND)
-    chosen = None
-    if splits is not None:
-        chosen = tf.convert_to_tensor(splits)
-        if not chosen.dtype.is_integer or (tf.is_tensor(splits) and chosen.dtype != tf.int32):
-            raise InvalidArgument(
-                f"alltoall expects splits to contain 32-bit integer elements, not {chosen.dtype.name}"
-            )
-        if chosen.shape.rank not in (None, 1):
-            raise InvalidArgument(f"alltoall expects a 1D splits tensor, not one of {chosen.shape.rank} dimensions")
-        chosen = tf.cast(chosen, tf.int32)
+    chosen = None if splits is None else checked_splits(splits, tensor, process_set)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
     output, received = _send(names, tensor, chosen, process_set)
-    return output if splits is None else (output, received)
+    return output if splits is None else (output, tf.stop_gradient(received))

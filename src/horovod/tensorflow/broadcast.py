@@ -12,6 +12,8 @@ from tensorflow.python.ops.ref_variable import RefVariable
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.allreduce import allreduce
+from horovod.tensorflow.arguments import root
+from horovod.tensorflow.arguments import variables as checked_variables
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
 from horovod.tensorflow.names import collective_name
@@ -27,10 +29,11 @@ def broadcast_leg(kind: str, name: str | None, tensors: Sequence[Any], root: int
     """Broadcasts some tensors as one request. Outputs: one for each."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        rooms = [Room(tensor.shape, tensor.dtype) for tensor in inputs]
+        views = [view(tensor) for tensor in inputs]
+        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
         if (process_set.ranks or [])[process_set.rank() or 0] == root:
-            for tensor, room in zip(inputs, rooms, strict=True):
-                np.copyto(room.array, view(tensor).array)
+            for each, room in zip(views, rooms, strict=True):
+                np.copyto(room.array, each.array)
         described = [room.described() for room in rooms]
         handle = collectives.broadcast(kind, name, described, root, process_set.process_set_id, awaited)
         return handle, lambda: [room.tensor() for room in rooms]
@@ -51,6 +54,7 @@ def broadcast(
     Every member calls it with the same name, shape, dtype and root. Errors as
     :func:`horovod.tensorflow.allreduce.allreduce`; InvalidArgumentError for a root that is not a member.
     """
+    root_rank = root(root_rank, process_set)
     tensor = tf.convert_to_tensor(tensor)
     check_type(tensor, KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
@@ -85,7 +89,8 @@ def broadcast_(
     Raises:
         ValueError: variables of TensorFlow 1 and 2 are mixed, or they are on several devices.
     """
-    variables = list(variables)
+    root_rank = root(root_rank, process_set)
+    variables = checked_variables(variables, "broadcast_")
     if not variables:
         return []
     if len({isinstance(variable, _REFERENCE) for variable in variables}) > 1:

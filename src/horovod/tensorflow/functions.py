@@ -8,7 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common import objects
+from horovod.common.scalars import whole
+from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.tensorflow.arguments import root
+from horovod.tensorflow.arguments import variables as checked_variables
 from horovod.tensorflow.broadcast import broadcast_, broadcast_leg, of_tensorflow
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted
@@ -41,7 +45,8 @@ def broadcast_variables(
     Raises:
         as ``hvd.broadcast``.
     """
-    variables = list(variables)
+    root_rank = root(root_rank, process_set)
+    variables = checked_variables(variables, "broadcast_variables")
     if not variables:
         return None if tf.executing_eagerly() else tf.no_op()
     if inplace:
@@ -118,7 +123,8 @@ def broadcast_object(
         session: accepted for compatibility; none is needed.
     """
     with of_both_kinds():
-        return objects.broadcast_object(obj, root_rank, name, process_set)
+        set_id(process_set)
+        return objects.broadcast_object(obj, whole(root_rank, "root_rank"), name, process_set)
 
 
 def broadcast_object_fn(
@@ -137,4 +143,5 @@ def allgather_object(
         session: accepted for compatibility; none is needed.
     """
     with of_both_kinds():
+        set_id(process_set)
         return objects.allgather_object(obj, name, process_set)

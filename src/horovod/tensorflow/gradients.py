@@ -16,12 +16,15 @@ import tensorflow as tf
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
 from horovod.common.reductions import Average, check_members, check_predivide
+from horovod.common.scalars import real, whole_if_number
+from horovod.core.arguments import set_id
 from horovod.core.collectives import allreduce_request, submit
 from horovod.core.context import running
 from horovod.core.messages import Request
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.observe.whereabouts import caller
 from horovod.tensorflow.allreduce import allreduce, placed
+from horovod.tensorflow.arguments import compressor
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted
@@ -59,8 +62,11 @@ class Reduction:
     device_sparse: str = ""
 
     def __post_init__(self) -> None:
+        set_id(self.process_set)
+        object.__setattr__(self, "predivide", real(self.predivide, "gradient_predivide_factor"))
+        object.__setattr__(self, "compression", compressor(self.compression))
         check_predivide(self.predivide, self.op)
-        check_groups(self.groups, "tf.Variable", identity)
+        object.__setattr__(self, "groups", check_groups(whole_if_number(self.groups), "tf.Variable", identity))
         check_members(self.op, self.process_set)
 
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from horovod.core.arguments import full_name
+
 _NUMBERED = re.compile(r"(.*/)?\d+(_\d+)?:\d+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_]")
 _UNIQUE = re.compile(r"_\d+$")  # what TensorFlow tells branches and bodies of one process apart by
@@ -46,9 +48,11 @@ def collective_name(kind: str, name: str | None, tensors: list[Any], ignore_name
         tensors: its inputs.
         ignore_name_scope: whether ranks leave out the scopes that the graph puts before the name.
     """
+    if full_name(kind, name):  # refuses what is no name
+        name = str.__str__(name)  # of a subclass's, too
     if tf.executing_eagerly():
         return Name(name or kind, name)
-    if name is None:
+    if not name:
         ends = [tensors[0], tensors[-1]] if len(tensors) > 1 else tensors[:1]
         own = "_".join(_normalize_name(_tensor_name(tensor)) for tensor in ends)
         node = f"{kind}_{own}" if own else kind

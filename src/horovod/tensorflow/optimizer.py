@@ -10,6 +10,7 @@ import tensorflow as tf
 from horovod.common.basics import rank
 from horovod.common.buckets import chosen_groups
 from horovod.common.reductions import Adasum, Average, reduction
+from horovod.common.scalars import positive_whole, whole
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.tensorflow.compression import Compression, Compressor
@@ -148,9 +149,8 @@ def DistributedOptimizer(
     chosen = reduction(op)
     if chosen == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    groups = chosen_groups(groups, num_groups, stacklevel=2)
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+    groups = chosen_groups(groups, whole(num_groups, "num_groups"), stacklevel=2)
+    backward_passes_per_step = positive_whole(backward_passes_per_step, "backward_passes_per_step")
     how = Reduction(
         chosen,
         gradient_predivide_factor,

@@ -10,19 +10,21 @@ import tensorflow as tf
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Average, Sum, reduction
 from horovod.core import collectives
+from horovod.core.arguments import set_id
 from horovod.core.context import running
 from horovod.core.execution import shard_rows
 from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.allgather import allgather
 from horovod.tensorflow.allreduce import placed
+from horovod.tensorflow.arguments import compressor, factors
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
 from horovod.tensorflow.errors import InvalidArgument
 from horovod.tensorflow.names import Name, collective_name
 from horovod.tensorflow.site import Leg, Outputs
-from horovod.tensorflow.tensors import Room, check_type, view
+from horovod.tensorflow.tensors import Room, any_rows, check_type, view
 
 KIND = "HorovodReducescatter"
 GROUPED = "HorovodGroupedReducescatter"
@@ -41,16 +43,17 @@ def _leg(
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         lane = running().lane(process_set.process_set_id, Operation.REDUCESCATTER)
+        views = [view(tensor) for tensor in inputs]
         rooms = []
-        for tensor in inputs:
-            if not tensor.shape.rank:
+        for each, tensor in zip(views, inputs, strict=True):
+            if not each.shape:
                 raise ValueError("Reducescatter does not support scalar inputs.")
-            rows = shard_rows(tensor.shape[0], len(lane.ranks))[lane.index]
-            rooms.append(Room((rows, *tensor.shape[1:]), tensor.dtype))
+            rows = shard_rows(each.shape[0], len(lane.ranks))[lane.index]
+            rooms.append(Room((rows, *each.shape[1:]), tensor.dtype))
         handle = collectives.reducescatter(
             kind,
             name,
-            [view(tensor) for tensor in inputs],
+            views,
             [room.described() for room in rooms],
             op,
             prescale,
@@ -60,8 +63,7 @@ def _leg(
         )
         return handle, lambda: [room.tensor() for room in rooms]
 
-    shapes = [None if tensor.shape.rank is None else [None, *tensor.shape.as_list()[1:]] for tensor in tensors]
-    specs = [tf.TensorSpec(shape, tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)]
+    specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
     return Leg(tensors, start, specs)
 
 
@@ -116,6 +118,9 @@ def reducescatter(
     shape, dtype, op and factors must agree. Errors as :func:`horovod.tensorflow.allreduce.allreduce`; InvalidArgumentError
     for a tensor without dimensions.
     """
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
     tensor = tf.convert_to_tensor(tensor)
     compressed, context = compression.compress(tensor)
     _check([compressed], KIND)
@@ -135,6 +140,11 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """:func:`reducescatter` of several tensors that become ready together; a list. Differentiable."""
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
+    if not isinstance(tensors, list | tuple):
+        tensors = list(tensors)
     if not tensors:
         return tensors
     originals = [tf.convert_to_tensor(tensor) for tensor in tensors]

@@ -11,8 +11,8 @@ collectives may be under way in a graph, in another order on every rank, and eve
 All three take the queue as an input. TensorFlow keeps operations with side effects on one resource in order, and runs those
 on different resources side by side: so collectives do not wait for one another, as functions without a resource would.
 
-A graph that a session runs (TensorFlow 1) cannot be reached by a queue from outside. There the wait is a loop that looks for
-a moment at a time and lets TensorFlow do other things in between.
+A graph that a session runs (TensorFlow 1) cannot be reached by a queue from outside. There the wait is a loop:
+:mod:`horovod.tensorflow.session_loop`.
 
 Several submissions may share one wait and one collect: that is how buckets of gradients overlap with backward.
 """
@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from horovod.core.handle import Handle
 from horovod.observe import whereabouts
-from horovod.tensorflow import deliveries
+from horovod.tensorflow import deliveries, session_loop
 
 Outputs = Callable[[], list[Any]]
 """Makes eager tensors of what a collective has produced; called once, after it is done."""
@@ -53,8 +53,6 @@ class Leg(NamedTuple):
 
 
 _tickets = itertools.count(1)
-_MOMENT = 0.001
-"""Seconds that a session's thread looks for the end of a collective before it does something else."""
 _RUNS_KEPT = 8
 """Runs of a site after which one that was never collected counts as cancelled."""
 
@@ -102,28 +100,22 @@ class Site:
             ticket.set_shape(())
             tickets.append(ticket)
         self._line = _users_line(tickets[0].op)
-        with tf.control_dependencies(tickets):
-            arrived = self._wait(tickets, name)
+        if self._queue is None:
+            known = [session_loop.wait(tickets, _exactly(f"{name}_wait"))]
+        else:
+            with tf.control_dependencies(tickets):
+                known = [*resource, self._arrival(tickets, _exactly(f"{name}_wait")), *tickets]
         specs = [spec for leg in legs for spec in leg.outputs]
         types = [spec.dtype for spec in specs]
-        outputs = tf.py_function(self._collect, [*resource, arrived, *tickets], types, _exactly(name))
+        outputs = tf.py_function(self._collect, known, types, _exactly(name))
         for output, spec in zip(outputs, specs, strict=True):
             output.set_shape(spec.shape)
         found = iter(outputs)
         return [[next(found) for _ in leg.outputs] for leg in legs]
 
-    def _wait(self, tickets: Sequence[Any], name: str) -> Any:
-        if self._queue is None:
-            pauses = _pauses(tickets[0].graph)
-
-            def look_again(_: Any) -> Any:
-                with tf.control_dependencies([pauses.get_next()]):
-                    arrived = tf.py_function(self._arrived, tickets, tf.bool)
-                arrived.set_shape(())
-                return arrived
-
-            return tf.while_loop(tf.logical_not, look_again, [tf.constant(False)], parallel_iterations=1)
-        handle, label = self._queue.queue_ref, _exactly(f"{name}_wait")
+    def _arrival(self, tickets: Sequence[Any], label: str) -> Any:
+        """As many tickets as these, when they are in the queue."""
+        handle = self._queue.queue_ref
         if len(tickets) == 1:
             return tf.raw_ops.QueueDequeueV2(handle=handle, component_types=[tf.int64], name=label)[0]
         return tf.raw_ops.QueueDequeueManyV2(handle=handle, n=len(tickets), component_types=[tf.int64], name=label)[0]
@@ -140,7 +132,9 @@ class Site:
                 self._submissions += 1
                 self._under_way[ticket] = _Flight(handle, outputs, self._submissions)
                 self._forget_cancelled()
-            if self._queue is not None:
+            if self._queue is None:
+                session_loop.expect(ticket, handle)
+            else:
                 deliveries.start()
                 handle.then(lambda: deliveries.deliver(self._queue.queue_ref, ticket))
             return ticket
@@ -153,25 +147,19 @@ class Site:
             if flight.number > self._submissions - _RUNS_KEPT * self._legs or not flight.handle.done():
                 return
             del self._under_way[ticket]
-
-    def _arrived(self, *tickets: Any) -> bool:
-        handles = [self._under_way[int(ticket)].handle for ticket in tickets]
-        for handle in handles:
-            try:
-                handle.wait(_MOMENT)
-            except TimeoutError:
-                return False
-            except Exception:
-                pass  # it has arrived too; who collects raises
-        return True
+            session_loop.forget(ticket)
 
     def _collect(self, *arguments: Any) -> list[Any]:
-        if self._queue is not None:
-            arguments = arguments[1:]
-        numbers = [int(ticket) for ticket in arguments[1:]]
+        if self._queue is None:
+            numbers = [-ticket for ticket in _numbers(arguments[0])]
+        else:
+            numbers = [int(ticket) for ticket in arguments[2:]]
         with self._lock:
             flights = [self._under_way.pop(number) for number in numbers]
-        if self._queue is not None and set(arguments[0].numpy().reshape(-1).tolist()) != set(numbers):
+        if self._queue is None:
+            for number in numbers:
+                session_loop.forget(number)
+        elif set(_numbers(arguments[1])) != set(numbers):
             self._catch_up(flights)
         for flight in flights:
             flight.handle.wait()  # does not wait: it is done, or raises why it failed
@@ -190,20 +178,8 @@ class Site:
                 tf.raw_ops.QueueDequeueManyV2(handle=self._queue.queue_ref, n=left, component_types=[tf.int64])
 
 
-def _pauses(graph: Any) -> Any:
-    """Of a graph that a session runs, something to take from, which lets a thread go meanwhile.
-
-    A thread runs what it has made ready itself before anything else, so a loop would keep it. Data sets answer from threads of
-    their own, and what that makes ready waits for its turn.
-    """
-    while getattr(graph, "outer_graph", None) is not None:
-        graph = graph.outer_graph
-    found = getattr(graph, "_horovod_pauses", None)
-    if found is None:
-        with graph.as_default(), tf.control_dependencies(None):
-            endless = tf.data.Dataset.range(1).repeat()
-            found = graph._horovod_pauses = tf.compat.v1.data.make_one_shot_iterator(endless)
-    return found
+def _numbers(tickets: Any) -> list[int]:
+    return [int(ticket) for ticket in tickets.numpy().reshape(-1)]
 
 
 def _exactly(name: str) -> str:

@@ -23,6 +23,7 @@ from horovod.tensorflow.allreduce import allreduce_leg
 from horovod.tensorflow.crossing import run
 from horovod.tensorflow.decorators import unconverted, with_gradient
 from horovod.tensorflow.names import collective_name
+from horovod.tensorflow.tensors import dimensions
 
 _KERAS_2 = hasattr(tf.keras.layers.BatchNormalization, "_fused_can_be_used")
 _GATHER = "HorovodAllgather"
@@ -125,7 +126,7 @@ def _gather(row: Any) -> Any:
     # Keras numbers layers and models by process, and puts that into the scopes.
     names = collective_name(_GATHER, "sync_batch_norm", [row], ignore_name_scope=True)
     gathered = run(names.node, [allgather_leg(_GATHER, names.negotiated, [row], global_process_set)])[0][0]
-    return tf.ensure_shape(gathered, [size(), *row.shape[1:]])
+    return tf.ensure_shape(gathered, [size(), *(dimensions(row) or [])[1:]])
 
 
 def _add_up(sums: Any) -> Any:

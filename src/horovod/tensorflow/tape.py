@@ -9,11 +9,14 @@ import tensorflow as tf
 
 from horovod.common.buckets import chosen_groups
 from horovod.common.reductions import Average, reduction
+from horovod.common.scalars import whole
+from horovod.core.arguments import shown
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.decorators import unconverted
 from horovod.tensorflow.gradients import Reduction
 from horovod.tensorflow.local import LocalSources
+from horovod.tensorflow.reduced import mark
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untyped base
@@ -33,7 +36,8 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
     ) -> Any:
         """The gradients of ``target``, reduced over the ranks; those of local sources stay this rank's own.
 
-        Every member of the process set calls it for the like sources, in the same order.
+        Every member of the process set calls it for the like sources, in the same order. A distributed optimizer of Keras
+        applies what it returns as it is, if it reduces over the same process set.
 
         Args:
             sources: variables or tensors, in any structure; the result has the same.
@@ -44,11 +48,9 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
             as :func:`horovod.tensorflow.allreduce.allreduce`.
         """
         gradients = super().gradient(target, sources, output_gradients, **options)
-        flat_sources = tf.nest.flatten(sources)
-        flat = (
-            tf.nest.flatten(gradients) if len(flat_sources) > 1 or isinstance(gradients, list | tuple) else [gradients]
-        )
+        flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
         reduced = self._local_sources.reduce(flat, flat_sources, self._horovod, "DistributedGradientTape")
+        mark(reduced, flat_sources, self._horovod.process_set)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
@@ -102,7 +104,9 @@ def DistributedGradientTape(
     """
     if isinstance(gradtape, _DistributedGradientTape):
         raise ValueError("this tape is a DistributedGradientTape already; wrap the original")
-    groups = chosen_groups(groups, num_groups, stacklevel=2)
+    if not callable(getattr(gradtape, "gradient", None)):
+        raise TypeError(f"expected a tf.GradientTape, not {shown(gradtape)}")
+    groups = chosen_groups(groups, whole(num_groups, "num_groups"), stacklevel=2)
     how = Reduction(
         reduction(op),
         gradient_predivide_factor,

@@ -25,6 +25,21 @@ _ALIGNMENT = 64
 """Bytes. TensorFlow takes memory over without a copy if it begins at a multiple of this."""
 
 
+def dimensions(tensor: Any) -> list[Any] | None:
+    """The shape as numbers, None for what is not known yet; None if not even the rank is.
+
+    The elements of ``tensor.shape`` are objects of type Dimension in scripts that call ``tf.compat.v1.disable_v2_behavior()``
+    or ``disable_v2_tensorshape()``.
+    """
+    return None if tensor.shape.rank is None else list(tensor.shape.as_list())
+
+
+def any_rows(tensor: Any) -> list[Any] | None:
+    """:func:`dimensions` of a tensor like this one with any number of rows, for the shape of an output."""
+    known = dimensions(tensor)
+    return None if known is None else [None, *known[1:]]
+
+
 def check_type(tensor: Any, what: str) -> None:
     """See that a tensor's elements can be communicated; in a graph too, while it is being built.
 

@@ -8,7 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common import basics
+from horovod.common.scalars import whole
 from horovod.core import context
+from horovod.core.arguments import full_name
 from horovod.core.process_set import membership
 from horovod.tensorflow.decorators import unconverted
 from horovod.tensorflow.errors import of_both_kinds
@@ -18,6 +20,7 @@ _NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
 
 def _scalar(kind: str, value: Callable[[], int], name: str | None) -> Any:
     """An int32 scalar; in a graph one operation that asks ``value`` each time."""
+    full_name(kind, name)  # refuses what is no name
     if tf.executing_eagerly():
         with of_both_kinds():
             return tf.constant(value(), tf.int32)
@@ -46,6 +49,7 @@ def _included(process_set_id: int) -> int:
 @unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """How many ranks a process set has."""
+    process_set_id = whole(process_set_id, "process_set_id")
     return _scalar("HorovodSize", lambda: _set_size(process_set_id), name)
 
 
@@ -70,4 +74,5 @@ def local_rank_op(name: str | None = None) -> Any:
 @unconverted
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 if this process is a member of a process set, else 0; -1 if Horovod does not run, -3 if there is no such set."""
+    process_set_id = whole(process_set_id, "process_set_id")
     return _scalar("HorovodProcessSetIncluded", lambda: _included(process_set_id), name)

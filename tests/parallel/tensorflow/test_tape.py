@@ -58,6 +58,38 @@ def mean_of(ranks: range) -> list[Any]:
     return [None if each[0] is None else np.mean(each, axis=0) for each in zip(*every, strict=True)]
 
 
+def test_gradients_come_in_the_structure_of_the_sources(job: Any) -> None:
+    def check() -> None:
+        model, mean = Regression(hvd.rank()), mean_of(range(2))
+        table, weight, bias = model.table, model.weight, model.bias
+        for sources in [
+            weight,
+            [weight],
+            (weight,),
+            {"w": weight},
+            {"w": [weight]},
+            [[weight]],
+            [{"w": (weight,)}],
+            [],
+            {},
+            {"b": bias, "w": (weight,)},
+            {"w": weight, "b": bias}.values(),
+            ((bias, [weight]), {"none": model.unused}),
+            [table],
+            {"t": table},
+        ]:
+            with tf.GradientTape(persistent=True) as tape:
+                loss = model.loss()
+            plain, wanted = tape.gradient(loss, sources), tf.nest.flatten(sources)
+            each = {id(variable): value for variable, value in zip(model.sources, mean, strict=True)}
+            found = model.gradients(sources=sources)
+            tf.nest.assert_same_structure(plain, found)
+            assert type(found) is type(plain), (sources, found)
+            close(tf.nest.flatten(found), [each[id(variable)] for variable in wanted])
+
+    job(2, check)
+
+
 def test_every_way_to_travel(job: Any) -> None:
     def check() -> None:
         model, mean = Regression(hvd.rank()), mean_of(range(3))

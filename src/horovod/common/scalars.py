@@ -1,0 +1,46 @@
+"""Numbers as :mod:`horovod.core.arguments` takes them, and those that scripts keep in a framework's variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod.core.arguments import real_number, whole_number
+
+
+def whole(value: Any, what: str) -> int:
+    """A whole number, also one in a variable. Raises as :func:`horovod.core.arguments.whole_number`."""
+    return value if type(value) is int else whole_number(_content(value), what)
+
+
+def real(value: Any, what: str) -> float:
+    """A finite number, also one in a variable. Raises as :func:`horovod.core.arguments.real_number`."""
+    return real_number(_content(value), what)
+
+
+def positive_whole(value: Any, what: str) -> int:
+    """Raises ValueError, too, for 0 and less."""
+    number = whole(value, what)
+    if number <= 0:
+        raise ValueError(f"{what} must be > 0, not {number}")
+    return number
+
+
+def whole_if_number(value: Any) -> Any:
+    """A NumPy integer, or a tensor or variable that holds a whole number, as an int; anything else as it is."""
+    try:
+        return whole(value, "the number")
+    except TypeError:
+        return value
+
+
+def _content(value: Any) -> Any:
+    """What a variable or a tensor holds, as NumPy has it; anything else, and what a graph will know later, as it is."""
+    read = getattr(value, "numpy", None)
+    if isinstance(value, np.generic | np.ndarray) or not callable(read):
+        return value
+    try:
+        return read()
+    except Exception:  # a variable in a graph that is being built
+        return value

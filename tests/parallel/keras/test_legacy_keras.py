@@ -1,0 +1,85 @@
+"""``horovod.keras`` where TensorFlow's Keras is Keras 2 (``TF_USE_LEGACY_KERAS=1``): scripts import either binding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import Job, make_job
+from keras_ranks import POOL, env_of
+
+
+@pytest.fixture
+def job(ranks: Any) -> Job:
+    env = {**env_of("tensorflow"), "TF_USE_LEGACY_KERAS": "1"}
+    return make_job(lambda size: ranks(POOL, env, "tensorflow.keras"), "horovod.keras")
+
+
+def test_optimizers_of_keras_2_train_as_in_one_process(job: Job, tmp_path: Path) -> None:
+    def check(folder: Path) -> Any:
+        import numpy as np
+        import tensorflow as tf
+
+        import horovod.keras as hvd
+        import horovod.tensorflow.keras as other
+
+        assert not hasattr(tf.keras, "ops")
+        rank, size = hvd.rank(), hvd.size()
+        random = np.random.default_rng(5)
+        x, y = (random.normal(size=(8, width)).astype(np.float32) for width in (3, 2))
+
+        def fitted(optimizer: Any, share: slice, callbacks: Any = ()) -> Any:
+            tf.keras.utils.set_random_seed(7)
+            model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))])
+            model.compile(optimizer, "mse")
+            model.fit(x[share], y[share], batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=list(callbacks))
+            return model
+
+        mine, of = slice(rank, None, size), tf.keras.optimizers
+        for make in (lambda: of.SGD(0.1, momentum=0.9), lambda: of.legacy.Adam(0.01, epsilon=1e-3)):
+            wanted = fitted(make(), slice(None)).get_weights()
+            for binding in (hvd, other):
+                callbacks = [
+                    hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+                    hvd.callbacks.MetricAverageCallback(),
+                    hvd.callbacks.LearningRateScheduleCallback(multiplier=lambda epoch: 1.0),
+                ]
+                callbacks.append(hvd.callbacks.BestModelCheckpoint(monitor="loss"))
+                callbacks[-1].filepath = str(folder / f"best.{rank}.keras")
+                distributed = binding.DistributedOptimizer(make())
+                assert type(distributed).__name__ == type(make()).__name__
+                model = fitted(distributed, mine, callbacks)
+                for one, two in zip(model.get_weights(), wanted, strict=True):
+                    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match="DistributedOptimizer already"):
+            hvd.DistributedOptimizer(hvd.DistributedOptimizer(of.SGD()))
+        for ending in ("keras", "h5"):
+            path = folder / f"{rank}.{ending}"
+            model.save(path)
+            loaded = hvd.load_model(path)
+            assert type(loaded.optimizer).__module__ == "horovod._keras"
+            np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5)
+        layer = tf.keras.layers.Dense(1, use_bias=False)
+        partial = hvd.PartialDistributedOptimizer(of.SGD(1.0), local_layers=layer, scale_local_gradients=False)
+        weight = tf.Variable([[1.0]])
+        layer.build((None, 1))
+        layer.set_weights([np.ones((1, 1), np.float32)])
+        partial.minimize(lambda: (rank + 1.0) * tf.reduce_sum(weight + layer.kernel), [weight, layer.kernel])
+        return weight.numpy().item(), layer.kernel.numpy().item()
+
+    assert job(2, check, tmp_path, timeout=120) == [(-0.5, 0.0), (-0.5, -1.0)]
+
+
+def test_optimizers_of_keras_3_are_taken_as_well(job: Job) -> None:
+    def check() -> None:
+        import keras
+
+        import horovod.keras as hvd
+
+        weight = keras.Variable([1.0])
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)).apply([keras.ops.ones([1]) * (hvd.rank() + 1)], [weight])
+        assert weight.numpy() == [-0.5]
+
+    job(2, check)
