@@ -118,8 +118,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
             if group is not values:
                 group.clear()
                 group.update(values)
-        groups[:] = before
-        self.param_groups = groups
+        loaded[:] = before
+        if vars(self).get("param_groups") is loaded:
+            self.param_groups = groups
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         settings = self._horovod.settings

@@ -266,6 +266,33 @@ def test_zeroing_gradients(job: Any) -> None:
     job(2, check)
 
 
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_a_scheduler_of_the_original_steers_after_state_was_loaded(job: Any, op: str) -> None:
+    """By load_state_dict() on every rank, or by broadcast_optimizer_state(), which loads on all ranks but the root."""
+
+    def check() -> list[float]:
+        rates = []
+        for load in (True, False):
+            model = network()
+            plain = MAKERS["momentum"](model.parameters())
+            scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=getattr(hvd, op))
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 1.0})
+            if load:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            else:
+                hvd.broadcast_optimizer_state(optimizer, 0)
+            for batch in batches(3, 2, hvd.rank()):
+                train(model, optimizer, iter([batch]))
+                scheduler.step()
+            assert optimizer.param_groups is plain.param_groups
+            assert_same_on_all_ranks(model)
+            rates.append(optimizer.param_groups[0]["lr"])
+        return rates
+
+    assert job(2, check) == [[0.05 / 8] * 2] * 2
+
+
 def test_schedulers_of_every_age(job: Any) -> None:
     """Made before wrapping, after it, and one that saw a state dictionary loaded: none complains, all steer."""
 
