@@ -17,7 +17,7 @@ A step begins with ``zero_grad()``, or with the first gradient that is not added
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -26,15 +26,13 @@ from typing import Any
 
 import torch
 
-from horovod.common.basics import is_initialized, size
+from horovod.common.basics import is_initialized
 from horovod.core.context import running
 from horovod.core.handle import all_of
-from horovod.torch.bucket_cutting import cut_buckets
 from horovod.torch.buckets import Bucket, Slot
-from horovod.torch.gradient_hooks import GradientHook
-from horovod.torch.optimizer_arguments import Settings, check_parameter, check_passes
+from horovod.torch.optimizer_arguments import Settings, check_passes
 from horovod.torch.optimizer_identity import Identity
-from horovod.torch.parameter_names import places
+from horovod.torch.optimizer_parameters import OptimizerParameters
 
 _AFTER_AN_EXCEPTION = (
     "After an exception inside backward(), call optimizer.synchronize(), or with op=hvd.Adasum optimizer.step(), "
@@ -66,34 +64,18 @@ class Phase(Enum):
     SYNCHRONIZED = "everything is reduced, and the user has called synchronize()"
 
 
-class Readiness(ABC):
-    """The distributed part of one optimizer: its parameters, in buckets, and how far backward has come with each.
-
-    Args:
-        optimizer: the derived optimizer, complete but for this.
+class Readiness(OptimizerParameters):
+    """The distributed part of one optimizer: its parameters, and how far backward has come with each.
 
     Attributes:
-        name: of the optimizer in requests; "" until its first step in a generation.
-        passes: backward passes per step.
+        phase: of the step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
-        self._reference = weakref.ref(optimizer)  # who drops the optimizer is rid of both at once
-        self.settings = settings
-        self.identity = identity
-        self.name = ""
         self.phase = Phase.NEW
-        self._original: weakref.ref[torch.optim.Optimizer] | None = None
-        self.passes = settings.passes
-        self.names = dict(settings.names)
-        self.slots: dict[torch.Tensor, Slot] = {}
-        self.buckets: list[Bucket] = []
-        self._frozen: list[torch.Tensor] = []
-        self._parameters = 0
         self._paused = False
-        self._generation = -1
-        weakref.finalize(self, _let_go, self.slots, self.buckets).atexit = False
-        self.adopt()
+        self._original: weakref.ref[torch.optim.Optimizer] | None = None
+        super().__init__(optimizer, settings, identity)
         _everyone[next(_count)] = self
 
     @abstractmethod
@@ -117,13 +99,6 @@ class Readiness(ABC):
         """
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that this is a part of."""
-        optimizer = self._reference()
-        assert optimizer is not None, "whoever asks was reached through the optimizer, or its hooks are gone"
-        return optimizer
-
-    @property
     def reduced(self) -> bool:
         """Whether the gradients are reduced, and no step has used them."""
         return self.phase in (Phase.REDUCED, Phase.SYNCHRONIZED)
@@ -143,75 +118,11 @@ class Readiness(ABC):
         if original is not None:
             original._opt_called = True  # where PyTorch's schedulers look
 
-    # Parameters
-
-    def adopt(self) -> None:
-        """Take care of parameters that are new, or frozen no longer. Every rank has the same ones at the same step."""
-        optimizer = self.optimizer
-        self._frozen.clear()
-        self._parameters = _number_of_parameters(optimizer)
-        for parameter, place in places(optimizer).items():
-            name = self.names.setdefault(parameter, place)
-            if parameter in self.slots:
-                continue
-            check_parameter(name, parameter, self.settings.op)
-            if parameter.requires_grad:
-                slot = self.slots[parameter] = Slot(parameter, name, self.passes)
-                slot.sparse = isinstance(optimizer, torch.optim.SparseAdam)
-            else:
-                self._frozen.append(parameter)
-        self._listen()
-
     def add_parameters(self) -> None:
         """The optimizer has got new ones, maybe in the middle of a step."""
         self.adopt()
         if self.phase is Phase.FILLING and is_initialized():
             self.prepare()
-
-    def prepare(self) -> None:
-        """Have buckets for the running generation and for all parameters there are now; cheap where nothing has changed.
-
-        Raises:
-            HorovodInternalError: no generation runs.
-        """
-        generation = running().generation
-        if generation != self._generation:
-            self._generation, self.name = generation, self.identity.name()
-            for bucket in self.buckets:  # if one was under way, it has failed with its generation
-                bucket.reset(self.passes)
-                bucket.dissolve()
-            self.buckets.clear()
-        if any(p.requires_grad for p in self._frozen) or self._parameters != _number_of_parameters(self.optimizer):
-            self.adopt()
-        else:
-            self._listen()
-        self._cut()
-
-    def communicates(self) -> bool:
-        """Whether this rank reduces anything, now."""
-        return (
-            is_initialized() and bool(self.settings.process_set.included()) and (size() > 1 or running().config.elastic)
-        )
-
-    def _listen(self) -> None:
-        """Hear of every gradient, on a rank that takes part."""
-        if self.communicates():
-            for slot in self.slots.values():
-                if slot.hook is None:
-                    slot.hook = GradientHook(slot, weakref.ref(self))
-                else:
-                    slot.hook.restore()
-
-    def _cut(self) -> None:
-        """Put parameters that are in no bucket into new ones."""
-        new = [slot for slot in self.slots.values() if slot.bucket is None]
-        if new and self.communicates():
-            cut = cut_buckets(new, self.settings.groups if not self.buckets else None)
-            self.buckets += [
-                Bucket(f"{self.name}.{number}", members) for number, members in enumerate(cut, len(self.buckets))
-            ]
-
-    # A step's way
 
     def zero_grad(self) -> None:
         """The user throws the gradients away: a step begins.
@@ -258,7 +169,7 @@ class Readiness(ABC):
             return
         slot.ready = True
         bucket.waiting -= 1
-        if bucket.waiting or running().generation != self._generation:
+        if bucket.waiting or running().generation != self.generation:
             return
         self.send(bucket)
         if not any(each.open for each in self.buckets):
@@ -270,7 +181,10 @@ class Readiness(ABC):
         Raises:
             AssertionError: it was, and that one has not been used yet.
         """
-        added = before is None or slot.version == before + 1
+        if before is None:  # it had none to be added to; so look at the others
+            added = not any(each.version is not None and each.parameter.grad is None for each in self.slots.values())
+        else:
+            added = slot.version == before + 1
         if self.phase is Phase.STEPPED:
             if added or torch.is_grad_enabled():  # with create_graph=True a sum is a new tensor, too
                 return False
@@ -288,7 +202,7 @@ class Readiness(ABC):
         waiting: Iterable[Slot] = ()
         if self.phase is Phase.NEW:
             waiting = self.slots.values()
-        elif self.phase is Phase.FILLING and self._generation == running().generation:
+        elif self.phase is Phase.FILLING and self.generation == running().generation:
             waiting = (slot for bucket in self.buckets if bucket.open for slot in bucket.slots)
         return any(slot.parameter.requires_grad and slot.hook is not None and slot.hook.is_heard() for slot in waiting)
 
@@ -306,7 +220,8 @@ class Readiness(ABC):
 
     def enter(self, phase: Phase) -> None:
         """Nothing is under way any more, and the gradients are those of ``phase``."""
-        self._reset()
+        if not self.reduced:
+            self._reset()
         self.phase = phase
         for bucket in self.buckets:
             bucket.reduced = self.reduced
@@ -351,17 +266,3 @@ def _end_of_backward() -> None:
     optimizers = list(_everyone.values())
     if not any(optimizer.holds_back for optimizer in optimizers):
         all_of(optimizer.end_backward for optimizer in optimizers)
-
-
-def _number_of_parameters(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _let_go(slots: dict[torch.Tensor, Slot], buckets: list[Bucket]) -> None:
-    """Nobody holds the optimizer any more: neither listen to its parameters nor keep them alive."""
-    for slot in slots.values():
-        if slot.hook is not None:
-            slot.hook.remove()
-            slot.hook = None
-    for bucket in buckets:
-        bucket.dissolve()

@@ -286,7 +286,7 @@ def test_a_layer_whose_gradient_is_removed_does_not_move(job: Any, bucket_bytes:
     """And the others' gradients are reduced once, whenever it happens."""
 
     def check() -> None:
-        for when in ("backward", "synchronize", "unscale", "unused layer"):
+        for when in ("backward", "synchronize", "unscale", "unused layer", "zeroed by the model"):
             model = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False), nn.Linear(1, 1)])
             nn.init.ones_(model[0].weight)
             nn.init.ones_(model[1].weight)
@@ -296,11 +296,13 @@ def test_a_layer_whose_gradient_is_removed_does_not_move(job: Any, bucket_bytes:
             )
             scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
             for _ in range(2):
-                optimizer.zero_grad()
+                (model if when == "zeroed by the model" else optimizer).zero_grad()
                 loss = model[1](model[0](torch.full((1, 3), hvd.rank() + 1.0))).sum()
                 (scaler.scale(loss) if when == "unscale" else loss).backward()
                 if when == "synchronize":
                     optimizer.synchronize()
+                if when != "unused layer":
+                    assert model[0].weight.grad.unique().tolist() == [12.0 if when == "unscale" else 3.0]
                 if when == "unscale":
                     scaler.unscale_(optimizer)
                 model[1].weight.grad = None
