@@ -25,17 +25,23 @@ from horovod.core.process_set import global_process_set
 from horovod.torch.buckets import Bucket
 from horovod.torch.compression import Compressor
 from horovod.torch.optimizer_arguments import Settings
-from horovod.torch.readiness import Readiness
+from horovod.torch.optimizer_identity import Identity
+from horovod.torch.readiness import Phase, Readiness
 from horovod.torch.wrapped_optimizer import WrappedOptimizer
+
+_CHANGED = (
+    "The gradient of {name!r} was changed after backward, which has no effect with op=hvd.Adasum: steps are made during "
+    "backward. Clip or scale the loss instead, or use hvd.Average."
+)
 
 
 class AdasumReduction(Readiness):
     """The distributed part of an optimizer whose steps are combined."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
         assert isinstance(settings.compression, type), "whoever made the settings refuses what reduces whole buckets"
         self._compression: type[Compressor] = settings.compression
-        super().__init__(optimizer, settings)
+        super().__init__(optimizer, settings, identity)
 
     def finish(self) -> None:
         """Send what backward has not completed, wait for everything, and move the parameters."""
@@ -43,29 +49,30 @@ class AdasumReduction(Readiness):
         error = self.send_all()
         for bucket in self.buckets:
             try:
-                if bucket.handle is not None:
-                    bucket.handle.wait()
+                bucket.wait(_CHANGED)
             except BaseException as failure:
                 error = error or failure
-        if error is None:
-            with torch.no_grad():
-                for bucket in self.buckets:
-                    for move in bucket.after:
-                        move()
-        self.end()
         if error is not None:
+            self.forget()
             raise error
+        with torch.no_grad():
+            for bucket in self.buckets:
+                for move in bucket.after:
+                    move()
+        self.enter(Phase.STEPPED)
+
+    def end_backward(self) -> None:
+        """Gradients stay this rank's own; the parameters move in ``step()``."""
 
     def abandon(self) -> None:
         for bucket in self.buckets:
             try:
-                if bucket.handle is not None:
-                    bucket.handle.wait()
+                bucket.wait(_CHANGED)
             except Exception:  # for example that the job has failed, which is why a state is loaded
                 pass
-            bucket.reset(self.passes)
+        self.forget()
 
-    def before_unscaling(self) -> None:
+    def before_scaler_steps(self) -> None:
         raise AssertionError(
             "a gradient scaler cannot be used with op=hvd.Adasum: steps are made during backward, with scaled gradients"
         )
@@ -77,6 +84,7 @@ class AdasumReduction(Readiness):
         """
         travelling: list[torch.Tensor] = []
         parameters = [slot.parameter for slot in bucket.slots]
+        bucket.sent.clear()
         bucket.after.clear()
         with torch.no_grad():
             starts = [p.detach().clone(memory_format=torch.contiguous_format) for p in parameters]
@@ -84,30 +92,40 @@ class AdasumReduction(Readiness):
             for p, start in zip(parameters, starts, strict=True):
                 delta = p.detach() - start
                 p.copy_(start)
+                if delta.dtype.is_complex:
+                    delta = torch.view_as_real(delta)
                 compressed, context = self._compression.compress(delta)
                 travels = compressed.contiguous()
                 travelling.append(travels)
                 bucket.after.append(partial(self._move, p, travels, context))
+        bucket.sent += [
+            slot.travels(gradient) for slot in bucket.slots if (gradient := slot.parameter.grad) is not None
+        ]
         bucket.handle = bucket.submit(
             bucket.slots, travelling, ReduceOp.ADASUM, global_process_set.process_set_id, self.settings.line
         )
 
     def _move(self, parameter: torch.Tensor, travelled: torch.Tensor, context: Any) -> None:
-        parameter.add_(self._compression.decompress(travelled, context))
+        delta = self._compression.decompress(travelled, context)
+        parameter.add_(torch.view_as_complex(delta) if parameter.dtype.is_complex else delta)
 
     def _local_step(self, parameters: Sequence[torch.Tensor]) -> None:
-        """One step of the wrapped optimizer that sees only these parameters."""
+        """One step of the wrapped optimizer that sees only these parameters, without the hooks around its steps."""
         optimizer, members = self.optimizer, set(parameters)
         assert isinstance(optimizer, AdasumOptimizer)
+        step = super(AdasumOptimizer, optimizer).step.__func__  # type: ignore[attr-defined]  # a bound method's
+        if getattr(step, "hooked", False):
+            step = step.__wrapped__
         groups = optimizer.param_groups
+        everything = list(groups)
         everyone = [group["params"] for group in groups]
         try:
             for group in groups:
                 group["params"] = [p for p in group["params"] if p in members]
-            optimizer.param_groups = [group for group in groups if group["params"]]
-            super(AdasumOptimizer, optimizer).step()
+            groups[:] = [group for group in groups if group["params"]]
+            step(optimizer)
         finally:
-            optimizer.param_groups = groups
+            groups[:] = everything
             for group, all_of_it in zip(groups, everyone, strict=True):
                 group["params"] = all_of_it
 
@@ -129,6 +147,7 @@ class AdasumOptimizer(WrappedOptimizer):
         """
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
+    @torch.optim.Optimizer.profile_hook_step  # so the hooks of a step run around all of it, once
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the combined differences and apply them. Every rank calls it after the same number of backward passes.
 
@@ -142,7 +161,7 @@ class AdasumOptimizer(WrappedOptimizer):
             HorovodInternalError: the reduction failed; the text names ranks, tensors and lines.
             AssertionError: inside ``no_sync()``.
         """
-        self._horovod.mark_stepped()
+        self._horovod.tell_schedulers()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -150,4 +169,4 @@ class AdasumOptimizer(WrappedOptimizer):
         self._horovod.finish()
         return loss
 
-    step.hooked = True  # type: ignore[attr-defined]  # see GradientOptimizer.step
+    step.hooked = True  # type: ignore[attr-defined]  # a function's attribute

@@ -1,4 +1,4 @@
-"""How an optimizer's parameters are put into buckets, and what the optimizer is called; every rank must do alike."""
+"""How an optimizer's parameters are put into buckets; every rank must do alike."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from horovod.common.buckets import bucket_limit, cut, cut_by_groups, optimizer_name
-from horovod.core.context import running
+from horovod.common.buckets import bucket_limit, cut, cut_by_groups
 from horovod.torch.buckets import Slot
 
 
-def bucket_bytes(parameters: Iterable[torch.Tensor]) -> int:
-    """How large buckets are best for these parameters: :func:`horovod.common.buckets.bucket_limit`."""
-    return bucket_limit(all(parameter.device.type == "cpu" for parameter in parameters))
+def cut_buckets(
+    slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]] | None = None
+) -> list[list[Slot]]:
+    """The buckets of ``slots``, which are in the order of the parameters.
 
-
-def identity(slots: Iterable[Slot]) -> str:
-    """A name for an optimizer: :func:`horovod.common.buckets.optimizer_name`. One of an earlier generation has another."""
-    signature = [(slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots]
-    return f"{optimizer_name(signature)}.{running().generation}"
+    Args:
+        groups: what the user asked for; None: by size, as suits the running generation.
+    """
+    if groups is not None:
+        return by_groups(slots, groups)
+    return by_size(slots, bucket_limit(all(slot.parameter.device.type == "cpu" for slot in slots)))
 
 
 def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:

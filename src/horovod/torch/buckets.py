@@ -16,6 +16,7 @@ from horovod.core.collectives import allreduce_request, submit, submit_arrays
 from horovod.core.handle import Handle
 from horovod.core.messages import HOST, Request
 from horovod.torch.bucket_compression import Reduction
+from horovod.torch.gradient_hooks import GradientHook
 from horovod.torch.memory import memory_of
 from horovod.torch.tensors import check_sign, flat_array, layout_of
 
@@ -25,22 +26,38 @@ class Slot:
 
     Attributes:
         name: of the parameter.
+        bucket: None until the first step of a generation cuts the buckets.
+        hook: by which the optimizer hears of the parameter's gradients, on a rank that takes part.
         passes: backward passes that are still to come before its gradient travels.
         ready: it has had them all.
+        version: PyTorch's count of changes to the gradient (``_version``), as it was after the last change by backward, by the
+            reduction or by the step. None: there was no gradient.
         sparse: its gradients were sparse the last time there were any.
         memory: of the compressor for this parameter, from step to step.
     """
 
-    __slots__ = ("bucket", "memory", "name", "parameter", "passes", "ready", "sparse")
+    __slots__ = ("bucket", "hook", "memory", "name", "parameter", "passes", "ready", "sparse", "version")
 
     def __init__(self, parameter: torch.Tensor, name: str, passes: int) -> None:
         self.parameter = parameter
         self.name = name
+        self.bucket: Bucket | None = None
+        self.hook: GradientHook | None = None
         self.passes = passes
         self.ready = False
+        self.version: int | None = None
         self.sparse = False
         self.memory: dict[str, Any] = {}
-        self.bucket: Bucket
+
+    def travels(self, gradient: torch.Tensor) -> tuple[Slot, torch.Tensor]:
+        """For :attr:`Bucket.sent`: from now on only a backward pass may change the gradient."""
+        self.version = gradient._version
+        return self, gradient
+
+    def note_version(self) -> None:
+        """The gradient as it is now is ours to account for."""
+        gradient = self.parameter.grad
+        self.version = None if gradient is None else gradient._version
 
 
 class Bucket:
@@ -49,16 +66,32 @@ class Bucket:
     Attributes:
         waiting: slots whose gradient is not ready yet.
         handle: of what is under way, or None.
+        reduced: what this step sends has been reduced.
+        sent: the gradients that are under way, with their slots.
         after: what is to be done when it is through.
     """
 
-    __slots__ = ("_key", "_layout", "_request", "_single", "after", "handle", "name", "slots", "waiting")
+    __slots__ = (
+        "_key",
+        "_layout",
+        "_request",
+        "_single",
+        "after",
+        "handle",
+        "name",
+        "reduced",
+        "sent",
+        "slots",
+        "waiting",
+    )
 
     def __init__(self, name: str, slots: Sequence[Slot]) -> None:
         self.name = name
         self.slots = list(slots)
         self.waiting = len(self.slots)
         self.handle: Handle | Reduction | None = None
+        self.reduced = False
+        self.sent: list[tuple[Slot, torch.Tensor]] = []
         self.after: list[Callable[[], None]] = []
         self._request: Request | None = None
         self._key: list[object] = []
@@ -67,20 +100,46 @@ class Bucket:
         for slot in self.slots:
             slot.bucket = self
 
+    @property
+    def open(self) -> bool:
+        """Whether it is still to be sent in this step."""
+        return self.handle is None and not self.reduced
+
     def reset(self, passes: int) -> None:
         """Wait for ``passes`` backward passes anew."""
         self.handle = None
+        self.reduced = False
+        self.sent.clear()
         self.after.clear()
         self.waiting = len(self.slots)
         for slot in self.slots:
             slot.passes = passes
             slot.ready = False
+            slot.version = None
+
+    def wait(self, complaint: str) -> None:
+        """Wait until it is reduced, if it could be sent.
+
+        Raises:
+            HorovodInternalError: that failed.
+            AssertionError: a gradient was written to, or replaced, since it was sent, other than by a backward pass. That it
+                was set to None is no error: the parameter is not to move. The reduction itself writes without PyTorch's
+                counting it.
+        """
+        if self.handle is None:
+            return
+        self.handle.wait()
+        for slot, gradient in self.sent:
+            present = slot.parameter.grad
+            if gradient._version != slot.version or (present is not gradient and present is not None):
+                raise AssertionError(complaint.format(name=slot.name))
 
     def dissolve(self) -> None:
         """Let go of the parameters at once; slots and bucket hold each other."""
         for slot in self.slots:
-            del slot.bucket
+            slot.bucket = None
         self.slots.clear()
+        self.sent.clear()
         self._key.clear()
 
     def submit(
@@ -111,6 +170,8 @@ class Bucket:
         if request is not None and self._key == key and memory.device == HOST:  # checked the last time
             spans = self._spans(tensors)
             return submit_arrays(process_set_id, request, spans, spans, owner=tensors)
+        if memory.device != HOST:  # PyTorch's own copies write the result; those to an alias are not counted as changes
+            tensors = [tensor.data for tensor in tensors]
         sources, targets = memory.reduce(tensors, tensors)
         if request is None or self._key != key:
             specs = [

@@ -10,6 +10,7 @@ import torch
 
 from horovod.torch.compression_memory import MEMORY, load_memory, saved_memory
 from horovod.torch.gradient_reduction import GradientReduction
+from horovod.torch.readiness import Phase
 from horovod.torch.wrapped_optimizer import WrappedOptimizer
 
 
@@ -22,20 +23,22 @@ class GradientOptimizer(WrappedOptimizer):
     def synchronize(self) -> None:
         """Reduce what is not under way yet, and wait until every gradient is reduced. Every rank calls it.
 
-        Call it before looking at gradients, for example to clip them, and then step inside :meth:`skip_synchronize`.
+        Where backward reaches every parameter on every rank, the gradients are reduced when ``backward()`` returns, and
+        there is nothing to do. Otherwise call it before looking at gradients, for example to clip them, and then step
+        inside :meth:`skip_synchronize`.
 
         Raises:
             HorovodInternalError: the reduction failed; the text names ranks, tensors and lines.
-            AssertionError: inside ``no_sync()``.
+            AssertionError: inside ``no_sync()``; or a gradient was changed while it was being reduced.
         """
-        self._horovod.synchronize_for_user()
+        self._horovod.synchronize()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """A block in which ``step()`` does not synchronise, because ``synchronize()`` was called already."""
         return self._horovod.skipping()
 
     def step(self, closure: Any = None) -> Any:
-        """Wait for the reduced gradients, then step. Every rank calls it.
+        """Step with reduced gradients; reduce first what backward has not completed. Every rank calls it.
 
         Args:
             closure: evaluates the model and calls backward; gradients are reduced after each call of it. An optimizer that
@@ -47,20 +50,25 @@ class GradientOptimizer(WrappedOptimizer):
 
         Raises:
             HorovodInternalError: the reduction failed; the text names ranks, tensors and lines.
-            AssertionError: inside ``no_sync()``; or inside ``skip_synchronize()`` while gradients are being reduced.
+            AssertionError: inside ``no_sync()``; inside ``skip_synchronize()`` while gradients are being reduced; or a gradient
+                was changed before it was reduced.
         """
         reduction = self._horovod
-        reduction.mark_stepped()
+        reduction.tell_schedulers()
         base: Any = super()
         if closure is not None:
-            return base.step(reduction.reduced(closure, agree=isinstance(self, torch.optim.LBFGS)))
+            result = base.step(reduction.reducing(closure, agree=isinstance(self, torch.optim.LBFGS)))
+            reduction.enter(Phase.STEPPED)
+            return result
         if reduction.before_step():
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "This can cause training slowdown. Use `with optimizer.skip_synchronize():` around step().",
                 stacklevel=2,
             )
-        return base.step()
+        result = base.step()
+        reduction.enter(Phase.STEPPED)
+        return result
 
     # PyTorch puts its step hooks around the `step` of a class that has no such mark; the wrapped optimizer's has them.
     step.hooked = True  # type: ignore[attr-defined]  # a function's attribute

@@ -1,9 +1,10 @@
 """``DistributedOptimizer``: an optimizer whose ``step()`` uses gradients reduced over all ranks.
 
 A hook on every parameter marks its gradient ready while backward goes on (:mod:`horovod.torch.readiness`); a full bucket is
-sent at once and reduced in the memory of the gradients (:mod:`horovod.torch.gradient_reduction`). ``step()`` sends what
-backward did not reach, waits, and steps (:mod:`horovod.torch.gradient_optimizer`). With Adasum, what travels is what a step
-changes (:mod:`horovod.torch.adasum_optimizer`).
+sent at once and reduced in the memory of the gradients (:mod:`horovod.torch.gradient_reduction`). When ``backward()`` returns,
+the gradients are reduced. ``step()`` sends what backward did not reach, waits, and steps
+(:mod:`horovod.torch.gradient_optimizer`). With Adasum, what travels is what a step changes
+(:mod:`horovod.torch.adasum_optimizer`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from horovod.torch.bucket_compression import BucketCompressor
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.gradient_optimizer import GradientOptimizer
 from horovod.torch.optimizer_arguments import check_arguments
+from horovod.torch.optimizer_identity import Identity
+from horovod.torch.parameter_names import places
 from horovod.torch.wrapped_optimizer import WrappedOptimizer, wrap
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
@@ -43,8 +46,12 @@ def DistributedOptimizer(
     Returns an optimizer of a class derived from ``optimizer``'s, with its parameter groups and its state; use it in place of
     the original. It has in addition ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
     ``set_backward_passes_per_step()``. Parameters may be added (``add_param_group``), frozen and unfrozen later, at the same
-    step on every rank. A ``torch.amp.GradScaler`` gets reduced gradients to unscale, whether ``synchronize()`` is called
-    before or not, so all ranks find the same overflows and skip the same steps.
+    step on every rank.
+
+    When ``backward()`` returns, the gradients are reduced, as with PyTorch's DistributedDataParallel: clip them, unscale
+    them with a ``torch.amp.GradScaler``, read them. Where a rank has not reached every parameter, or another optimizer's
+    step has begun too and is not complete, they are reduced in ``step()`` or ``synchronize()``; call the latter before you
+    touch them.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``.
@@ -59,8 +66,8 @@ def DistributedOptimizer(
         gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
         num_groups: deprecated; the same as an integer for ``groups``.
         groups: a number of buckets, or lists of parameters that travel together; default: buckets by size.
-        sparse_as_dense: make sparse gradients dense before they are reduced. Needed where a rank may have no gradient at all
-            for such a parameter in its very first step, unless the optimizer is ``SparseAdam``.
+        sparse_as_dense: reduce sparse gradients as dense ones; they are sparse again afterwards. Needed where a rank may
+            have no gradient at all for such a parameter in its very first step, unless the optimizer is ``SparseAdam``.
         process_set: reduce over these ranks only; other ranks step with their own gradients.
 
     Raises:
@@ -87,5 +94,6 @@ def DistributedOptimizer(
                 "op=hvd.Adasum steps on some parameters at a time, which LBFGS cannot do; use hvd.Average"
             )
         front = AdasumOptimizer
-    wrapped: _Optimizer = wrap(optimizer, front, settings)
+    signature = [(settings.names[p], tuple(p.shape), str(p.dtype)) for p in places(optimizer)]
+    wrapped: _Optimizer = wrap(optimizer, front, settings, Identity(signature, process_set))
     return wrapped

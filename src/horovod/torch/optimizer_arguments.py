@@ -30,6 +30,24 @@ def check_passes(passes: int) -> int:
     return passes
 
 
+def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
+    """A parameter that an optimizer is to take care of.
+
+    Raises:
+        ValueError: its gradients cannot be reduced; the text says what to do.
+    """
+    if hasattr(parameter, "full_tensor"):  # torch.distributed.tensor.DTensor, without importing it
+        raise ValueError(
+            f"parameter {name!r} is a DTensor: FSDP2 (fully_shard) or tensor parallelism communicates its gradients "
+            "already. Use the optimizer without DistributedOptimizer, or the model without them"
+        )
+    if parameter.dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
+        raise ValueError(
+            f"parameter {name!r} is complex: its gradients can be reduced with hvd.Average, hvd.Sum or hvd.Adasum, not "
+            f"hvd.{op.label}"
+        )
+
+
 @dataclass(frozen=True)
 class Settings:
     """The checked arguments.

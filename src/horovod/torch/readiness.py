@@ -1,99 +1,107 @@
 """Which of an optimizer's gradients are ready: counts backward passes, and says when a bucket can travel.
 
-A bucket is *sent* when its last gradient is ready, which is inside backward, or at the end of the step at the latest. It is
-sent during backward only in a step that has *begun*: after the optimizer was made, after ``zero_grad()``, or when gradients
-that an earlier step left behind have been thrown away. What backward adds between a step and the next ``zero_grad()`` stays
-where it is: usually it comes of somebody else's loss that flows through these parameters (the generator's, in a pair of
-adversaries) and is about to be thrown away; if it is not, it is sent at the end of the step.
+A step of an optimizer goes through the phases of :class:`Phase`. Every bucket is sent exactly once a step, on every rank:
+when its last gradient is ready, which is inside backward, or in ``step()`` at the latest. When the backward pass that sends
+the last bucket ends, it waits for all of them, so the gradients are reduced when ``backward()`` returns.
 
-That decides when something is sent, and nothing else: every bucket is sent exactly once a step, on every rank.
+A rank that waits there must have sent everything that other ranks may wait for in this pass. So it does not wait while any
+optimizer of this process has begun a step, or is new, and has buckets left to send. Other ranks may have filled these in
+the same pass, and wait for them, while this rank sends them only in a later pass or in ``step()``. Then ``step()`` or
+``synchronize()`` waits.
+
+What backward adds after ``step()`` to the gradients that the step has used stays on this rank: usually it comes of somebody
+else's loss that flows through these parameters (the generator's, in a pair of adversaries) and is about to be thrown away.
+A step begins with ``zero_grad()``, or with the first gradient that is not added to an old one.
 """
 
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum
+from itertools import count
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
-from horovod.common.basics import size
+from horovod.common.basics import is_initialized
 from horovod.core.context import running
-from horovod.torch.bucket_cutting import bucket_bytes, by_groups, by_size, identity
+from horovod.core.handle import all_of
 from horovod.torch.buckets import Bucket, Slot
 from horovod.torch.optimizer_arguments import Settings, check_passes
-from horovod.torch.parameter_names import places
+from horovod.torch.optimizer_identity import Identity
+from horovod.torch.optimizer_parameters import OptimizerParameters
 
+_AFTER_AN_EXCEPTION = (
+    "After an exception inside backward(), call optimizer.synchronize(), or with op=hvd.Adasum optimizer.step(), "
+    "and then optimizer.zero_grad()."
+)
 _TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). "
     "Increase backward_passes_per_step to accumulate gradients locally, or run all passes but the last inside "
-    "optimizer.no_sync(). The parameter is {name!r}."
+    f"optimizer.no_sync(). {_AFTER_AN_EXCEPTION} The parameter is {{name!r}}."
 )
 _ZERO_GRAD_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    "This would clear gradients that are being reduced."
+    f"This would clear gradients that are being reduced. {_AFTER_AN_EXCEPTION}"
 )
 _INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are this rank's own; leave the block before {what}"
 
-_unused: weakref.WeakSet[Readiness] = weakref.WeakSet()
-"""Optimizers whose first step nobody has begun with ``zero_grad()``."""
-
-_listening: Any = WeakIdKeyDictionary()
-"""By parameter, the hook of the optimizer that was made for it last."""
+_everyone: weakref.WeakValueDictionary[int, Readiness] = weakref.WeakValueDictionary()
+"""The optimizers of this process, in the order in which they were made."""
+_count = count()
 
 
-class Readiness(ABC):
-    """The distributed part of one optimizer: its parameters, in buckets, and how far backward has come with each.
+class Phase(Enum):
+    """Where an optimizer is between two calls of ``step()``."""
 
-    Args:
-        optimizer: the derived optimizer, complete but for this.
+    NEW = "no step has been made: the first gradient begins one"
+    STEPPED = "gradients, if there are any, are those of the last step"
+    FILLING = "a step has begun: backward fills buckets, and full ones are sent"
+    REDUCED = "everything is reduced"
+    SYNCHRONIZED = "everything is reduced, and the user has called synchronize()"
+
+
+class Readiness(OptimizerParameters):
+    """The distributed part of one optimizer: its parameters, and how far backward has come with each.
 
     Attributes:
-        name: of the optimizer in requests; "" while it has no parameter to reduce.
-        passes: backward passes per step.
+        phase: of the step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
-        self._reference = weakref.ref(optimizer)  # who drops the optimizer is rid of both at once
-        self.settings = settings
-        self.name = ""
-        self._original: weakref.ref[torch.optim.Optimizer] | None = None
-        self.passes = settings.passes
-        self.names = dict(settings.names)
-        self.slots: dict[torch.Tensor, Slot] = {}
-        self.buckets: list[Bucket] = []
-        self._frozen: list[torch.Tensor] = []
-        self._parameters = 0
-        self._begun = True
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+        self.phase = Phase.NEW
         self._paused = False
-        self._watched: list[torch.Tensor] = []
-        self._communicates = settings.process_set.included() and (size() > 1 or running().config.elastic)
-        self._hooks: list[Any] = []
-        weakref.finalize(self, _let_go, self._hooks, self.buckets).atexit = False
-        _unused.add(self)
-        self.adopt()
+        self._original: weakref.ref[torch.optim.Optimizer] | None = None
+        super().__init__(optimizer, settings, identity)
+        _everyone[next(_count)] = self
 
     @abstractmethod
     def send(self, bucket: Bucket) -> None:
-        """Start to reduce a bucket; sets its ``handle``. What backward has not reached counts as zeros."""
+        """Start to reduce a bucket; sets its ``handle`` and ``sent``. What backward has not reached counts as zeros."""
+
+    @abstractmethod
+    def end_backward(self) -> None:
+        """A backward pass ends, and no optimizer of this process holds anything back."""
 
     @abstractmethod
     def abandon(self) -> None:
         """Forget the step under way, whatever becomes of it."""
 
     @abstractmethod
-    def before_unscaling(self) -> None:
-        """A gradient scaler is about to change the gradients."""
+    def before_scaler_steps(self) -> None:
+        """A gradient scaler is about to step: it has unscaled the gradients, or does so next.
+
+        Raises:
+            AssertionError: they are not reduced.
+        """
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that this is a part of."""
-        optimizer = self._reference()
-        assert optimizer is not None, "whoever asks was reached through the optimizer, or its hooks are gone"
-        return optimizer
+    def reduced(self) -> bool:
+        """Whether the gradients are reduced, and no step has used them."""
+        return self.phase in (Phase.REDUCED, Phase.SYNCHRONIZED)
 
     @property
     def under_way(self) -> bool:
@@ -104,75 +112,54 @@ class Readiness(ABC):
         """Remember the optimizer that the user wrapped, for schedulers that were made for it."""
         self._original = weakref.ref(original)
 
-    def mark_stepped(self) -> None:
+    def tell_schedulers(self) -> None:
         """Let a learning-rate scheduler of the original see that steps are made."""
         original: Any = self._original() if self._original is not None else None
         if original is not None:
             original._opt_called = True  # where PyTorch's schedulers look
 
-    # Parameters
+    def add_parameters(self) -> None:
+        """The optimizer has got new ones, maybe in the middle of a step."""
+        self.adopt()
+        if self.phase is Phase.FILLING and is_initialized():
+            self.prepare()
 
-    def adopt(self) -> None:
-        """Take care of parameters that are new, or frozen no longer. Every rank has the same ones at the same step."""
-        optimizer = self.optimizer
-        new: list[Slot] = []
-        self._frozen.clear()
-        self._parameters = _count(optimizer)
-        for parameter, place in places(optimizer).items():
-            name = self.names.setdefault(parameter, place)
-            if parameter in self.slots:
-                continue
-            if parameter.requires_grad:
-                slot = self.slots[parameter] = Slot(parameter, name, self.passes)
-                slot.sparse = isinstance(optimizer, torch.optim.SparseAdam)
-                new.append(slot)
-            else:
-                self._frozen.append(parameter)
-        if not new or not self._communicates:
-            return
-        groups = self.settings.groups if not self.buckets else None
-        cut = by_groups(new, groups) if groups is not None else by_size(new, bucket_bytes(s.parameter for s in new))
-        self.name = self.name or identity(new)
-        self.buckets += [
-            Bucket(f"{self.name}.{number}", members) for number, members in enumerate(cut, len(self.buckets))
-        ]
-        self._hooks += _listen(self, new)
-
-    def adopt_if_changed(self) -> None:
-        """:meth:`adopt`, cheap where nothing has changed."""
-        if any(p.requires_grad for p in self._frozen) or self._parameters != _count(self.optimizer):
-            self.adopt()
-
-    # A step's way
-
-    def begin(self) -> None:
-        """``zero_grad()``: what has been accumulated does not count.
+    def zero_grad(self) -> None:
+        """The user throws the gradients away: a step begins.
 
         Raises:
             AssertionError: some gradients are complete, and may be on their way.
         """
-        if any(bucket.waiting != len(bucket.slots) for bucket in self.buckets):
+        if is_initialized():
+            self.prepare()
+        if self.phase is Phase.FILLING and any(bucket.waiting != len(bucket.slots) for bucket in self.buckets):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
-        if _unused:
-            _unused.discard(self)
-            for other in _unused:  # the script begins steps with zero_grad(), and it has not begun theirs
-                other._begun = False
-            _unused.clear()
-        self.adopt_if_changed()
-        if self.passes > 1:
-            self.rewind()
-        self._begun = True
+        self.begin()
+        for other in _everyone.values():
+            if other.phase is Phase.NEW:  # the script begins steps with zero_grad(), and it has not begun that one's
+                other.phase = Phase.STEPPED
 
-    def gradient_is_ready(self, slot: Slot) -> None:
+    def begin(self) -> None:
+        """A step begins, and no gradient is known."""
+        self._reset()
+        self.phase = Phase.FILLING
+
+    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
         """A backward pass has added to a gradient.
 
         Raises:
             AssertionError: it had all its passes already.
         """
-        if not self._begun and not self._begins_now():
+        before, slot.version = slot.version, gradient._version
+        if self.phase is not Phase.FILLING and not self._begins_with(slot, before):
             return
+        if slot.bucket is None:
+            self.prepare()
+        bucket = slot.bucket
+        if bucket is None:
+            return  # in this generation the rank takes no part
         if self._paused:
-            if slot.bucket.handle is not None:
+            if bucket.handle is not None:
                 raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
             return
         if slot.ready:
@@ -181,45 +168,79 @@ class Readiness(ABC):
         if slot.passes:
             return
         slot.ready = True
-        bucket = slot.bucket
         bucket.waiting -= 1
-        if not bucket.waiting:
-            self.send(bucket)
+        if bucket.waiting or running().generation != self.generation:
+            return
+        self.send(bucket)
+        if not any(each.open for each in self.buckets):
+            torch.autograd.Variable._execution_engine.queue_callback(_end_of_backward)
+
+    def _begins_with(self, slot: Slot, before: int | None) -> bool:
+        """Whether a step begins with this gradient: it was not added to the one that the last reduction or step has left.
+
+        Raises:
+            AssertionError: it was, and that one has not been used yet.
+        """
+        if before is None:  # it had none to be added to; so look at the others
+            added = not any(each.version is not None and each.parameter.grad is None for each in self.slots.values())
+        else:
+            added = slot.version == before + 1
+        if self.phase is Phase.STEPPED:
+            if added or torch.is_grad_enabled():  # with create_graph=True a sum is a new tensor, too
+                return False
+        elif added and self.phase is not Phase.NEW:
+            raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
+        version = slot.version
+        self.prepare()
+        self.begin()
+        slot.version = version
+        return True
 
     @property
-    def thrown_away(self) -> bool:
-        """Whether somebody has removed the gradients that the last step left."""
-        return any(p.grad is None and p.requires_grad for p in self._watched)
-
-    def _begins_now(self) -> bool:
-        """Between two steps: whether a gradient belongs to the next one."""
-        self._begun = self.thrown_away
-        return self._begun
+    def holds_back(self) -> bool:
+        """Whether backward may still fill a bucket of a step that has begun, or that may have for all this rank knows."""
+        waiting: Iterable[Slot] = ()
+        if self.phase is Phase.NEW:
+            waiting = self.slots.values()
+        elif self.phase is Phase.FILLING and self.generation == running().generation:
+            waiting = (slot for bucket in self.buckets if bucket.open for slot in bucket.slots)
+        return any(slot.parameter.requires_grad and slot.hook is not None and slot.hook.is_heard() for slot in waiting)
 
     def send_all(self) -> BaseException | None:
         """Send what has not been sent; the first error."""
         error: BaseException | None = None
-        self.adopt_if_changed()
+        self.prepare()
         for bucket in self.buckets:
-            if bucket.handle is None:
+            if bucket.open:
                 try:
                     self.send(bucket)
                 except BaseException as failure:
                     error = error or failure
         return error
 
-    def end(self) -> None:
-        """Everything has been reduced."""
+    def enter(self, phase: Phase) -> None:
+        """Nothing is under way any more, and the gradients are those of ``phase``."""
+        if not self.reduced:
+            self._reset()
+        self.phase = phase
+        for bucket in self.buckets:
+            bucket.reduced = self.reduced
+        for slot in self.slots.values():
+            slot.note_version()
+
+    def forget(self) -> None:
+        """Nothing is under way any more, and no gradient is known."""
+        self._reset()
+        self.phase = Phase.NEW
+
+    def _reset(self) -> None:
         for bucket in self.buckets:
             bucket.reset(self.passes)
-        self._begun = False
-        if self.buckets:  # the first and the last that backward reaches, so one of them is still to come in any hook
-            self._watched = [self.buckets[0].slots[0].parameter, self.buckets[-1].slots[-1].parameter]
 
     def rewind(self) -> None:
         """Count passes anew for whatever has not been sent."""
         for bucket in self.buckets:
-            if bucket.handle is None:
+            if bucket.open:
                 bucket.reset(self.passes)
 
     def set_passes(self, passes: int) -> None:
@@ -241,39 +262,7 @@ class Readiness(ABC):
             raise AssertionError(_INSIDE_NO_SYNC.format(what=what))
 
 
-def _count(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _listen(readiness: Readiness, slots: Iterable[Slot]) -> list[Any]:
-    """Hooks by which ``readiness`` hears of every gradient; they do not keep it alive.
-
-    Of several optimizers over one parameter, the one made last hears of it; the others send it at the end of their steps.
-    """
-    reference = weakref.ref(readiness)
-    hooks: list[Any] = []
-    for slot in slots:
-        parameter: Any = slot.parameter  # PyTorch leaves this method untyped
-        if parameter in _listening:
-            _listening[parameter].remove()
-        hook = parameter.register_post_accumulate_grad_hook(_hook(reference, slot))
-        _listening[parameter] = hook
-        hooks.append(hook)
-    return hooks
-
-
-def _hook(reference: Callable[[], Readiness | None], slot: Slot) -> Callable[[torch.Tensor], None]:
-    def gradient_is_ready(_: torch.Tensor) -> None:
-        readiness = reference()
-        if readiness is not None:
-            readiness.gradient_is_ready(slot)
-
-    return gradient_is_ready
-
-
-def _let_go(hooks: Iterable[Any], buckets: Iterable[Bucket]) -> None:
-    """Nobody holds the optimizer any more: neither listen to its parameters nor keep them alive."""
-    for hook in hooks:
-        hook.remove()
-    for bucket in buckets:
-        bucket.dissolve()
+def _end_of_backward() -> None:
+    optimizers = list(_everyone.values())
+    if not any(optimizer.holds_back for optimizer in optimizers):
+        all_of(optimizer.end_backward for optimizer in optimizers)

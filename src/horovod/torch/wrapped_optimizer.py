@@ -6,10 +6,8 @@ The wrapped optimizer gets a new class, derived from a front and its own, and ke
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ import torch
 from horovod.comm.reduction import ReduceOp
 from horovod.core.process_set import ProcessSet
 from horovod.torch.optimizer_arguments import Settings
+from horovod.torch.optimizer_identity import Identity
 from horovod.torch.readiness import Readiness
 
 
@@ -27,7 +26,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """
 
     _horovod: Readiness
-    _readiness: Callable[[torch.optim.Optimizer, Settings], Readiness]
+    _readiness: Callable[[torch.optim.Optimizer, Settings, Identity], Readiness]
 
     @property
     def op(self) -> ReduceOp:
@@ -54,16 +53,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return dict(self._horovod.names)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's. A gradient scaler that is about to unscale gradients makes itself known by asking for it."""
-        if _unscales(sys._getframe(1)):
-            self._horovod.before_unscaling()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
+    def _step_supports_amp_scaling(self) -> bool:
+        """The wrapped optimizer's. ``torch.amp.GradScaler.step()`` asks for it before it does anything."""
+        self._horovod.before_scaler_steps()
+        supports: bool = vars(self).get("_step_supports_amp_scaling", False)
+        return supports
 
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = supports
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate gradients locally over this many backward passes before they are reduced.
@@ -83,30 +81,52 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """
         return self._horovod.paused()
 
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
         """As the wrapped optimizer's. What has been accumulated does not count any more.
+
+        Args:
+            set_to_none: None leaves it to the wrapped optimizer, whose default is True in PyTorch.
 
         Raises:
             AssertionError: gradients are being reduced; call ``step()`` or ``synchronize()`` first.
         """
-        self._horovod.begin()
-        super().zero_grad(*args, **kwargs)
+        self._horovod.zero_grad()
+        if set_to_none is None:
+            super().zero_grad()
+        else:
+            super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the wrapped optimizer's. Every rank adds the same parameters before the same step."""
         super().add_param_group(param_group)
-        self._horovod.adopt()
+        self._horovod.add_parameters()
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As the wrapped optimizer's; the step under way is forgotten."""
+        """As the wrapped optimizer's; the step under way is forgotten.
+
+        The parameter groups stay the same objects, so a learning-rate scheduler that was made for the original goes on
+        steering.
+        """
         self._horovod.abandon()
+        groups = self.param_groups
+        before = list(groups)
         super().load_state_dict(state_dict, *args, **kwargs)
+        loaded = self.param_groups
+        if loaded is groups:
+            return
+        for group, values in zip(before, loaded, strict=True):
+            if group is not values:
+                group.clear()
+                group.update(values)
+        loaded[:] = before
+        if vars(self).get("param_groups") is loaded:
+            self.param_groups = groups
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         settings = self._horovod.settings
         plain = copy.deepcopy(self._plain(), memo)
         names, groups = copy.deepcopy((self._horovod.names, settings.groups), memo)
-        wrapped = wrap(plain, _front(type(self)), settings.over(names, groups))
+        wrapped = wrap(plain, _front(type(self)), settings.over(names, groups), self._horovod.identity.copied())
         memo[id(self)] = wrapped
         return wrapped
 
@@ -128,12 +148,9 @@ def _front(derived: type) -> type[WrappedOptimizer]:
     return front
 
 
-def _unscales(frame: FrameType) -> bool:
-    """Whether a frame is that of ``torch.amp.GradScaler``, or one of its kind, going through an optimizer's gradients."""
-    return frame.f_code.co_name == "_unscale_grads_"
-
-
-def wrap(optimizer: torch.optim.Optimizer, front: type[WrappedOptimizer], settings: Settings) -> Any:
+def wrap(
+    optimizer: torch.optim.Optimizer, front: type[WrappedOptimizer], settings: Settings, identity: Identity
+) -> Any:
     """The optimizer with the methods of ``front`` before its own: of a new class, with its groups and its state."""
     kind = type(optimizer)
     derived: Any = type(
@@ -142,6 +159,6 @@ def wrap(optimizer: torch.optim.Optimizer, front: type[WrappedOptimizer], settin
     wrapped = derived.__new__(derived)
     # A learning-rate scheduler that was made for the original left a bound `step` there, which would hide ours.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    wrapped._horovod = front._readiness(wrapped, settings)
+    wrapped._horovod = front._readiness(wrapped, settings, identity)
     wrapped._horovod.derived_from(optimizer)
     return wrapped

@@ -108,8 +108,8 @@ def test_num_groups_is_deprecated_and_means_groups(job: Any) -> None:
             with pytest.warns(DeprecationWarning, match="num_groups") as caught:
                 optimizer = wrap(model, **keywords)
             assert caught[0].filename.endswith("test_optimizer_arguments.py")
-            assert len(optimizer._horovod.buckets) == buckets
             train(model, optimizer, batches(3, 2, hvd.rank()))
+            assert len(optimizer._horovod.buckets) == buckets
             assert_close(model, alone("sgd", 3, 2))
         with warnings.catch_warnings():
             warnings.simplefilter("error")

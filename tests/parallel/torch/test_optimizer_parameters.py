@@ -173,13 +173,13 @@ def test_groups_with_frozen_foreign_and_mixed_parameters(job: Any) -> None:
                     (model[0].weight,),
                 ]
                 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=groups)
-                sizes = [len(bucket.slots) for bucket in optimizer._horovod.buckets]
-                assert sizes == [2, 1, 1, 1]
             for x, y in batches(4, 2, hvd.rank() if distributed else None):
                 optimizer.zero_grad()
                 out = model[4](model[2](model[:2](x).double()).float().tanh())
                 nn.functional.mse_loss(out, y).backward()
                 optimizer.step()
+            if distributed:
+                assert [len(bucket.slots) for bucket in optimizer._horovod.buckets] == [2, 1, 1, 1]
         assert_close(*models)
 
     job(2, check)

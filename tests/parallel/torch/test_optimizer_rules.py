@@ -60,12 +60,11 @@ def test_the_order_of_calls(job: Any) -> None:
             (parameter * (hvd.rank() + 1)).sum().backward()
 
         backward()
-        with pytest.raises(
-            AssertionError, match=r"zero_grad.. was called after loss.backward.. but before optimizer.step"
-        ):
-            optimizer.zero_grad()
+        assert parameter.grad.tolist() == [1.5, 1.5]  # reduced
         with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
             backward()
+        optimizer.zero_grad()  # a gradient scaler that skips a step leaves it to that
+        backward()
         optimizer.step()
         optimizer.zero_grad()
         parameter.data.zero_()

@@ -25,7 +25,7 @@ def synchronize_first(model: nn.Module, optimizer: Any, scaler: Any) -> None:
 
 
 def as_in_one_process(model: nn.Module, optimizer: Any, scaler: Any) -> None:
-    """Unscaling comes first, while gradients are on their way."""
+    """Without a word to Horovod."""
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     scaler.step(optimizer)
@@ -96,7 +96,7 @@ def test_an_overflow_on_one_rank(job: Any, size: int, implementation: str) -> No
 
 
 def test_a_rank_without_any_gradient(job: Any) -> None:
-    """It unscales zeros, in the same call in which the other waits for it; also after a step that was skipped."""
+    """It is told to synchronize first, and then unscales what the others have; also after a step that was skipped."""
 
     def check() -> None:
         parameter = nn.Parameter(torch.zeros(2))
@@ -107,8 +107,14 @@ def test_a_rank_without_any_gradient(job: Any) -> None:
             loss = scaler.scale(parameter.sum() * factor)
             if hvd.rank() == 0:
                 loss.backward()
-            scaler.unscale_(optimizer)
-            scaler.step(optimizer)
+            else:
+                with pytest.raises(AssertionError, match=r"Call optimizer.synchronize\(\) after backward\(\)"):
+                    scaler.step(optimizer)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # step() says that skip_synchronize() would be clearer
+                optimizer.synchronize()
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
             scaler.update()
         assert parameter.tolist() == [-1.0, -1.0] and scaler.get_scale() == 2.0
 
@@ -131,6 +137,8 @@ def test_accumulation_under_a_scaler(job: Any) -> None:
                 stepper.zero_grad()
                 for batch in source[start : start + 2]:
                     scaler.scale(loss_of(which, batch)).backward()
+                if which is model and start == 4:  # fewer passes than announced
+                    stepper.synchronize()
                 scaler.unscale_(stepper)
                 nn.utils.clip_grad_norm_(which.parameters(), CLIP)
                 scaler.step(stepper)
@@ -172,12 +180,17 @@ def test_what_a_scaler_cannot_do(job: Any) -> None:
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(loss_of(model, batch)).backward()
         with pytest.raises(AssertionError, match=r"a gradient scaler cannot be used with op=hvd\.Adasum"):
-            scaler.unscale_(adasum)
+            scaler.step(adasum)
         adasum.step()
         model = network()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        unused = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([*model.parameters(), unused], lr=0.1), groups=[[unused], list(model.parameters())]
+        )
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(loss_of(model, batch)).backward()
+        with pytest.raises(AssertionError, match="gradients that are not reduced"):
+            scaler.step(optimizer)
         with (
             optimizer.skip_synchronize(),
             pytest.raises(

@@ -213,7 +213,10 @@ def test_step_hooks_run_once_a_step(job: Any, op: str) -> None:
 
 
 def test_loading_after_the_job_has_failed(job: Any) -> None:
-    """As elastic training does: what was under way is forgotten, whatever became of it."""
+    """As elastic training does: what was under way is forgotten, whatever became of it.
+
+    Rank 0 leaves a layer out, so its ``backward()`` does not wait for rank 1.
+    """
 
     def check() -> None:
         model, wanted = network(), network()
@@ -221,7 +224,8 @@ def test_loading_after_the_job_has_failed(job: Any) -> None:
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         rank = hvd.rank()
         if rank == 0:
-            loss_of(model, next(batches(1, 2, 0))).backward()
+            model[2:](torch.ones(1, 8)).sum().backward()
+            assert optimizer._horovod.under_way
         hvd.barrier()
         hvd.shutdown()  # while rank 0 waits for rank 1's gradients
         with pytest.raises((hvd.HorovodInternalError, ValueError)):
@@ -237,7 +241,7 @@ def test_loading_after_the_job_has_failed(job: Any) -> None:
         train(wanted, MAKERS["adam"](wanted.parameters()), batches(3, 2))
         assert_close(model, wanted)
 
-    job(2, check)
+    job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 
 
 def test_zeroing_gradients(job: Any) -> None:
@@ -260,6 +264,33 @@ def test_zeroing_gradients(job: Any) -> None:
             assert_close(model, wanted)
 
     job(2, check)
+
+
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_a_scheduler_of_the_original_steers_after_state_was_loaded(job: Any, op: str) -> None:
+    """By load_state_dict() on every rank, or by broadcast_optimizer_state(), which loads on all ranks but the root."""
+
+    def check() -> list[float]:
+        rates = []
+        for load in (True, False):
+            model = network()
+            plain = MAKERS["momentum"](model.parameters())
+            scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=getattr(hvd, op))
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 1.0})
+            if load:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            else:
+                hvd.broadcast_optimizer_state(optimizer, 0)
+            for batch in batches(3, 2, hvd.rank()):
+                train(model, optimizer, iter([batch]))
+                scheduler.step()
+            assert optimizer.param_groups is plain.param_groups
+            assert_same_on_all_ranks(model)
+            rates.append(optimizer.param_groups[0]["lr"])
+        return rates
+
+    assert job(2, check) == [[0.05 / 8] * 2] * 2
 
 
 def test_schedulers_of_every_age(job: Any) -> None:
