@@ -131,6 +131,28 @@ def allreduce_request(
     return Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
 
 
+def allreduce_call(
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[Tensor | TensorSpec],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set_id: int | None = 0,
+    device: str = HOST,
+) -> Request:
+    """The request of one call of :func:`allreduce`, to be submitted later; of specs only type and shape count.
+
+    Raises:
+        ValueError: the operation has no meaning for a tensor's type; not a member of the process set.
+    """
+    full_name = f"{prefix}.{name}" if name else ""
+    _check_reduction(prefix, [(full_name or prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
+    full_name = full_name or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
+    labelled = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(full_name, tensors)]
+    return allreduce_request(full_name, labelled, op, prescale, postscale, caller(), not name, device)
+
+
 def allreduce(
     prefix: str,
     name: str | None,
@@ -147,16 +169,11 @@ def allreduce(
     Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
     they become ready together.
     """
-    line, device = caller(), _device(inputs)
-    full_name = f"{prefix}.{name}" if name else ""
+    device = _device(inputs)
     if len(inputs) > 1 or not name:
-        _check_reduction(
-            prefix, [(full_name or prefix, tensor.data_type) for tensor in inputs], op, prescale, postscale
-        )
-        full_name = full_name or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
-        tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(full_name, inputs)]
-        request = allreduce_request(full_name, tensors, op, prescale, postscale, line, not name, device)
+        request = allreduce_call(prefix, name, inputs, op, prescale, postscale, process_set_id, device)
         return submit(process_set_id, request, inputs, outputs, awaited=awaited)
+    line, full_name = caller(), f"{prefix}.{name}"
     key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
     known = _requests.get(full_name)
     if known is None or known[0] != key:
@@ -180,8 +197,30 @@ def allgather(
 
     Types and all dimensions but the first must agree.
     """
-    request = _request(Operation.ALLGATHER, prefix, name, process_set_id, inputs)
+    request = _request(Operation.ALLGATHER, prefix, name, process_set_id, inputs, device=_device(inputs))
     return submit(process_set_id, request, inputs, allocate=allocate, awaited=awaited)
+
+
+def broadcast_call(
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[Tensor | TensorSpec],
+    root: int,
+    process_set_id: int | None = 0,
+    device: str = HOST,
+) -> Request:
+    """The request of one call of :func:`broadcast`, to be submitted later; of specs only type and shape count.
+
+    Raises:
+        ValueError: the root or this rank is not a member of the process set.
+    """
+    lane = running().lane(process_set_id, Operation.BROADCAST)
+    if root not in lane.ranks:
+        raise ValueError(
+            f"broadcast received invalid root rank {root} for provided process set: {name or prefix!r} can come from "
+            f"ranks {lane.ranks}"
+        )
+    return _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root, device=device)
 
 
 def broadcast(
@@ -196,13 +235,7 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
-    lane = running().lane(process_set_id, Operation.BROADCAST)
-    if root not in lane.ranks:
-        raise ValueError(
-            f"broadcast received invalid root rank {root} for provided process set: {name or prefix!r} can come from "
-            f"ranks {lane.ranks}"
-        )
-    request = _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root)
+    request = broadcast_call(prefix, name, tensors, root, process_set_id, _device(tensors))
     return submit(process_set_id, request, outputs=tensors, awaited=awaited)
 
 
@@ -239,7 +272,9 @@ def alltoall(
         raise ValueError(
             f"Sum of splits entries is greater than the first dimension of tensor. {name or prefix!r}: {sum(splits)} > {rows}."
         )
-    request = _request(Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits))
+    request = _request(
+        Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits), device=_device([source])
+    )
     return submit(process_set_id, request, [source], allocate=allocate, awaited=awaited)
 
 
@@ -276,6 +311,7 @@ def reducescatter(
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
+        device=_device(inputs),
     )
     return submit(process_set_id, request, inputs, outputs, awaited=awaited)
 
@@ -294,7 +330,7 @@ def join() -> Handle:
     return submit(0, Request(Operation.JOIN, "join.noname", caller=caller(), transient=True))
 
 
-def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+def _labelled(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[tuple[str, Tensor | TensorSpec]]:
     """Each tensor with its name: the request's own for one, ``<name>_<i>of<n>`` in a group."""
     if len(tensors) == 1:
         return [(name, tensors[0])]
@@ -313,12 +349,13 @@ def _request(
     prefix: str,
     name: str | None,
     process_set_id: int | None,
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Tensor | TensorSpec],
     reduce_op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
     root: int = -1,
     splits: tuple[int, ...] = (),
+    device: str = HOST,
 ) -> Request:
     full_name = f"{prefix}.{name}" if name else _counted_name(prefix, process_set_id, operation)
     specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in _labelled(full_name, tensors))
@@ -331,7 +368,7 @@ def _request(
         postscale,
         root,
         splits,
-        _device(tensors),
+        device,
         caller=caller(),
         transient=not name,
     )
