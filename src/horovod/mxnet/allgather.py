@@ -10,9 +10,9 @@ import mxnet as mx
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.mxnet.arguments import whole
-from horovod.mxnet.arrays import readable, rooms
+from horovod.mxnet.arrays import rooms
 from horovod.mxnet.errors import of_both_kinds
-from horovod.mxnet.submission import specs, to_new
+from horovod.mxnet.submission import reading, specs, to_new
 
 PREFIX = "horovod_allgather"
 
@@ -24,9 +24,9 @@ def _gather(arrays: Sequence[Any], name: str | None, priority: Any, process_set:
 
     def act(sources: list[Any]) -> list[Any]:
         outputs: dict[int, Any] = {}
-        inputs = [readable(source, name or PREFIX) for source in sources]
         allocate = rooms(sources, outputs)
-        collectives.allgather(PREFIX, name, inputs, allocate, process_set.process_set_id, awaited=True).wait()
+        with reading(sources, name or PREFIX) as inputs:
+            collectives.allgather(PREFIX, name, inputs, allocate, process_set.process_set_id, awaited=True).wait()
         return [outputs[index] for index in range(len(sources))]
 
     with of_both_kinds():

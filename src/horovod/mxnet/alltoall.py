@@ -10,9 +10,9 @@ import numpy as np
 from horovod.core import collectives
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.mxnet.arguments import split_rows, whole
-from horovod.mxnet.arrays import readable, rooms
+from horovod.mxnet.arrays import rooms
 from horovod.mxnet.errors import of_both_kinds
-from horovod.mxnet.submission import specs, to_new
+from horovod.mxnet.submission import reading, specs, to_new
 
 PREFIX = "horovod_alltoall"
 
@@ -44,10 +44,10 @@ def alltoall(
 
     def act(sources: list[Any]) -> list[Any]:
         outputs: dict[int, Any] = {}
-        source, allocate = readable(sources[0], name or PREFIX), rooms(sources, outputs)
-        set_id = process_set.process_set_id
-        handle = collectives.alltoall(PREFIX, name, source, rows, allocate, set_id, awaited=True)
-        handle.wait()
+        allocate, set_id = rooms(sources, outputs), process_set.process_set_id
+        with reading(sources, name or PREFIX) as inputs:
+            handle = collectives.alltoall(PREFIX, name, inputs[0], rows, allocate, set_id, awaited=True)
+            handle.wait()
         received.extend(handle.result)
         return [outputs[0]]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, check_call
+from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from horovod.comm.datatypes import Array, DataType
@@ -59,11 +59,54 @@ def on_host(arrays: Sequence[Any]) -> list[Any]:
     return [array if is_host(array) else array.copyto(mx.cpu()) for array in arrays]
 
 
-def flat(array: Any) -> Array:
-    """The elements as a one-dimensional NumPy array. Nothing is copied, and the memory is not held.
+def variable(array: Any) -> int:
+    """What identifies an array's engine variable: arrays that are views of one another have the same.
 
-    For an array in host memory in its default layout, that nobody writes meanwhile: within an operation of the engine, or after
-    ``wait_to_read()``.
+    It is the address of ``mxnet::NDArray::Chunk``, their memory, to which an ``NDArray``'s first member points.
+    """
+    return ctypes.c_void_p.from_address(array.handle.value).value or 0
+
+
+# oneDNN's operators leave arrays in layouts of their own: results of convolutions, and in inference their weights. The C API
+# undoes that only where it may wait for the engine, which an operation of the engine must not. So what it calls is called.
+_NDARRAY_BYTES = 1024  # more than it has
+_exported: Any = _LIB
+try:
+    _new = ctypes.CDLL("libstdc++.so.6")["_Znwm"]  # operator new(unsigned long)
+    _new.argtypes, _new.restype = [ctypes.c_size_t], ctypes.c_void_p
+    _copy_to_default = _exported["_ZNK5mxnet7NDArray15Reorder2DefaultEv"]  # NDArray NDArray::Reorder2Default() const
+    _copy_to_default.argtypes, _copy_to_default.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_void_p
+    _change_to_default = _exported[
+        "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"
+    ]  # void NDArray::Chunk::Reorder2Default()
+    _change_to_default.argtypes, _change_to_default.restype = [ctypes.c_void_p], None
+except AttributeError:  # a build without oneDNN has one layout alone
+    _copy_to_default = _change_to_default = None
+
+
+def readable(array: Any) -> Any:
+    """The array in the layout of its shape: another one of the same memory, or a copy if that has another layout.
+
+    Called within an operation of the engine that reads it.
+    """
+    if _copy_to_default is None:
+        return array
+    made = _new(_NDARRAY_BYTES)
+    _copy_to_default(made, array.handle)  # a function that returns an object gets the address for it first
+    return mx.nd.NDArray(NDArrayHandle(made))  # which deletes it
+
+
+def writable(array: Any) -> Any:
+    """The array itself, changed to the layout of its shape. Called within an operation of the engine that writes it."""
+    if _change_to_default is not None:
+        _change_to_default(variable(array))
+    return array
+
+
+def flat(array: Any) -> Array:
+    """The elements of an array that is :func:`readable` or :func:`writable`, or new, as a one-dimensional NumPy array.
+
+    Nothing is copied, and the memory is not held.
     """
     dtype = np.dtype(array.dtype)
     if not array.size:
@@ -74,16 +117,9 @@ def flat(array: Any) -> Array:
     return np.frombuffer(memory, dtype)
 
 
-def readable(array: Any, name: str) -> Tensor:
-    """The elements of an array in host memory for the core, when everything that writes them is done.
-
-    Raises:
-        ValueError: as :func:`check`.
-        MXNetError: what was to write them has failed.
-    """
-    data_type = check(array, name)
-    array.wait_to_read()
-    return Tensor(flat(array), data_type, tuple(array.shape))
+def view(array: Any) -> Tensor:
+    """An array for the core. As :func:`flat`; raises as :func:`check`."""
+    return Tensor(flat(array), check(array, "view"), tuple(array.shape))
 
 
 def empty(shape: Sequence[int], like: Any) -> Any:

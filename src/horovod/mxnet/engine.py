@@ -6,10 +6,8 @@ ctypes makes of Python functions. What else was considered: waiting in the scrip
 submitted, which keeps the script from running ahead and loses the overlap with backward; and ``mx.operator.CustomOp``, which
 occupies one of a few threads until the operation is done, so that two ranks with a different order can block each other.
 
-Two things the C API lacks. An error of an operation is a C++ object, ``dmlc::Error``; it has the layout of its base class
-``std::runtime_error``, whose constructor the C++ library exports. And oneDNN's operators leave arrays in a layout of their
-own, which the C API undoes only where it may wait; ``NDArray::Reorder2DefaultAsync``, which MXNet's library exports, has the
-engine undo it.
+The C API has no errors for such operations. In the engine an error is a C++ object, ``dmlc::Error``; it has the layout of its
+base class ``std::runtime_error``, whose constructor the C++ library exports.
 """
 
 from __future__ import annotations
@@ -17,14 +15,20 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import logging
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mxnet.base import _LIB, check_call
 
-from horovod.mxnet.errors import both_kinds, text_of
+from horovod.mxnet.arrays import variable
+from horovod.mxnet.errors import HorovodInternalError, both_kinds, text_of
+
+_log = logging.getLogger("horovod.mxnet")
 
 Finish = Callable[[BaseException | None], None]
 """Says that an operation is over: called once, on any thread, with its error or None."""
@@ -36,6 +40,7 @@ _Pointer = ctypes.c_void_p
 _CPU_PRIORITIZED = ctypes.c_int(3)
 """``FnProperty::kCPUPrioritized``: not queued behind the computations, which may occupy all of their threads."""
 _EXIT_SECONDS = 30.0
+_RETURN_SECONDS = 5.0
 
 
 class _Context(ctypes.Structure):
@@ -62,23 +67,18 @@ _destroy_error = _cpp["_ZNSt13runtime_errorD1Ev"]
 _destroy_error.argtypes, _destroy_error.restype = [_Pointer], None
 _ERROR_BYTES = 64  # more than it has
 
-try:
-    _reorder: Any = _LIB["_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"]  # mxnet::NDArray::Reorder2DefaultAsync() const
-    _reorder.argtypes, _reorder.restype = [_Pointer], None
-except AttributeError:  # a build without oneDNN has one layout alone
-    _reorder = None
-
 
 class _Operation:
     """One operation, from the push until the engine forgets it."""
 
-    __slots__ = ("arrays", "error", "on_complete", "start", "thread")
+    __slots__ = ("arrays", "error", "left_out", "on_complete", "start", "thread")
 
-    def __init__(self, start: Start, arrays: Sequence[Any]) -> None:
+    def __init__(self, start: Start, arrays: Sequence[Any], left_out: Callable[[], None]) -> None:
         self.start = start
+        self.left_out = left_out
         self.arrays = arrays  # the engine keeps their memory, not the handles by which it is found
         self.error: BaseException | None = None
-        self.thread = 0
+        self.thread = 0  # that called ``start``
         self.on_complete = _OnComplete()
 
     def run(self, on_complete: int) -> None:
@@ -106,39 +106,55 @@ _numbers = itertools.count(1)
 _pushed: dict[int, _Operation] = {}
 """What the engine knows of, by the number that it passes back."""
 _all_gone = threading.Condition()
+_engine_threads: set[int] = set()
+"""The engine's threads that have called Python functions."""
 
 
 @_AsyncFunction  # type: ignore[untyped-decorator]  # as ctypes makes it
 def _run(_: int, on_complete: int, number: int) -> None:
+    _engine_threads.add(threading.get_ident())
     _pushed[number].run(on_complete)
 
 
 @_Deleter  # type: ignore[untyped-decorator]  # as above
 def _forget(number: int) -> None:
     """The engine is done with an operation, which it may never have run: it leaves out what depends on a failed one."""
-    _pushed.pop(number, None)
+    operation = _pushed.pop(number)
+    if not operation.thread:
+        _engine_threads.add(threading.get_ident())
+        operation.left_out()
     if not _pushed:
         with _all_gone:
             _all_gone.notify_all()
 
 
-def push(start: Start, reads: Sequence[Any], writes: Sequence[Any], priority: int, name: str) -> None:
+def _nothing() -> None:
+    pass
+
+
+def push(
+    start: Start,
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    priority: int,
+    name: str,
+    left_out: Callable[[], None] = _nothing,
+) -> None:
     """Have the engine call ``start(finish)`` when the arrays are free for it, and keep them reserved until ``finish``.
 
     Args:
-        reads, writes: NDArrays in host memory; an array may be in both. Their elements are in the layout of their shape then.
+        reads, writes: NDArrays in host memory; an array may be in both.
         priority: operations with a higher one start earlier, where several could.
         name: for MXNet's profiler.
+        left_out: is called in place of ``start`` where the computation of one of the arrays has failed.
 
     Raises:
         the operation's error, where MXNet's engine runs operations at once (``MXNET_ENGINE_TYPE=NaiveEngine``).
     """
-    for array in {id(array): array for array in (*reads, *writes)}.values():
-        to_default_layout(array)
-    operation = _Operation(start, (*reads, *writes))
+    operation = _Operation(start, (*reads, *writes), left_out)
     number = next(_numbers)
-    writing = {_variable(array): array.handle for array in writes}
-    reading = {_variable(array): array.handle for array in reads}
+    writing = {variable(array): array.handle for array in writes}
+    reading = {variable(array): array.handle for array in reads}
     const = [handle for variable, handle in reading.items() if variable not in writing]
     mutable = list(writing.values())
     _pushed[number] = operation
@@ -162,30 +178,88 @@ def push(start: Start, reads: Sequence[Any], writes: Sequence[Any], priority: in
         raise operation.error  # an engine that runs operations at once does not hand their errors on
 
 
-def to_default_layout(array: Any) -> None:
-    """Have the engine put an array's elements in the order of its shape, if they are in another."""
-    if _reorder is not None:
-        _reorder(array.handle)
+class Reading:
+    """A block in which arrays are computed, and stay as they are.
 
+    To wait until they are computed would not be enough: after an operation that reads an array, MXNet may lay it out anew.
 
-def _variable(array: Any) -> int | None:
-    """What identifies an array's engine variable: arrays that are views of one another have the same.
+    Args:
+        arrays: NDArrays in host memory.
+        name: for MXNet's profiler.
 
-    An operation must name a variable once. It is the address of ``mxnet::NDArray::Chunk``, to which an ``NDArray``'s first
-    member points.
+    Raises:
+        MXNetError: the computation of one of them has failed.
     """
-    return _Pointer.from_address(array.handle.value).value
+
+    def __init__(self, arrays: Sequence[Any], name: str) -> None:
+        self._arrays, self._name = arrays, name
+        self._lock = threading.Lock()
+        self._known = threading.Event()
+        self._finish: Finish | None = None
+        self._over = self._failed = False
+
+    def __enter__(self) -> None:
+        pusher = threading.get_ident()
+
+        def start(finish: Finish) -> None:
+            with self._lock:
+                # An engine that runs operations at once waits in the push for their ends, and changes nothing later.
+                at_once = self._over or threading.get_ident() == pusher
+                if not at_once:
+                    self._finish = finish
+            if at_once:
+                finish(None)
+            self._known.set()
+
+        def left_out() -> None:
+            self._failed = True
+            self._known.set()
+
+        push(start, self._arrays, [], 0, self._name, left_out)
+        try:
+            self._known.wait()
+            if self._failed:
+                for array in self._arrays:
+                    array.wait_to_read()
+                raise HorovodInternalError(f"{self._name}: the computation of its arrays has failed")
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._over, finish = True, self._finish
+        if finish is not None:
+            finish(None)
 
 
-def drain(timeout: float | None = None) -> bool:
-    """Wait until the engine has forgotten all operations; whether it has."""
+def drain(timeout: float | None = None) -> None:
+    """Wait until the engine has forgotten all operations, and none of its threads is inside a Python function any more."""
     with _all_gone:
-        return _all_gone.wait_for(lambda: not _pushed, timeout)
+        _all_gone.wait_for(lambda: not _pushed, timeout)
+    others = _engine_threads - {threading.get_ident()}
+    deadline = time.monotonic() + _RETURN_SECONDS
+    # A thread that has called the last function needs Python's lock once more, to return from it. Then its frames are gone.
+    while others & sys._current_frames().keys() and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 # MXNet stops its engine in a process that is about to fork, and waits for all operations while it keeps Python's lock, which
 # ours need. So they are waited for before.
 os.register_at_fork(before=drain)
 
-# And nothing of the engine may call into an interpreter that is gone. hvd.shutdown() runs earlier, so nothing waits for peers.
-atexit.register(drain, _EXIT_SECONDS)
+
+def _end() -> None:
+    """The process ends; ``hvd.shutdown()`` was called before, so nothing waits for peers.
+
+    The engine must not call into an interpreter that is gone. And an error that nobody has waited for would make MXNet's own
+    exit abort the process.
+    """
+    drain(_EXIT_SECONDS)
+    try:
+        check_call(_LIB.MXNDArrayWaitAll())
+    except Exception as error:
+        _log.warning("the script has ended without waiting for arrays whose computation failed: %s", error)
+
+
+atexit.register(_end)

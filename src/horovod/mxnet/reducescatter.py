@@ -11,11 +11,10 @@ from horovod.core.context import running
 from horovod.core.execution import shard_rows
 from horovod.core.messages import Operation
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.core.tensor import Tensor
 from horovod.mxnet.arguments import Reducing
-from horovod.mxnet.arrays import empty, flat, readable
+from horovod.mxnet.arrays import empty, view
 from horovod.mxnet.errors import of_both_kinds
-from horovod.mxnet.submission import specs, to_new
+from horovod.mxnet.submission import reading, specs, to_new
 
 PREFIX = "horovod_reducescatter"
 
@@ -28,14 +27,13 @@ def _scatter(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any
 
     def act(sources: list[Any]) -> list[Any]:
         lane = running().lane(set_id, Operation.REDUCESCATTER)
-        results, targets, inputs = [], [], [readable(source, name or PREFIX) for source in sources]
-        for source, read in zip(sources, inputs, strict=True):
-            shape = (shard_rows(source.shape[0], len(lane.ranks))[lane.index], *source.shape[1:])
-            results.append(empty(shape, source))
-            targets.append(Tensor(flat(results[-1]), read.data_type, shape))
-        collectives.reducescatter(
-            PREFIX, name, inputs, targets, how.op, how.prescale, how.postscale, set_id, awaited=True
-        ).wait()
+        rows = [shard_rows(source.shape[0], len(lane.ranks))[lane.index] for source in sources]
+        results = [empty((mine, *source.shape[1:]), source) for mine, source in zip(rows, sources, strict=True)]
+        outputs = [view(result) for result in results]
+        with reading(sources, name or PREFIX) as inputs:
+            collectives.reducescatter(
+                PREFIX, name, inputs, outputs, how.op, how.prescale, how.postscale, set_id, awaited=True
+            ).wait()
         return results
 
     return to_new(arrays, act)

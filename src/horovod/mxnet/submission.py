@@ -7,7 +7,8 @@ communication of others, and two requests for one array come one after the other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from horovod.core import context
@@ -15,8 +16,9 @@ from horovod.core.collectives import submit_arrays
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.messages import Request, TensorSpec
 from horovod.core.process_set import ProcessSet
+from horovod.core.tensor import Tensor
 from horovod.mxnet import engine
-from horovod.mxnet.arrays import back, check, flat, is_host, on_host
+from horovod.mxnet.arrays import back, check, flat, is_host, on_host, readable, view, writable
 
 
 def specs(arrays: Sequence[Any], name: str) -> list[TensorSpec]:
@@ -39,14 +41,29 @@ def submit(
     generation, set_id = context.running(), process_set.process_set_id
 
     def start(finish: engine.Finish) -> None:
-        if context.running() is not generation:
+        if not context.is_initialized() or context.running() is not generation:
             raise HorovodInternalError(SHUT_DOWN)
-        inputs = [flat(array) for array in reads]
-        outputs = inputs if reads is writes else [flat(array) for array in writes]
-        handle = submit_arrays(set_id, request, inputs, outputs, owner=(reads, writes))
+        sources = [] if reads is writes else [readable(array) for array in reads]
+        outputs = [flat(writable(array)) for array in writes]
+        inputs = outputs if reads is writes else [flat(array) for array in sources]
+        handle = submit_arrays(set_id, request, inputs, outputs, owner=(sources, writes))
         handle.then(lambda: finish(handle.error))
 
     engine.push(start, [] if reads is writes else reads, writes, priority, request.name)
+
+
+@contextmanager
+def reading(arrays: Sequence[Any], name: str) -> Iterator[list[Tensor]]:
+    """A block in which arrays in host memory are computed, and stay as they are: what the core is to know of them.
+
+    Raises:
+        ValueError: as :func:`horovod.mxnet.arrays.check`.
+        MXNetError: the computation of one of them has failed.
+    """
+    with engine.Reading(arrays, name):
+        sources = [readable(array) for array in arrays]
+        yield [view(source) for source in sources]
+        del sources  # which hold what the views show
 
 
 def in_place(arrays: Sequence[Any], act: Callable[[list[Any]], None]) -> None:
