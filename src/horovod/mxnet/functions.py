@@ -10,6 +10,7 @@ from mxnet.gluon.parameter import DeferredInitializationError
 
 from horovod.common import objects
 from horovod.common.basics import size
+from horovod.mxnet.arguments import whole
 from horovod.mxnet.broadcast import broadcast_
 from horovod.mxnet.errors import of_both_kinds
 
@@ -19,7 +20,7 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
     """:func:`horovod.common.objects.broadcast_object` over all ranks."""
     with of_both_kinds():
-        return objects.broadcast_object(obj, root_rank, name)
+        return objects.broadcast_object(obj, whole(root_rank, "root_rank"), name)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:

@@ -31,8 +31,8 @@ _Named = tuple[str, DataType, tuple[int, ...]]
 class Gradients:
     """The gradients of one optimizer, on their way to a sum over a process set.
 
-    Requests are the optimizer's own, so two optimizers whose parameters have the same names do not mix. Ranks that use the same
-    optimizers in the same order agree on them.
+    Requests are the optimizer's own, so two optimizers whose parameters have the same names do not mix. Ranks agree on them
+    that use optimizers of one kind for the first time in the same order.
 
     Args:
         kind: what tells the optimizer from most others, the same on all ranks.
@@ -57,7 +57,7 @@ class Gradients:
         self._line = caller()
         self._name = ""
         self._generation = -1  # that the name and the requests are of
-        self._requests: dict[tuple[_Named, ...], Request] = {}
+        self._requests: dict[tuple[object, ...], Request] = {}
 
     def active(self) -> bool:
         """Whether there is anybody to reduce with."""
@@ -82,8 +82,8 @@ class Gradients:
                 for name, gradient in zip(names, gradients, strict=True)
                 for spec in specs([gradient], f"gradient of {name}")
             ]
-            for members in self._cut(tensors):
-                request = self._request([tensors[index] for index in members])
+            for number, members in enumerate(self._cut(tensors)):
+                request = self._request(f"{names[0]}.{number}", [tensors[index] for index in members])
                 self._submit(request, [gradients[index] for index in members], -min(members))
 
     def _cut(self, tensors: Sequence[_Named]) -> list[list[int]]:
@@ -99,15 +99,14 @@ class Gradients:
     def _submit(self, request: Request, gradients: list[Any], priority: int) -> None:
         in_place(gradients, lambda hosts: submit(self._process_set, request, hosts, hosts, priority))
 
-    def _request(self, tensors: Sequence[_Named]) -> Request:
+    def _request(self, label: str, tensors: Sequence[_Named]) -> Request:
         """The same object in every step: the ranks say it in full only once."""
         if self._generation != running().generation:
             self._generation, self._name = running().generation, optimizer_name(self._kind)
             self._requests.clear()
-        key = tuple(tensors)
+        key = (label, *tensors)
         request = self._requests.get(key)
         if request is None:
-            name = f"{self._name}.{tensors[0][0]}:{tensors[-1][0]}"
-            request = allreduce_request(name, tensors, Sum, 1.0 / self._predivide, 1.0, self._line)
+            request = allreduce_request(f"{self._name}.{label}", tensors, Sum, 1.0 / self._predivide, 1.0, self._line)
             self._requests[key] = request
         return request
