@@ -46,8 +46,10 @@ def test_two_processes_learn_to_read_digits(tmp_path: Path) -> None:
 def test_data_from_a_file(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     labels = random.integers(0, 3, 300)
-    images = random.integers(0, 50, (300, 12, 12)) + 100 * labels[:, None, None]
-    np.savez(tmp_path / "data.npz", x=images.clip(0, 255).astype(np.uint8), y=labels.astype(np.uint8))
+    images = random.integers(0, 100, (300, 12, 12))
+    for image, label in zip(images, labels, strict=True):
+        image[4 * label : 4 * label + 4] += 150  # a bright bar: above, in the middle, or below
+    np.savez(tmp_path / "data.npz", x=images.astype(np.uint8), y=labels.astype(np.uint8))
     printed = run(tmp_path, str(SCRIPT), "--data", "data.npz", "--epochs", "8")
     assert float(re.findall(r"test accuracy ([\d.]+)%", printed)[-1]) > 90, printed
 

@@ -64,9 +64,12 @@ def test_arrays_are_let_go_of() -> None:
     x = mx.nd.ones((2,))
     before = sys.getrefcount(x)
     for finish_with in (None, ValueError("wrong")):
-        engine.push(lambda finish, error=finish_with: finish(error), [x], [mx.nd.zeros((1,))], 0, "test")
+        written = mx.nd.zeros((1,))
+        engine.push(lambda finish, error=finish_with: finish(error), [x], [written], 0, "test")
         engine.drain()
         assert sys.getrefcount(x) == before and not engine._pushed
+    with pytest.raises(ValueError, match="wrong"):
+        written.wait_to_read()
 
 
 def test_what_depends_on_a_failed_computation_is_left_out() -> None:
