@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import signal
 import threading
 from typing import Any
@@ -73,17 +74,16 @@ def test_a_name_that_is_in_flight(job: Any) -> None:
         if hvd.rank() == 0:
             first = hvd.allreduce(mx.nd.ones((2,)), name="twice")
             second = hvd.allreduce(mx.nd.ones((2,)), name="twice")
-            found: list[BaseException] = []
+            found = queue.SimpleQueue[BaseException]()
             refused = threading.Thread(target=lambda: _note(found, second.wait_to_read))
             other = threading.Thread(target=lambda: _note(found, first.wait_to_read))
             refused.start(), other.start()
-            while not found:
-                pass  # one of the two, whichever the engine started later
+            error = found.get(timeout=60)  # of one of the two, whichever the engine started later
             hvd.broadcast_object("now", 0)
             refused.join(), other.join()
-            assert len(found) == 1 and isinstance(found[0], (mx.MXNetError, RuntimeError)), found
-            assert isinstance(found[0], ValueError) and "same name as another tensor" in str(found[0])
-            assert "'horovod_allreduce.twice'" in str(found[0])
+            assert found.empty() and isinstance(error, (mx.MXNetError, RuntimeError)), error
+            assert isinstance(error, ValueError) and "same name as another tensor" in str(error)
+            assert "'horovod_allreduce.twice'" in str(error)
         else:
             hvd.broadcast_object(None, 0)
             hvd.allreduce(mx.nd.ones((2,)), name="twice").wait_to_read()
@@ -91,11 +91,11 @@ def test_a_name_that_is_in_flight(job: Any) -> None:
     job(2, check)
 
 
-def _note(errors: list[BaseException], call: Any) -> None:
+def _note(errors: queue.SimpleQueue[BaseException], call: Any) -> None:
     try:
         call()
     except BaseException as error:
-        errors.append(error)
+        errors.put(error)
 
 
 def test_what_cannot_be_communicated_is_refused_in_the_call(job: Any) -> None:
