@@ -11,8 +11,11 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # TensorFlow, built for CPUs alone; only the tests need it.
 TENSORFLOW ?= tensorflow-cpu==2.21.0
 TF_KERAS ?= tf_keras==2.21.0
+# MXNet needs a NumPy that nothing else here wants, so it has an environment of its own.
+MXNET_VENV ?= .venv-mxnet
 TRAIN_ARGUMENTS ?= --epochs 20
 PYTEST_ARGUMENTS ?=
+MXNET_TESTS ?= tests/unit/mxnet tests/parallel/mxnet
 BENCH_ARGUMENTS ?=
 
 BIN := $(VENV)/bin
@@ -29,9 +32,10 @@ HAVE_TORCH := $(STAMPS)/$(subst =,-,$(TORCH))
 HAVE_TRAIN := $(STAMPS)/train
 HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
+HAVE_MXNET := $(MXNET_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint bench bench-check bench-tensorflow docs clean
+.PHONY: help train test test-mxnet lint bench bench-check bench-tensorflow docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +45,11 @@ train: $(HAVE_TRAIN)  ## train a network on handwritten digits with two processe
 
 test: lint  ## lint, then run all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+	$(if $(PYTEST_ARGUMENTS),,$(MAKE) test-mxnet)
+
+test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed here
+	@if $(MAKE) --no-print-directory $(HAVE_MXNET); then $(abspath $(MXNET_VENV))/bin/python -m pytest $(MXNET_TESTS); \
+	else echo "The tests of horovod.mxnet are skipped: MXNet 1.9.1 and NumPy 1.23 cannot be installed for this Python, here." >&2; fi
 
 lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff check .
@@ -101,3 +110,8 @@ $(HAVE_TEST): pyproject.toml $(HAVE_TORCH)
 	$(PIP) install -e '.[torch,examples,bench,test,lint]' '$(TENSORFLOW)'
 	$(PIP) install --no-deps '$(TF_KERAS)'  # it asks for a TensorFlow with CUDA
 	@touch $@
+
+$(HAVE_MXNET): pyproject.toml
+	test -x $(MXNET_VENV)/bin/python || $(PYTHON) -m venv $(MXNET_VENV)
+	$(MXNET_VENV)/bin/python -m pip --disable-pip-version-check -q install --only-binary mxnet,numpy -e '.[mxnet,pytest]'
+	@mkdir -p $(@D) && touch $@

@@ -138,6 +138,29 @@ def allreduce_request(
     return _sendable(request)
 
 
+def allreduce_call(
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[Tensor | TensorSpec],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set_id: int | None = 0,
+    device: str = HOST,
+) -> Request:
+    """The request of one call of :func:`allreduce`, to be submitted later; of specs only type and shape count.
+
+    Raises:
+        ValueError: the operation has no meaning for a tensor's type; not a member of the process set.
+    """
+    given = full_name(prefix, name)
+    prescale, postscale = _factors(prescale, postscale)
+    _check_reduction(prefix, [(given or prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
+    called = given or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
+    labelled = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(called, tensors)]
+    return allreduce_request(called, labelled, op, prescale, postscale, caller(), not given, device)
+
+
 def allreduce(
     prefix: str,
     name: str | None,
@@ -154,16 +177,12 @@ def allreduce(
     Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
     they become ready together.
     """
-    line, device = caller(), _device(inputs)
-    called = full_name(prefix, name)
-    prescale, postscale = _factors(prescale, postscale)
+    device, called = _device(inputs), full_name(prefix, name)
     if len(inputs) != 1 or not called:
-        _check_reduction(prefix, [(called or prefix, tensor.data_type) for tensor in inputs], op, prescale, postscale)
-        transient = not called
-        called = called or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
-        tensors = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(called, inputs)]
-        request = allreduce_request(called, tensors, op, prescale, postscale, line, transient, device)
+        request = allreduce_call(prefix, name, inputs, op, prescale, postscale, process_set_id, device)
         return submit(process_set_id, request, inputs, outputs, awaited=awaited)
+    line = caller()
+    prescale, postscale = _factors(prescale, postscale)
     key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
     known = _requests.get(called)
     if known is None or known[0] != key:
@@ -187,8 +206,31 @@ def allgather(
 
     Types and all dimensions but the first must agree.
     """
-    request = _request(Operation.ALLGATHER, prefix, name, process_set_id, inputs)
+    request = _request(Operation.ALLGATHER, prefix, name, process_set_id, inputs, device=_device(inputs))
     return submit(process_set_id, request, inputs, allocate=allocate, awaited=awaited)
+
+
+def broadcast_call(
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[Tensor | TensorSpec],
+    root: int,
+    process_set_id: int | None = 0,
+    device: str = HOST,
+) -> Request:
+    """The request of one call of :func:`broadcast`, to be submitted later; of specs only type and shape count.
+
+    Raises:
+        ValueError: the root or this rank is not a member of the process set.
+    """
+    called, root = full_name(prefix, name) or prefix, whole_number(root, "root_rank")
+    lane = running().lane(process_set_id, Operation.BROADCAST)
+    if root not in lane.ranks:
+        raise ValueError(
+            f"broadcast received invalid root rank {root} for provided process set: {called!r} can come from "
+            f"ranks {lane.ranks}"
+        )
+    return _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root, device=device)
 
 
 def broadcast(
@@ -203,14 +245,7 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
-    called, root = full_name(prefix, name) or prefix, whole_number(root, "root_rank")
-    lane = running().lane(process_set_id, Operation.BROADCAST)
-    if root not in lane.ranks:
-        raise ValueError(
-            f"broadcast received invalid root rank {root} for provided process set: {called!r} can come from "
-            f"ranks {lane.ranks}"
-        )
-    request = _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root)
+    request = broadcast_call(prefix, name, tensors, root, process_set_id, _device(tensors))
     return submit(process_set_id, request, outputs=tensors, awaited=awaited)
 
 
@@ -249,7 +284,9 @@ def alltoall(
         raise ValueError(
             f"Sum of splits entries is greater than the first dimension of tensor. {called!r}: {sum(splits)} > {rows}."
         )
-    request = _request(Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits))
+    request = _request(
+        Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits), device=_device([source])
+    )
     return submit(process_set_id, request, [source], allocate=allocate, awaited=awaited)
 
 
@@ -288,6 +325,7 @@ def reducescatter(
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
+        device=_device(inputs),
     )
     return submit(process_set_id, request, inputs, outputs, awaited=awaited)
 
@@ -306,7 +344,7 @@ def join() -> Handle:
     return submit(0, Request(Operation.JOIN, "join.noname", caller=caller(), transient=True))
 
 
-def _labelled(name: str, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+def _labelled(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[tuple[str, Tensor | TensorSpec]]:
     """Each tensor with its name: the request's own for one, ``<name>_<i>of<n>`` in a group."""
     if len(tensors) == 1:
         return [(name, tensors[0])]
@@ -325,12 +363,13 @@ def _request(
     prefix: str,
     name: str | None,
     process_set_id: int | None,
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Tensor | TensorSpec],
     reduce_op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
     root: int = -1,
     splits: tuple[int, ...] = (),
+    device: str = HOST,
 ) -> Request:
     given = full_name(prefix, name)
     called = given or _counted_name(prefix, process_set_id, operation)
@@ -344,7 +383,7 @@ def _request(
         postscale,
         root,
         splits,
-        _device(tensors),
+        device,
         caller=caller(),
         transient=not given,
     )

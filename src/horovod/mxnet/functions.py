@@ -1,0 +1,80 @@
+"""Bringing all ranks to one state: parameters, and any picklable object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon.parameter import DeferredInitializationError
+
+from horovod.common import objects
+from horovod.common.basics import size
+from horovod.mxnet.arguments import whole
+from horovod.mxnet.broadcast import broadcast_
+from horovod.mxnet.errors import of_both_kinds
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """:func:`horovod.common.objects.broadcast_object` over all ranks."""
+    with of_both_kinds():
+        return objects.broadcast_object(obj, whole(root_rank, "root_rank"), name)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """:func:`horovod.common.objects.allgather_object` over all ranks."""
+    with of_both_kinds():
+        return objects.allgather_object(obj, name)
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
+    """Overwrite parameters on every rank with those of rank ``root_rank``, in place. Every rank must call it.
+
+    It returns at once; whoever uses a parameter waits for it. A Gluon parameter whose shape is not known yet is broadcast when
+    the first forward pass has initialised it, on every rank for itself: some may know the shape already.
+
+    Args:
+        params: a dict of NDArrays, as ``Module.get_params()`` has two, or of Gluon parameters, as ``Block.collect_params()``.
+        root_rank: whose values count.
+        prefix: put before the names. Needed where two models have parameters of one name.
+
+    Raises:
+        ValueError: ``params`` is no such thing.
+        as ``hvd.broadcast_``.
+    """
+    if not isinstance(params, Mapping | mx.gluon.ParameterDict):
+        raise ValueError(f"invalid params of type: {type(params)}; pass a dict or a gluon.ParameterDict")
+    with of_both_kinds():
+        if size() == 1:
+            return
+        for key, value in sorted(params.items()):
+            name = f"{prefix or ''}{key}"
+            if not isinstance(value, mx.gluon.Parameter):
+                broadcast_(value, root_rank, name)
+                continue
+            try:
+                value.list_data()
+            except DeferredInitializationError:
+                _broadcast_when_initialised(value, root_rank, name)
+            else:
+                _broadcast_parameter(value, root_rank, name)
+
+
+def _broadcast_parameter(parameter: Any, root_rank: int, name: str) -> None:
+    first, *others = parameter.list_data()
+    broadcast_(first, root_rank, name)
+    for other in others:  # of other devices
+        first.copyto(other)
+
+
+def _broadcast_when_initialised(parameter: Any, root_rank: int, name: str) -> None:
+    """Have the parameter broadcast right after Gluon has given it its shape and its first values."""
+
+    def initialise(*args: Any, **kwargs: Any) -> None:
+        del parameter._init_impl  # that of its class again
+        parameter._init_impl(*args, **kwargs)
+        _broadcast_parameter(parameter, root_rank, name)
+
+    parameter._init_impl = initialise

@@ -1,0 +1,39 @@
+"""``horovod.mxnet.mpi_ops``: every operation under the import path that existing scripts use."""
+
+from __future__ import annotations
+
+from horovod.common import basics as _basics
+from horovod.common import interface
+from horovod.common.basics import init, shutdown
+from horovod.common.interface import *  # noqa: F403
+from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
+from horovod.mxnet.allgather import allgather, grouped_allgather
+from horovod.mxnet.allreduce import allreduce, allreduce_, grouped_allreduce, grouped_allreduce_
+from horovod.mxnet.alltoall import alltoall
+from horovod.mxnet.broadcast import broadcast, broadcast_
+from horovod.mxnet.reducescatter import grouped_reducescatter, reducescatter
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "_basics",
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
+    "init",
+    "reducescatter",
+    "shutdown",
+]
+__all__ += interface.__all__
