@@ -26,7 +26,7 @@ from horovod.torch.buckets import Bucket
 from horovod.torch.compression import Compressor
 from horovod.torch.optimizer_arguments import Settings
 from horovod.torch.optimizer_identity import Identity
-from horovod.torch.readiness import Phase, Readiness
+from horovod.torch.readiness import Readiness
 from horovod.torch.wrapped_optimizer import WrappedOptimizer
 
 _CHANGED = (
@@ -59,7 +59,8 @@ class AdasumReduction(Readiness):
             for bucket in self.buckets:
                 for move in bucket.after:
                     move()
-        self.enter(Phase.STEPPED)
+        self._reset()
+        self.end_step()
 
     def end_backward(self) -> None:
         """Gradients stay this rank's own; the parameters move in ``step()``."""

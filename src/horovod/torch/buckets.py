@@ -38,12 +38,12 @@ class Slot:
 
     __slots__ = ("bucket", "hook", "memory", "name", "parameter", "passes", "ready", "sparse", "version")
 
-    def __init__(self, parameter: torch.Tensor, name: str, passes: int) -> None:
+    def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self.parameter = parameter
         self.name = name
         self.bucket: Bucket | None = None
         self.hook: GradientHook | None = None
-        self.passes = passes
+        self.passes = 1
         self.ready = False
         self.version: int | None = None
         self.sparse = False
@@ -53,11 +53,6 @@ class Slot:
         """For :attr:`Bucket.sent`: from now on only a backward pass may change the gradient."""
         self.version = gradient._version
         return self, gradient
-
-    def note_version(self) -> None:
-        """The gradient as it is now is ours to account for."""
-        gradient = self.parameter.grad
-        self.version = None if gradient is None else gradient._version
 
 
 class Bucket:
@@ -85,7 +80,7 @@ class Bucket:
         "waiting",
     )
 
-    def __init__(self, name: str, slots: Sequence[Slot]) -> None:
+    def __init__(self, name: str, slots: Sequence[Slot], passes: int) -> None:
         self.name = name
         self.slots = list(slots)
         self.waiting = len(self.slots)
@@ -99,6 +94,7 @@ class Bucket:
         self._single: list[int] = []
         for slot in self.slots:
             slot.bucket = self
+        self.reset(passes)
 
     @property
     def open(self) -> bool:
@@ -108,14 +104,12 @@ class Bucket:
     def reset(self, passes: int) -> None:
         """Wait for ``passes`` backward passes anew."""
         self.handle = None
-        self.reduced = False
         self.sent.clear()
         self.after.clear()
         self.waiting = len(self.slots)
         for slot in self.slots:
             slot.passes = passes
             slot.ready = False
-            slot.version = None
 
     def wait(self, complaint: str) -> None:
         """Wait until it is reduced, if it could be sent.

@@ -18,6 +18,10 @@ class Listener(Protocol):
         """A backward pass has added to the gradient of the parameter of ``slot``."""
 
 
+_ours: set[int] = set()
+"""PyTorch's numbers of the hooks that optimizers have."""
+
+
 class GradientHook:
     """Tells ``listener()`` whenever a backward pass has added to a parameter's gradient.
 
@@ -27,25 +31,26 @@ class GradientHook:
         listener: a weak reference, for a parameter must not keep an optimizer alive.
     """
 
+    __slots__ = ("_handle", "_implementation", "_parameter")
+
     def __init__(self, slot: Slot, listener: Callable[[], Listener | None]) -> None:
         self._parameter: Any = slot.parameter  # PyTorch leaves its hooks untyped
-        self._slot = slot
-        self._listener = listener
-        hooks = self._parameter._post_accumulate_grad_hooks or {}
-        for key in [key for key, hook in hooks.items() if isinstance(hook, GradientHook)]:
-            del hooks[key]
-        register: Callable[[GradientHook], Any] = self._parameter.register_post_accumulate_grad_hook
-        self._handle = register(self)
-        self._implementation: int = self._parameter._cdata
 
-    def __call__(self, parameter: torch.Tensor) -> None:
-        listener, gradient = self._listener(), parameter.grad
-        if listener is not None and gradient is not None:
-            listener.gradient_is_ready(self._slot, gradient)
+        def hear(parameter: torch.Tensor) -> None:  # a plain function: calling an object takes three times as long
+            present = listener()
+            if present is not None:
+                present.gradient_is_ready(slot, parameter.grad)  # type: ignore[arg-type]  # PyTorch has just set it
+
+        for other in _ours.intersection(self._parameter._post_accumulate_grad_hooks or ()):
+            del self._parameter._post_accumulate_grad_hooks[other]
+        register: Callable[[Callable[[torch.Tensor], None]], Any] = self._parameter.register_post_accumulate_grad_hook
+        self._handle = register(hear)
+        self._implementation: int = self._parameter._cdata
+        _ours.add(self._handle.id)
 
     def is_heard(self) -> bool:
         """Whether no other optimizer has taken the parameter over."""
-        return self in self._parameter._post_accumulate_grad_hooks.values()
+        return self._handle.id in self._parameter._post_accumulate_grad_hooks
 
     def restore(self) -> None:
         """After ``module.to()`` with parameter swapping the parameter has another implementation, which calls no hooks."""
@@ -55,3 +60,4 @@ class GradientHook:
 
     def remove(self) -> None:
         self._handle.remove()
+        _ours.discard(self._handle.id)

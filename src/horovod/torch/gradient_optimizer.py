@@ -10,7 +10,6 @@ import torch
 
 from horovod.torch.compression_memory import MEMORY, load_memory, saved_memory
 from horovod.torch.gradient_reduction import GradientReduction
-from horovod.torch.readiness import Phase
 from horovod.torch.wrapped_optimizer import WrappedOptimizer
 
 
@@ -58,7 +57,7 @@ class GradientOptimizer(WrappedOptimizer):
         base: Any = super()
         if closure is not None:
             result = base.step(reduction.reducing(closure, agree=isinstance(self, torch.optim.LBFGS)))
-            reduction.enter(Phase.STEPPED)
+            reduction.end_step()
             return result
         if reduction.before_step():
             warnings.warn(
@@ -67,7 +66,7 @@ class GradientOptimizer(WrappedOptimizer):
                 stacklevel=2,
             )
         result = base.step()
-        reduction.enter(Phase.STEPPED)
+        reduction.end_step()
         return result
 
     # PyTorch puts its step hooks around the `step` of a class that has no such mark; the wrapped optimizer's has them.

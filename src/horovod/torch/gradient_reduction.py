@@ -96,11 +96,11 @@ class GradientReduction(Readiness):
 
         def reducing_closure() -> Any:
             if self.reduced:
-                self.enter(Phase.STEPPED)
+                self.end_step()
             with torch.enable_grad():
                 loss = closure()
             self._reduce("step()", self._changed_since_backward())
-            self.enter(Phase.STEPPED)
+            self.end_step()
             return self._agreed(loss) if agree and self.buckets else loss
 
         return reducing_closure
@@ -155,7 +155,7 @@ class GradientReduction(Readiness):
         if error is not None:
             self.forget()
             raise error
-        self.enter(Phase.REDUCED)
+        self.end_reduction()
 
     def _changed_since_backward(self) -> BaseException | None:
         """The error if a gradient that backward has left, and that is not sent yet, is another one now."""
@@ -190,7 +190,7 @@ class GradientReduction(Readiness):
             if gradient.dtype.is_complex:
                 gradient = torch.view_as_real(gradient.detach())
             if self._single is not NoneCompressor or not gradient.is_contiguous():
-                gradient = self._compressed(bucket, gradient)
+                gradient = self._compressed(bucket, slot, gradient)
             tensors.append(gradient)
             slots.append(slot)
         settings = self.settings
@@ -232,17 +232,18 @@ class GradientReduction(Readiness):
             parameter.grad = gradient
         return gradient
 
-    def _compressed(self, bucket: Bucket, gradient: torch.Tensor) -> torch.Tensor:
+    def _compressed(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
         """The contiguous, compressed tensor that travels for a gradient; notes what undoes it."""
         compressed, context = self._single.compress(gradient.detach())
         travels: torch.Tensor = compressed.contiguous()
         if travels is not gradient:
-            bucket.after.insert(0, partial(self._restore, gradient, travels, context))
+            bucket.after.insert(0, partial(self._restore, slot, gradient, travels, context))
         return travels
 
-    def _restore(self, gradient: torch.Tensor, travelled: torch.Tensor, context: Any) -> None:
+    def _restore(self, slot: Slot, gradient: torch.Tensor, travelled: torch.Tensor, context: Any) -> None:
         with torch.no_grad():
             gradient.copy_(self._single.decompress(travelled, context))
+        slot.version = gradient._version
 
     def _densified(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
         """A dense copy that travels for a sparse gradient, which is sparse again afterwards."""
@@ -264,6 +265,7 @@ class GradientReduction(Readiness):
     def _replace(self, slot: Slot, gradient: torch.Tensor) -> None:
         if slot.parameter.grad is not None:  # the user may have removed it
             slot.parameter.grad = gradient
+            slot.version = gradient._version
 
     def _agreed(self, loss: Any) -> Any:
         """The ranks' losses reduced as the gradients are, so that all decide alike."""

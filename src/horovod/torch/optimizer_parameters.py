@@ -45,6 +45,7 @@ class OptimizerParameters(ABC):
         self.buckets: list[Bucket] = []
         self._frozen: list[torch.Tensor] = []
         self._parameters = 0
+        self._changed = True
         weakref.finalize(self, _let_go, self.slots, self.buckets).atexit = False
         self.adopt()
 
@@ -70,10 +71,11 @@ class OptimizerParameters(ABC):
                 continue
             check_parameter(name, parameter, self.settings.op)
             if parameter.requires_grad:
-                slot = self.slots[parameter] = Slot(parameter, name, self.passes)
+                slot = self.slots[parameter] = Slot(parameter, name)
                 slot.sparse = isinstance(optimizer, torch.optim.SparseAdam)
             else:
                 self._frozen.append(parameter)
+        self._changed = True
         self._listen()
 
     def prepare(self) -> None:
@@ -89,11 +91,13 @@ class OptimizerParameters(ABC):
                 bucket.reset(self.passes)
                 bucket.dissolve()
             self.buckets.clear()
+            self._changed = True
         if any(p.requires_grad for p in self._frozen) or self._parameters != _number_of_parameters(self.optimizer):
             self.adopt()
-        else:
+        if self._changed:
+            self._changed = False
             self._listen()
-        self._cut()
+            self._cut()
 
     def communicates(self) -> bool:
         """Whether this rank reduces anything, now."""
@@ -107,17 +111,14 @@ class OptimizerParameters(ABC):
             for slot in self.slots.values():
                 if slot.hook is None:
                     slot.hook = GradientHook(slot, weakref.ref(self))
-                else:
-                    slot.hook.restore()
 
     def _cut(self) -> None:
         """Put parameters that are in no bucket into new ones."""
         new = [slot for slot in self.slots.values() if slot.bucket is None]
         if new and self.communicates():
             cut = cut_buckets(new, self.settings.groups if not self.buckets else None)
-            self.buckets += [
-                Bucket(f"{self.name}.{number}", members) for number, members in enumerate(cut, len(self.buckets))
-            ]
+            for number, members in enumerate(cut, len(self.buckets)):
+                self.buckets.append(Bucket(f"{self.name}.{number}", members, self.passes))
 
 
 def _number_of_parameters(optimizer: torch.optim.Optimizer) -> int:

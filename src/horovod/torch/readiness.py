@@ -64,6 +64,9 @@ class Phase(Enum):
     SYNCHRONIZED = "everything is reduced, and the user has called synchronize()"
 
 
+_FILLING = Phase.FILLING  # to look a member up takes as long as the rest of a hook
+
+
 class Readiness(OptimizerParameters):
     """The distributed part of one optimizer: its parameters, and how far backward has come with each.
 
@@ -141,8 +144,15 @@ class Readiness(OptimizerParameters):
 
     def begin(self) -> None:
         """A step begins, and no gradient is known."""
-        self._reset()
+        if self.phase is Phase.FILLING:
+            self._reset()  # passes whose gradients are thrown away
         self.phase = Phase.FILLING
+        for bucket in self.buckets:
+            bucket.reduced = False
+        for slot in self.slots.values():
+            slot.version = None
+            if slot.hook is not None:
+                slot.hook.restore()
 
     def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
         """A backward pass has added to a gradient.
@@ -151,7 +161,7 @@ class Readiness(OptimizerParameters):
             AssertionError: it had all its passes already.
         """
         before, slot.version = slot.version, gradient._version
-        if self.phase is not Phase.FILLING and not self._begins_with(slot, before):
+        if self.phase is not _FILLING and not self._begins_with(slot, before):
             return
         if slot.bucket is None:
             self.prepare()
@@ -218,19 +228,28 @@ class Readiness(OptimizerParameters):
                     error = error or failure
         return error
 
-    def enter(self, phase: Phase) -> None:
-        """Nothing is under way any more, and the gradients are those of ``phase``."""
-        if not self.reduced:
-            self._reset()
-        self.phase = phase
+    def end_reduction(self) -> None:
+        """Everything is sent and reduced."""
+        self._reset()
+        self.phase = Phase.REDUCED
         for bucket in self.buckets:
-            bucket.reduced = self.reduced
+            bucket.reduced = True
+
+    def end_step(self) -> None:
+        """The gradients have been used."""
+        if self.phase is Phase.FILLING:
+            self._reset()
+        self.phase = Phase.STEPPED
+        for bucket in self.buckets:
+            bucket.reduced = False
         for slot in self.slots.values():
-            slot.note_version()
+            gradient = slot.parameter.grad
+            slot.version = None if gradient is None else gradient._version
 
     def forget(self) -> None:
         """Nothing is under way any more, and no gradient is known."""
         self._reset()
+        self.begin()
         self.phase = Phase.NEW
 
     def _reset(self) -> None:
@@ -240,7 +259,7 @@ class Readiness(OptimizerParameters):
     def rewind(self) -> None:
         """Count passes anew for whatever has not been sent."""
         for bucket in self.buckets:
-            if bucket.open:
+            if bucket.handle is None:
                 bucket.reset(self.passes)
 
     def set_passes(self, passes: int) -> None:
