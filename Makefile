@@ -15,10 +15,13 @@ TF_KERAS ?= tf_keras==2.21.0
 MXNET_VENV ?= .venv-mxnet
 TRAIN_ARGUMENTS ?= --epochs 20
 PYTEST_ARGUMENTS ?=
+# How many files of tests run at a time. Each brings processes of its own.
+JOBS ?= 2
 MXNET_TESTS ?= tests/unit/mxnet tests/parallel/mxnet
 BENCH_ARGUMENTS ?=
 
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 10
 # As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
 export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -44,7 +47,7 @@ train: $(HAVE_TRAIN)  ## train a network on handwritten digits with two processe
 	$(BIN)/horovodrun -np $(NP) python examples/pytorch_mnist.py $(TRAIN_ARGUMENTS)
 
 test: lint  ## lint, then run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+	$(PYTEST) $(PYTEST_ARGUMENTS)
 	$(if $(PYTEST_ARGUMENTS),,$(MAKE) test-mxnet)
 
 test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed here

@@ -49,7 +49,7 @@ def serve_once(listener: socket.socket, secret: bytes = SECRET) -> bytes:
                 return handshake.purpose
 
 
-@pytest.mark.parametrize("name", ["", f"\0horovod-test-dial-{os.getpid()}"])
+@pytest.mark.parametrize("name", ["", f"\0horovod-test-dial-{os.getpid()}"], ids=["tcp", "unix"])
 def test_a_dialled_connection_is_authenticated_and_blocking(name: str) -> None:
     with listening(name) as listener:
         server = Together(lambda: serve_once(listener))
