@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,18 +18,23 @@ from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
 from horovod.runner import worker_environment
+from horovod.runner.agent.base import Agent, HostFacts
+from horovod.runner.agent.guardian import Guardian
+from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.errors import UsageError
-from horovod.runner.guardian import Guardian
 from horovod.runner.hosts import HostInfo, SlotInfo, get_host_assignments, parse_host_files, parse_hosts
-from horovod.runner.machine import usable_cores
+from horovod.runner.loop import Loop
+from horovod.runner.machine import is_local, usable_cores
 from horovod.runner.notices import without_effect
 from horovod.runner.options import Options
 from horovod.runner.outcome import Failure, Outcome
 from horovod.runner.output import Output, Sink
+from horovod.runner.policy import StaticPolicy
+from horovod.runner.refusals import refuse_what_is_missing
 from horovod.runner.signals import SignalPipe
 from horovod.runner.standard_input import choose_reader, in_background
-from horovod.runner.strategies import choose
-from horovod.runner.supervisor import Supervisor
+from horovod.runner.supervisor import Plans, Supervisor
 
 MOST_RANKS = 1 << 16
 """Beyond this a number of ranks is a slip of the finger, and would fill the memory before anything is said."""
@@ -55,13 +60,13 @@ class Job:
             raise UsageError("no command given: what shall the ranks run? As in: horovodrun -np 2 python train.py")
         self.slots = _places(options)
         self._reader = choose_reader(options.stdin, len(self.slots))
-        self._strategy = choose(options, self.slots)
+        refuse_what_is_missing(options)
+        _check_hosts(self.slots)
         _check_interfaces(options)
         _check_program(options.command[0], environment)
         self._asked = worker_environment.from_options(options)
         self._threads = worker_environment.threads(environment, usable_cores(), len(self.slots))
         self._memory = worker_environment.memory(environment)
-        self._common = {**environment, **self._asked, **self._threads, **self._memory}
         self._server: RendezvousServer | None = None
 
     def run(
@@ -102,7 +107,6 @@ class Job:
             guardian = self._start_guardian(mark, output)
             if guardian is not None:
                 cleanup.enter_context(guardian)
-            environment = {**self._common, **worker_environment.meeting_place(server.address, secret)}
             for notice in without_effect(options):
                 output.say(f"horovodrun: {notice}")
             if self._reader is not None and in_background():
@@ -111,17 +115,43 @@ class Job:
                 self._reader = None
             if options.verbose:
                 output.say(self._describe(server.address))
-            plans = self._strategy.plan(options.command, self.slots, environment)
-            return Supervisor(
-                plans,
+            loop = Loop()
+            cleanup.callback(loop.close)
+            supervisor = Supervisor(
+                loop,
                 output,
-                mark=mark,
-                guardian=guardian,
+                StaticPolicy([slot.rank for slot in self.slots], self._reader),
+                places={slot.rank: f"{slot.hostname}, local rank {slot.local_rank}" for slot in self.slots},
                 accusation=self._accusation,
                 departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
                 signals=signals,
                 reader=self._reader,
-            ).run()
+            )
+            here = LocalAgent(
+                dict.fromkeys(slot.hostname for slot in self.slots),
+                loop,
+                supervisor.report,
+                HostFacts(sys.executable, usable_cores(), (), None),
+                mark=mark,
+                guardian=guardian,
+                inherits_input=True,
+            )
+            return supervisor.run([here], lambda agent: self._plans(agent, server.address, secret))
+
+    def _plans(self, agent: Agent, address: tuple[str, int], secret: str) -> Plans:
+        """What to start on a host."""
+        plans = [
+            ProcessPlan(
+                slot.rank,
+                self._options.command,
+                worker_environment.of_rank(slot),
+                reads_input=slot.rank == self._reader,
+            )
+            for slot in self.slots
+            if slot.hostname in agent.hosts
+        ]
+        common = {**self._launcher_environment, **self._asked, **self._threads, **self._memory}
+        return {**common, **worker_environment.meeting_place(address, secret)}, plans
 
     def delivered(self, key: str) -> bytes | None:
         """What a rank has put under ``key`` where they meet; None if nothing."""
@@ -185,6 +215,18 @@ def _places(options: Options) -> list[SlotInfo]:
         hosts = [HostInfo("localhost", options.num_proc)]
     # Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are.
     return get_host_assignments(hosts, options.num_proc, options.num_proc)
+
+
+def _check_hosts(slots: Sequence[SlotInfo]) -> None:
+    for hostname in dict.fromkeys(slot.hostname for slot in slots):
+        try:
+            local = is_local(hostname)
+        except OSError as error:
+            raise UsageError(f"host {hostname} has no address: {error.strerror}. Is its name right?") from None
+        if not local:
+            raise UsageError(
+                f"host {hostname} is not this machine, and several hosts are not supported yet; use -H localhost:<slots>"
+            )
 
 
 def _check_interfaces(options: Options) -> None:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from horovod.runner.processes import Exit
+from horovod.runner.agent.messages import Exit
 
 _WELL = Exit(0)
 _NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
