@@ -73,18 +73,20 @@ class Supervisor:
         self._home: dict[int, Agent] = {}  # where each rank runs
         self._streams: dict[tuple[int, str], RankStream] = {}  # those that are still open
         self._tails: dict[int, RankStream] = {}
-        self._immortal: set[int] = set()
+        self._immortal: dict[str, list[int]] = {}
+        self._input = standard_input.Forwarder(loop)
         self._refusal = ""  # why a process could not be started
 
-    def run(self, agents: Sequence[Agent], plans: Callable[[Agent], Plans]) -> Outcome:
+    def run(self, agents: Sequence[Agent], plans: Callable[[], Sequence[Plans]], seconds: float) -> Outcome:
         """Run the job to its end.
 
         Args:
             agents: one a host; they report to :meth:`report`.
-            plans: says what to start on a host.
+            plans: says what to start on each, once all of them are ready.
+            seconds: how long they may take to get ready.
 
         Raises:
-            LaunchError: a process could not be started; those that were have been ended.
+            LaunchError: a host cannot take part, or a process could not be started; those that were have been ended.
             Insisted: a second signal came; everything has been killed.
         """
         self._agents = agents
@@ -92,8 +94,10 @@ class Supervisor:
         try:
             if self._signals is not None:
                 self._loop.watch(self._signals.fileno(), self._on_signals)
-            for agent in agents:
-                self._start(agent, plans)
+            self._await_agents(seconds)
+            if not self._policy.ending:
+                for agent, (environment, processes) in zip(agents, plans(), strict=True):
+                    self._start(agent, environment, processes)
             self._loop.run(self._finished)
             if self._refusal:
                 raise LaunchError(self._refusal)
@@ -114,14 +118,29 @@ class Supervisor:
         elif isinstance(event, NotStarted):
             self._refusal = self._refusal or event.reason
         elif isinstance(event, Closed):
-            self._immortal.update(event.immortal)
+            self._immortal[agent.name] = event.immortal
         elif isinstance(event, Lost):
             self._on_lost(agent, event.reason)
         elif isinstance(event, Wanted):
-            pass
+            self._input.pass_on(agent, event.process)
 
-    def _start(self, agent: Agent, plans: Callable[[Agent], Plans]) -> None:
-        environment, processes = plans(agent)
+    def _await_agents(self, seconds: float) -> None:
+        def known() -> bool:
+            return self._policy.ending or all(agent.facts or agent.closed for agent in self._agents)
+
+        self._loop.run(known, time.monotonic() + seconds)
+        missing = [agent for agent in self._agents if agent.facts is None]
+        if missing and not self._policy.ending:
+            width = max(len(agent.name) for agent in missing)
+            lines = [
+                f"  {agent.name:{width}}  {agent.trouble or f'it has not answered within {seconds:.3g} seconds'}"
+                for agent in missing
+            ]
+            number, size = len(missing), len(self._agents)
+            which = f"{number} of {size} hosts cannot" if size > 1 else "the host cannot"
+            raise LaunchError("\n".join([f"{which} take part in this job:", *lines]))
+
+    def _start(self, agent: Agent, environment: Mapping[str, str], processes: Sequence[ProcessPlan]) -> None:
         for plan in processes:
             self._home[plan.number] = agent
             for name in STREAMS:
@@ -145,6 +164,7 @@ class Supervisor:
             deadline = time.monotonic() + grace + _SWEEP_SECONDS
             self._loop.run(lambda: all(agent.closed for agent in self._agents), deadline)
         finally:
+            self._input.stop()
             for agent in self._agents:
                 agent.kill()
             for stream in self._streams.values():
@@ -238,9 +258,10 @@ class Supervisor:
 
     def _outcome(self) -> Outcome:
         exits, verdict, interrupted = self._policy.exits, self._policy.verdict, self._policy.interrupted
-        immortal = frozenset(self._immortal)
+        immortal = frozenset(pid for pids in self._immortal.values() for pid in pids)
+        unheard = [agent.name for agent in self._agents if agent.unheard]
         if verdict is None:
-            return Outcome(exits, interrupted=interrupted, immortal=immortal)
+            return Outcome(exits, interrupted=interrupted, immortal=immortal, unheard=unheard)
         accused = self._accusation()  # the others may have told only after they had heard of its end
         known = accused.reason if accused is not None and accused.rank == verdict.culprit else ""
         return Outcome(
@@ -254,4 +275,5 @@ class Supervisor:
             tail=tuple(self._tails[verdict.culprit].tail),
             interrupted=interrupted,
             immortal=immortal,
+            unheard=unheard,
         )

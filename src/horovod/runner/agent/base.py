@@ -32,12 +32,16 @@ class Agent(ABC):
         hosts: the names that users know the host by; mostly one.
         facts: None until the host can start processes.
         closed: whether the agent has nothing more to tell.
+        trouble: why it was closed without ever having been ready.
+        unheard: whether it was closed before it had said that it has ended everything.
     """
 
     def __init__(self, hosts: Collection[str]) -> None:
         self.hosts = tuple(hosts)
         self.facts: HostFacts | None = None
         self.closed = False
+        self.trouble = ""
+        self.unheard = False
 
     @property
     def name(self) -> str:
