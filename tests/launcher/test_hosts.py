@@ -12,10 +12,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import horovod
-from launcher.harness import Launcher, finish
+from launcher.harness import LIMIT_SECONDS, Launcher, finish
 
 SHOW = "echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK/$HOROVOD_LOCAL_SIZE" + (
     " $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE $HOROVOD_HOSTNAME"
@@ -267,6 +268,16 @@ def test_output_of_a_rank_elsewhere_waits_for_its_reader(launcher: Launcher, ssh
     time.sleep(1)  # nobody reads meanwhile
     done = finish(process)
     assert (done.returncode, done.stdout.count("x")) == (0, 30_000_000) and done.stdout.endswith("end\n")
+
+
+def test_a_rank_that_writes_more_than_anybody_reads_fills_no_memory(launcher: Launcher, ssh: Path) -> None:
+    process = start(launcher, ssh, "-np", "1", "-H", "beta:1", "yes", "x" * 100)
+    launcher.await_line(process, "x")
+    time.sleep(3)  # yes writes gigabytes in this time, if it may
+    largest = max(psutil.Process(pid).memory_info().rss for pid in launcher.living())
+    process.terminate()
+    assert process.wait(LIMIT_SECONDS) == 143
+    assert largest < 300 << 20
 
 
 def test_standard_input_reaches_a_rank_elsewhere(launcher: Launcher, ssh: Path) -> None:

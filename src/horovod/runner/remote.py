@@ -56,8 +56,12 @@ class Connection(ABC):
         """
 
     @abstractmethod
-    def close(self) -> None:
-        """Let go of the connection. The agent ends its processes by itself."""
+    def close(self, *, orderly: bool) -> None:
+        """Let go of the connection. The agent ends its processes by itself.
+
+        Args:
+            orderly: the agent has said that it ends; it may take a moment to do so.
+        """
 
 
 class RemoteAgent(Agent):
@@ -75,6 +79,8 @@ class RemoteAgent(Agent):
         self._begin = begin
         self._hello: Hello | None = None
         self._errors: deque[bytes] = deque(maxlen=8)
+        self._orderly = False
+        self._released = False
         self._stream = MessageStream(
             loop, connection.reader, connection.writer, decode_event, self._hear, self._on_end, greeting=GREETING
         )
@@ -100,6 +106,9 @@ class RemoteAgent(Agent):
         if not self.closed:
             self.unheard = self.facts is not None
             self._close()
+        if not self._released:  # only now: with many hosts, all but the last have ended meanwhile
+            self._released = True
+            self._connection.close(orderly=self._orderly)
 
     def _order(self, order: Order) -> None:
         self._stream.send(encode(order))
@@ -125,6 +134,7 @@ class RemoteAgent(Agent):
             self._report(self, NotStarted(event.process, f"host {self.name}: {event.reason}"))
         elif self.facts is not None:
             if isinstance(event, Closed):
+                self._orderly = True
                 self._close()
             self._report(self, event)
 
@@ -166,4 +176,3 @@ class RemoteAgent(Agent):
         self._stream.close()
         if self._loop.watches(self._connection.errors):
             self._loop.unwatch(self._connection.errors)
-        self._connection.close()

@@ -21,6 +21,7 @@ from horovod.runner.remote import Connection
 SILENCE_SECONDS = 5
 SILENCES = 3
 """After so many periods in which a host answers nothing, ssh gives it up."""
+_LONGEST_CONNECT_SECONDS = 10
 _LETTING_GO_SECONDS = 1.0
 _OF_SSH_ITSELF = 255
 """The exit status of an ssh that failed, or whose command was killed."""
@@ -29,7 +30,8 @@ _SCRIPT = (
     'if [ ! -x "$1" ]; then PATH="$2:$PATH"; set -- "$(command -v python3)" "$2" "$3"; fi; '
     '[ -n "$1" ] || { echo "no python3 on the PATH" >&2; exit 127; }; '
     '[ -z "$3" ] || export PYTHONPATH="$3"; '
-    'exec "$1" -c "import sys; del sys.path[0]; from horovod.runner.agent.program import main; main()"'
+    'exec "$1" -c "import sys; sys.path = [entry for entry in sys.path if entry]; '
+    'from horovod.runner.agent.program import main; main()"'
 )
 """What a shell there runs: the launcher's interpreter, if it exists there, else the first python3. The working directory must
 not be looked in for modules: it is the user's home, which may well have a folder called horovod."""
@@ -87,7 +89,7 @@ def command_line(options: SshOptions, host: str, python: str, environment: Mappi
     settings = {
         "BatchMode": "yes",  # no questions
         "StrictHostKeyChecking": "accept-new",
-        "ConnectTimeout": str(max(1, round(options.seconds))),
+        "ConnectTimeout": str(max(1, min(_LONGEST_CONNECT_SECONDS, round(options.seconds / 2)))),
         "ServerAliveInterval": str(SILENCE_SECONDS),
         "ServerAliveCountMax": str(SILENCES),
         "LogLevel": "ERROR",
@@ -142,9 +144,9 @@ class Ssh(Connection):
             return ""
         return explain(status, errors, chatter)
 
-    def close(self) -> None:
+    def close(self, *, orderly: bool) -> None:
         try:
-            self._process.wait(_LETTING_GO_SECONDS / 10)
+            self._process.wait(_LETTING_GO_SECONDS if orderly else 0)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGTERM)
             try:

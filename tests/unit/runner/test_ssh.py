@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,24 @@ def test_what_the_user_says_about_ssh_comes_first() -> None:
     host, remote = words[-2:]
     assert host == "me@b"
     assert shlex.split(remote)[-3:] == ["/python", "/bin", "/a b"]
+
+
+def start_agent(python: str, path: Path) -> subprocess.CompletedProcess[str]:
+    remote = command_line(options({}, None, None, 30), "b", python, {"PATH": str(path), "PYTHONPATH": "/a b"})[-1]
+    environment = {"PATH": "/nowhere"}
+    return subprocess.run(["/bin/sh", "-c", remote], env=environment, capture_output=True, text=True)
+
+
+def test_the_launchers_interpreter_is_taken_else_the_first_python3_on_its_path(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "python3"
+    for each in (mine, other):
+        each.write_text(f'#!/bin/sh\necho {each.name} "$1" "$PYTHONPATH"\n')
+        each.chmod(0o755)
+    assert start_agent(str(mine), tmp_path).stdout == "mine -c /a b\n"
+    assert start_agent("/no/such/python", tmp_path).stdout == "python3 -c /a b\n"
+    other.unlink()
+    none = start_agent("/no/such/python", tmp_path)
+    assert none.returncode == 127 and "there is no Python" in explain(none.returncode, none.stderr)
 
 
 def test_an_ssh_command_that_does_not_parse_is_refused() -> None:

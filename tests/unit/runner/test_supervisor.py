@@ -53,7 +53,7 @@ class Wire(Connection):
     def explain(self, errors: str, chatter: str) -> str:
         return "it is gone"
 
-    def close(self) -> None:
+    def close(self, *, orderly: bool) -> None:
         os.close(self.errors)
         os.close(self._far_errors)
 
