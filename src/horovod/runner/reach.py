@@ -47,7 +47,10 @@ def reach(
     present = [name for _, name in socket.if_nameindex() if name in options.nics]
     if options.nics and not present:
         raise LaunchError(f"this host has none of the network interfaces {', '.join(options.nics)}")
-    addresses = own_addresses(",".join(present)) or ("127.0.0.1",)
+    try:
+        addresses = own_addresses(",".join(present)) or ("127.0.0.1",)
+    except ValueError as error:
+        raise LaunchError(f"this host cannot be reached by the others: {error}") from None
     begin = Begin(secret, _working_directory(environment), [(address, port) for address in addresses], seconds / 2)
     way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, seconds)
     agents: list[Agent] = []

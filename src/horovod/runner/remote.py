@@ -154,6 +154,7 @@ class RemoteAgent(Agent):
             self._refuse(reason)
             return
         self.unheard = True
+        self.trouble = reason
         self._close()
         self._report(self, Lost(f"the agent of {self.name} is lost: {reason}"))
 

@@ -129,7 +129,7 @@ class Supervisor:
             return self._policy.ending or all(agent.facts or agent.closed for agent in self._agents)
 
         self._loop.run(known, time.monotonic() + seconds)
-        missing = [agent for agent in self._agents if agent.facts is None]
+        missing = [agent for agent in self._agents if agent.facts is None or agent.closed]
         if missing and not self._policy.ending:
             width = max(len(agent.name) for agent in missing)
             lines = [

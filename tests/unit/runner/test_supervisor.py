@@ -221,6 +221,22 @@ def test_all_hosts_that_refuse_are_listed_and_nothing_starts(job: Make) -> None:
     assert started == []
 
 
+def test_a_host_that_is_lost_while_others_get_ready_is_listed(job: Make) -> None:
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        if isinstance(order, Begin) and far.number == 7:
+            far.tell(Ready(("10.0.0.1", 5)))
+            far.stream.close()
+            return True
+        if isinstance(order, Begin) and far.number == 8:
+            made.loop.after("late", 0.3, lambda: far.tell(Ready(("10.0.0.1", 5))))
+            return True
+        return False
+
+    made = job(behaviour)
+    with pytest.raises(LaunchError, match=r"1 of 64 hosts cannot take part in this job:\n  h7  it is gone"):
+        made.run()
+
+
 def test_a_process_that_cannot_start_ends_the_job(job: Make) -> None:
     def behaviour(far: FarAgent, order: Any) -> bool:
         handled = stay(far, order)

@@ -32,7 +32,7 @@ class Agent(ABC):
         hosts: the names that users know the host by; mostly one.
         facts: None until the host can start processes.
         closed: whether the agent has nothing more to tell.
-        trouble: why it was closed without ever having been ready.
+        trouble: why it was closed although nobody had asked for it.
         unheard: whether it was closed before it had said that it has ended everything.
     """
 
