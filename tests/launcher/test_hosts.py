@@ -214,6 +214,19 @@ def test_an_agent_that_is_killed_is_named_and_leaves_nothing(launcher: Launcher,
     launcher.await_nothing(6)
 
 
+def test_an_agent_that_does_not_answer_does_not_hold_up_the_end(launcher: Launcher, ssh: Path) -> None:
+    program = f"if [ $HOROVOD_RANK = 0 ]; then sleep 2; exit 3; fi; {WAIT}"
+    process = start(launcher, ssh, "-np", "2", "-H", "localhost:1,beta:1", "sh", "-c", program)
+    launcher.await_line(process, "ready")
+    (agent,) = agents(launcher)
+    os.kill(agent, signal.SIGSTOP)
+    done = finish(process)
+    assert done.returncode == 3
+    assert "Rank 0 failed first (localhost, local rank 0)." in done.stderr
+    assert "horovodrun: beta did not say that the job has ended there" in done.stderr
+    launcher.await_nothing(8)
+
+
 def test_a_killed_launcher_leaves_nothing_on_any_host(launcher: Launcher, ssh: Path) -> None:
     process = start(launcher, ssh, "-np", "3", "-H", "localhost:1,alpha:1,beta:1", "sh", "-c", WAIT)
     launcher.await_line(process, "ready", times=3)

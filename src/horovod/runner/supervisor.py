@@ -252,6 +252,13 @@ class Supervisor:
             elif isinstance(decision, EndAll):
                 for agent in self._agents:
                     agent.end(decision.grace, hunt=True)
+                self._loop.after("overdue", decision.grace + _SWEEP_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        """End without the agents that do not answer: stopped ones, or those on hosts that went silent a moment ago."""
+        for agent in self._agents:
+            if not agent.closed:
+                agent.kill()
 
     def _wake(self, reason: str) -> None:
         self._do(self._policy.woken(reason, self._accusation()))
