@@ -162,7 +162,14 @@ class Job:
             def plans() -> list[Plans]:
                 meeting = [self._meeting_point(agent, agents, port) for agent in agents]
                 if options.verbose:
-                    output.say(self._describe(agents, meeting))
+                    from horovod.runner.description import describe
+
+                    output.say(
+                        describe(
+                            options.command, self.slots, agents, meeting, self._launcher_environment,
+                            asked=self._asked, memory=self._memory, reader=self._reader,
+                        )
+                    )  # fmt: skip
                 return [self._plans(agent, place, secret) for agent, place in zip(agents, meeting, strict=True)]
 
             return supervisor.run(agents, plans, self._seconds)
@@ -234,33 +241,6 @@ class Job:
             return Failure(int(content["rank"]), str(content["reason"]))
         except (ValueError, KeyError, TypeError):
             return None  # whoever wrote this is not our runtime
-
-    def _describe(self, agents: Sequence[Agent], meeting: Sequence[tuple[str, int]]) -> str:
-        words = [f"horovodrun: {len(self.slots)} ranks of: {' '.join(self._options.command)}"]
-        words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in self.slots]
-        for host, port in dict.fromkeys(meeting):
-            words.append(f"  they meet at {host}:{port}")
-        if self._reader is not None:
-            words.append(f"  rank {self._reader} reads standard input")
-        words += [f"  {name}={value}" for name, value in sorted(self._asked.items())]
-        for agent in agents:
-            assert agent.facts is not None
-            where = f" on {agent.name}" if self._elsewhere else ""
-            if self._elsewhere:
-                words.append(f"  {agent.facts.python}{where}")
-            slots = [slot for slot in self.slots if slot.hostname in agent.hosts]
-            threads = worker_environment.threads(self._launcher_environment, agent.facts.cores, len(slots))
-            if threads:
-                share = ", ".join(f"{name}={value}" for name, value in threads.items())
-                words.append(
-                    f"  {share}: a fair share of {agent.facts.cores} cores{where}; set either to choose for yourself"
-                )
-            else:
-                words.append("  threads of OpenMP and MKL: as you have set them")
-        if self._memory:
-            limits = ", ".join(f"{name}={value}" for name, value in self._memory.items())
-            words.append(f"  {limits}: memory of one step is kept for the next; set either to choose for yourself")
-        return "\n".join(words)
 
 
 def _number_of_ranks(options: Options) -> int:
