@@ -10,6 +10,8 @@ from horovod.control.reception import is_same_user
 
 Address = tuple[str, int] | str
 """``(host, port)``, or the name of a Unix socket (an abstract one starts with a NUL character)."""
+_FIRST_ATTEMPT_SECONDS = 0.5
+_LONGEST_ATTEMPT_SECONDS = 5.0
 
 
 def describe(address: Address) -> str:
@@ -78,14 +80,17 @@ def dial_until(
 ) -> socket.socket:
     """Like :func:`dial`, over several addresses, again and again until one answers or the deadline passes.
 
+    One that does not even refuse costs the others little: every round is more patient than the one before.
+
     Raises:
         ConnectionError: none answered; the message lists each address and its last error.
     """
     pause = 0.002
+    patience = _LONGEST_ATTEMPT_SECONDS if len(addresses) == 1 else _FIRST_ATTEMPT_SECONDS
     errors: dict[str, str] = {}
     while True:
         for address in addresses:
-            attempt = min(deadline, time.monotonic() + 5.0)
+            attempt = min(deadline, time.monotonic() + patience)
             try:
                 return dial(address, secret, purpose, attempt, same_user)
             except (OSError, HandshakeError) as error:
@@ -95,3 +100,20 @@ def dial_until(
             raise ConnectionError(f"nobody could be reached in time ({tried or 'no address was given'})")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.25)
+        patience = min(patience * 2, _LONGEST_ATTEMPT_SECONDS)
+
+
+def limit_silence(connection: socket.socket, seconds: float) -> None:
+    """Have the kernel break a TCP connection whose other host acknowledges nothing for about ``seconds``, sent or not.
+
+    The kernel asks by itself where nothing is sent. A host acknowledges what its processes
+    do not look at, too: a stopped process keeps its connections.
+    """
+    probes = 3
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    each = max(1, round(seconds / (probes + 1)))
+    for name, value in (("TCP_KEEPIDLE", each), ("TCP_KEEPINTVL", each), ("TCP_KEEPCNT", probes)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

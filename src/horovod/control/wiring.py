@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Sequence
+from ipaddress import IPv4Address, IPv4Interface
 from typing import NamedTuple
 
 import msgspec
@@ -141,7 +142,8 @@ class Switchboard:
             if card.name and self.card.name:
                 addresses.append(card.name)
             addresses.append(("127.0.0.1", card.port))
-        addresses += [(address, card.port) for address in card.addresses if (address, card.port) not in addresses]
+        nearest = by_nearness(card.addresses, _own_networks()) if len(card.addresses) > 1 else card.addresses
+        addresses += [(address, card.port) for address in nearest if (address, card.port) not in addresses]
         purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, wire.role, wire.group))
         try:
             return dial_until(addresses, secret, purpose, deadline)
@@ -219,3 +221,27 @@ def own_addresses(interface: str = "") -> tuple[str, ...]:
     if interface and not addresses:
         raise ValueError(f"network interface {interface!r} has no IPv4 address")
     return tuple(addresses)
+
+
+def by_nearness(addresses: Sequence[str], own: Collection[IPv4Interface]) -> list[str]:
+    """Another host's addresses, the likeliest to be reached first: those in a network of our own, then those of others.
+
+    Last come those that we have as well: they are of the same bridge or tunnel on every host, and lead to ourselves.
+    """
+
+    def distance(address: str) -> int:
+        parsed = IPv4Address(address)
+        if any(parsed == each.ip for each in own):
+            return 2
+        return 0 if any(parsed in each.network for each in own) else 1
+
+    return sorted(addresses, key=distance)
+
+
+def _own_networks() -> list[IPv4Interface]:
+    return [
+        IPv4Interface(f"{entry.address}/{entry.netmask or 32}")
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    ]

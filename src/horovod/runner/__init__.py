@@ -58,8 +58,9 @@ def run(
         executable: the Python to run the ranks with. Default: this one.
         min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: for elastic jobs, and
         use_mpi, mpi_args: for mpirun; not supported yet, and refused.
-        ssh_port, ssh_identity_file, disable_cache, network_interfaces: for other hosts; without effect on this one, which is
-            said on stderr.
+        ssh_port, ssh_identity_file, network_interfaces: how to reach other hosts, and by which of their networks; without
+            effect where all ranks run on this one, which is said on stderr.
+        disable_cache: without effect, since nothing is cached.
         use_gloo: no mpirun; the default.
         np, min_np, max_np, network_interface: deprecated names.
 

@@ -167,7 +167,7 @@ def build_parser() -> Parser:
 
 def _add_hosts(parser: Parser) -> None:
     flag = parser.flag
-    group = parser.add_argument_group("hosts")
+    group = parser.add_argument_group("hosts", f"reached by ssh, or by what {config.SSH_COMMAND} says instead")
     where = group.add_mutually_exclusive_group()
     flag(where, "-H", "--hosts", metavar="HOSTS", help="hosts and their slots: h1:2,h2:4 (default: localhost:N)")
     flag(where, "-hostfile", "--hostfile", metavar="FILE", help="hosts, one `name slots=n` a line")

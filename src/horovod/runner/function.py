@@ -30,7 +30,7 @@ def run_function(
         RuntimeError: a rank failed; the message holds its traceback, and the cause is its exception where it could be sent.
     """
     command = (executable or sys.executable, "-m", "horovod.runner.run_task")
-    job = Job(replace(options, command=command), os.environ)
+    job = Job(replace(options, command=command), os.environ, hosts_python=executable is None)
     task = Errand.of(function, arguments, keywords)
     published = dict(errand.to_parts(ERRAND_KEY, errand.dumps(task)))
     outcome = job.run(StreamSink(sys.stdout), StreamSink(sys.stderr), published=published)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import starmap
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from horovod.runner.errors import UsageError
 
-_HOST = re.compile(r"([\w.-]+):([0-9]+)")
+_HOST = re.compile(r"(?:([\w.-]+)@)?([\w.-]+):([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,17 @@ class HostInfo:
 
     hostname: str
     slots: int
+    user: str = ""
+    """Whom to log in as; "" leaves it to ssh."""
+
+    @property
+    def login(self) -> str:
+        """The host as ssh wants it."""
+        return f"{self.user}@{self.hostname}" if self.user else self.hostname
 
     @staticmethod
     def from_string(text: str) -> HostInfo:
-        """Parse ``host:slots``.
+        """Parse ``host:slots`` or ``user@host:slots``.
 
         Raises:
             ValueError: the text has another form, or no slots.
@@ -30,9 +36,9 @@ class HostInfo:
         match = _HOST.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"invalid host {text.strip()!r}: please write hosts as worker-0:2,worker-1:2")
-        if int(match[2]) == 0:
-            raise UsageError(f"invalid host {text.strip()!r}: a host needs at least one slot, as in {match[1]}:1")
-        return HostInfo(match[1], int(match[2]))
+        if int(match[3]) == 0:
+            raise UsageError(f"invalid host {text.strip()!r}: a host needs at least one slot, as in {match[2]}:1")
+        return HostInfo(match[2], int(match[3]), match[1] or "")
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,15 @@ def parse_hosts(text: str) -> list[HostInfo]:
     """Parse ``h1:2,h2:4``. A host named twice has the sum of its slots, at its first place.
 
     Raises:
-        ValueError: a host does not parse; the message quotes it.
+        ValueError: a host does not parse, the message quotes it; or it is named with different users.
     """
-    slots: dict[str, int] = {}
+    found: dict[str, HostInfo] = {}
     for host in map(HostInfo.from_string, text.split(",")):
-        slots[host.hostname] = slots.get(host.hostname, 0) + host.slots
-    return list(starmap(HostInfo, slots.items()))
+        first = found.setdefault(host.hostname, replace(host, slots=0))
+        if first.user != host.user:
+            raise UsageError(f"host {host.hostname} is named with different users: {first.login} and {host.login}")
+        found[host.hostname] = replace(first, slots=first.slots + host.slots)
+    return list(found.values())
 
 
 def parse_host_files(filename: str | Path) -> str:
@@ -89,7 +98,7 @@ def parse_host_files(filename: str | Path) -> str:
         content = line.partition("#")[0].strip()
         if not content:
             continue
-        match = re.fullmatch(r"([\w.-]+)\s+slots\s*=\s*([0-9]+)", content)
+        match = re.fullmatch(r"((?:[\w.-]+@)?[\w.-]+)\s+slots\s*=\s*([0-9]+)", content)
         if match is None:
             raise UsageError(f"{filename}, line {number}: {content!r} is not of the form `worker-0 slots=2`")
         hosts.append(f"{match[1]}:{match[2]}")

@@ -1,4 +1,4 @@
-"""One job from the user's request to its outcome: places, environment, meeting place, guardian, supervision.
+"""One job from the user's request to its outcome: places, agents, environment, rendezvous, supervision.
 
 ``horovodrun`` and ``horovod.run`` both come here; they differ in what each rank runs and where its output goes.
 """
@@ -10,31 +10,37 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
-from horovod.runner import worker_environment
-from horovod.runner.errors import UsageError
-from horovod.runner.guardian import Guardian
-from horovod.runner.hosts import HostInfo, SlotInfo, get_host_assignments, parse_host_files, parse_hosts
-from horovod.runner.machine import usable_cores
+from horovod.runner import host_sources, worker_environment
+from horovod.runner.agent.base import Agent, HostFacts
+from horovod.runner.agent.guardian import Guardian
+from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.messages import ProcessPlan
+from horovod.runner.errors import LaunchError, UsageError
+from horovod.runner.hosts import HostInfo, get_host_assignments
+from horovod.runner.loop import Loop
+from horovod.runner.machine import is_local, usable_cores
 from horovod.runner.notices import without_effect
 from horovod.runner.options import Options
 from horovod.runner.outcome import Failure, Outcome
 from horovod.runner.output import Output, Sink
+from horovod.runner.policy import StaticPolicy
+from horovod.runner.refusals import refuse_what_is_missing
 from horovod.runner.signals import SignalPipe
 from horovod.runner.standard_input import choose_reader, in_background
-from horovod.runner.strategies import choose
-from horovod.runner.supervisor import Supervisor
+from horovod.runner.supervisor import Plans, Supervisor
 
 MOST_RANKS = 1 << 16
 """Beyond this a number of ranks is a slip of the finger, and would fill the memory before anything is said."""
 FAILURE_KEY = "failure"
 """Where the runtime says which rank failed first."""
+LOOPBACK = "127.0.0.1"
 
 
 class Job:
@@ -43,25 +49,34 @@ class Job:
     Args:
         options: the request; its ``command`` is what each rank runs.
         environment: the launcher's own.
+        hosts_python: whether the command's first word, an interpreter, is to be each host's own, which runs its agent.
 
     Raises:
         ValueError: the request cannot be met; the message says why.
     """
 
-    def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
+    def __init__(self, options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> None:
         self._options = options
         self._launcher_environment = environment
+        self._hosts_python = hosts_python
         if not options.command:
             raise UsageError("no command given: what shall the ranks run? As in: horovodrun -np 2 python train.py")
-        self.slots = _places(options)
+        ranks = _number_of_ranks(options)
+        self._hosts = {host.hostname: host for host in host_sources.choose(options, ranks).hosts()}
+        # Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are.
+        self.slots = get_host_assignments(list(self._hosts.values()), ranks, ranks)
         self._reader = choose_reader(options.stdin, len(self.slots))
-        self._strategy = choose(options, self.slots)
-        _check_interfaces(options)
-        _check_program(options.command[0], environment)
+        refuse_what_is_missing(options)
+        names = dict.fromkeys(slot.hostname for slot in self.slots)
+        self._here = [name for name in names if _is_here(self._hosts[name])]
+        self._elsewhere = [name for name in names if name not in self._here]
+        if self._here:
+            _check_program(options.command[0], environment)
+        if not self._elsewhere:
+            _check_interfaces(options.nics)
         self._asked = worker_environment.from_options(options)
-        self._threads = worker_environment.threads(environment, usable_cores(), len(self.slots))
         self._memory = worker_environment.memory(environment)
-        self._common = {**environment, **self._asked, **self._threads, **self._memory}
+        self._seconds = worker_environment.start_timeout(options, environment)
         self._server: RendezvousServer | None = None
 
     def run(
@@ -80,7 +95,7 @@ class Job:
 
         Raises:
             ValueError: the output folder cannot be written.
-            LaunchError: a process could not be started.
+            LaunchError: a host cannot take part, or a process could not be started.
         """
         options = self._options
         output = Output(
@@ -92,40 +107,116 @@ class Job:
         )
         key = make_secret()
         secret = encode_secret(key)
-        mark = f"{config.SECRET_KEY}={secret}".encode()
-        self._server = server = RendezvousServer(key)
+        # Other hosts must be able to reach it; who does not know the secret is shown the door either way.
+        self._server = server = RendezvousServer(key, "0.0.0.0" if self._elsewhere else LOOPBACK)
         with ExitStack() as cleanup:
             cleanup.callback(server.stop)
             for name, value in (published or {}).items():
                 server.put(name, value)
             server.start()
-            guardian = self._start_guardian(mark, output)
+            mark = f"{config.SECRET_KEY}={secret}".encode()
+            guardian = self._start_guardian(mark, output) if self._here else None
             if guardian is not None:
                 cleanup.enter_context(guardian)
-            environment = {**self._common, **worker_environment.meeting_place(server.address, secret)}
-            for notice in without_effect(options):
+            for notice in without_effect(options, several_hosts=bool(self._elsewhere)):
                 output.say(f"horovodrun: {notice}")
             if self._reader is not None and in_background():
                 if options.stdin is not None:
                     output.say("horovodrun: --stdin has no effect: this job runs in the background of its terminal")
                 self._reader = None
-            if options.verbose:
-                output.say(self._describe(server.address))
-            plans = self._strategy.plan(options.command, self.slots, environment)
-            return Supervisor(
-                plans,
+            loop = Loop()
+            cleanup.callback(loop.close)
+            supervisor = Supervisor(
+                loop,
                 output,
-                mark=mark,
-                guardian=guardian,
+                StaticPolicy([slot.rank for slot in self.slots], self._reader),
+                places={slot.rank: f"{slot.hostname}, local rank {slot.local_rank}" for slot in self.slots},
                 accusation=self._accusation,
                 departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
                 signals=signals,
                 reader=self._reader,
-            ).run()
+            )
+            agents: list[Agent] = []
+            if self._here:
+                facts = HostFacts(sys.executable, usable_cores(), [name for _, name in socket.if_nameindex()], None)
+                agents.append(
+                    LocalAgent(
+                        self._here, loop, supervisor.report, facts, mark=mark, guardian=guardian, inherits_input=True
+                    )
+                )
+            port = server.address[1]
+            if self._elsewhere:
+                from horovod.runner.reach import reach  # costs time, which a job on one host need not spend
+
+                agents += reach(
+                    [self._hosts[name] for name in self._elsewhere],
+                    options,
+                    self._launcher_environment,
+                    loop=loop,
+                    report=supervisor.report,
+                    secret=secret,
+                    port=port,
+                    seconds=self._seconds,
+                )
+
+            def plans() -> list[Plans]:
+                meeting = [self._meeting_point(agent, agents, port) for agent in agents]
+                if options.verbose:
+                    from horovod.runner.description import describe
+
+                    output.say(
+                        describe(
+                            options.command, self.slots, agents, meeting, self._launcher_environment,
+                            asked=self._asked, memory=self._memory, reader=self._reader,
+                        )
+                    )  # fmt: skip
+                return [self._plans(agent, place, secret) for agent, place in zip(agents, meeting, strict=True)]
+
+            return supervisor.run(agents, plans, self._seconds)
 
     def delivered(self, key: str) -> bytes | None:
         """What a rank has put under ``key`` where they meet; None if nothing."""
         return None if self._server is None else self._server.peek(key)
+
+    @staticmethod
+    def _meeting_point(agent: Agent, agents: Sequence[Agent], port: int) -> tuple[str, int]:
+        """Where the ranks of a host reach the rendezvous server.
+
+        On the launcher's own host that is where the first of the others reaches it, if there is one.
+        """
+        found = [each.facts.rendezvous for each in (agent, *agents) if each.facts and each.facts.rendezvous]
+        return found[0] if found else (LOOPBACK, port)
+
+    def _plans(self, agent: Agent, meeting: tuple[str, int], secret: str) -> Plans:
+        """What to start on a host."""
+        facts = agent.facts
+        assert facts is not None
+        slots = [slot for slot in self.slots if slot.hostname in agent.hosts]
+        command = self._options.command
+        if self._hosts_python:
+            command = (facts.python, *command[1:])
+        own = self._launcher_environment
+        return {
+            **(own if isinstance(agent, LocalAgent) else worker_environment.forwarded(own)),
+            **self._asked,
+            **worker_environment.interfaces(self._interfaces(agent.name, facts)),
+            **worker_environment.threads(own, facts.cores, len(slots)),
+            **self._memory,
+            **worker_environment.meeting_place(meeting, secret),
+        }, [
+            ProcessPlan(slot.rank, command, worker_environment.of_rank(slot), slot.rank == self._reader)
+            for slot in slots
+        ]  # fmt: skip
+
+    def _interfaces(self, host: str, facts: HostFacts) -> list[str]:
+        """The network interfaces that ranks of a host shall use; names may differ from host to host."""
+        asked = self._options.nics
+        found = [name for name in asked if name in facts.interfaces]
+        if asked and not found:
+            raise LaunchError(
+                f"host {host} has none of the network interfaces {', '.join(asked)}; it has {', '.join(facts.interfaces)}"
+            )
+        return found
 
     def _start_guardian(self, mark: bytes, output: Output) -> Guardian | None:
         environment = {
@@ -151,48 +242,32 @@ class Job:
         except (ValueError, KeyError, TypeError):
             return None  # whoever wrote this is not our runtime
 
-    def _describe(self, address: tuple[str, int]) -> str:
-        host, port = address
-        words = [f"horovodrun: {len(self.slots)} ranks of: {' '.join(self._options.command)}"]
-        words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in self.slots]
-        words.append(f"  they meet at {host}:{port}")
-        if self._reader is not None:
-            words.append(f"  rank {self._reader} reads standard input")
-        words += [f"  {name}={value}" for name, value in sorted(self._asked.items())]
-        if self._threads:
-            share = ", ".join(f"{name}={value}" for name, value in self._threads.items())
-            words.append(f"  {share}: a fair share of {usable_cores()} cores; set either to choose for yourself")
-        else:
-            words.append("  threads of OpenMP and MKL: as you have set them")
-        if self._memory:
-            limits = ", ".join(f"{name}={value}" for name, value in self._memory.items())
-            words.append(f"  {limits}: memory of one step is kept for the next; set either to choose for yourself")
-        return "\n".join(words)
 
-
-def _places(options: Options) -> list[SlotInfo]:
+def _number_of_ranks(options: Options) -> int:
     if options.num_proc is None:
         raise UsageError("how many ranks? Say it with -np, as in -np 2")
     if not hasattr(options.num_proc, "__index__"):
         raise UsageError(f"the number of ranks must be a whole number, not {options.num_proc!r}")
     if not 1 <= options.num_proc <= MOST_RANKS:
         raise UsageError(f"the number of ranks must be at least 1 and at most {MOST_RANKS}, not {options.num_proc}")
-    if options.hosts is not None:
-        hosts = parse_hosts(options.hosts)
-    elif options.hostfile is not None:
-        hosts = parse_hosts(parse_host_files(options.hostfile))
-    else:
-        hosts = [HostInfo("localhost", options.num_proc)]
-    # Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are.
-    return get_host_assignments(hosts, options.num_proc, options.num_proc)
+    return options.num_proc
 
 
-def _check_interfaces(options: Options) -> None:
-    if options.nics:
-        known = {name for _, name in socket.if_nameindex()}
-        for nic in options.nics:
-            if nic not in known:
-                raise UsageError(f"there is no network interface {nic} here; there are {', '.join(sorted(known))}")
+def _is_here(host: HostInfo) -> bool:
+    """Whether the launcher runs on this host, as the user that is asked for."""
+    if host.user:
+        return False
+    try:
+        return is_local(host.hostname)
+    except OSError:
+        return False  # a name that only ssh knows, or nobody; ssh will say
+
+
+def _check_interfaces(nics: Sequence[str]) -> None:
+    known = {name for _, name in socket.if_nameindex()}
+    for nic in nics:
+        if nic not in known:
+            raise UsageError(f"there is no network interface {nic} here; there are {', '.join(sorted(known))}")
 
 
 def _check_program(program: str, environment: Mapping[str, str]) -> None:

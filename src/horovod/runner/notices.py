@@ -8,13 +8,20 @@ from horovod.runner.tunables import TUNABLES
 _ONE_MACHINE = "all ranks run on this machine"
 
 
-def without_effect(options: Options) -> list[str]:
-    """One line for each flag that has been given and has no effect, with the reason."""
+def without_effect(options: Options, *, several_hosts: bool = False) -> list[str]:
+    """One line for each flag that has been given and has no effect, with the reason.
+
+    Args:
+        several_hosts: whether some ranks run on other machines.
+    """
     idle = {
         "--disable-cache": (options.disable_cache, "nothing is cached"),
-        "--ssh-port": (options.ssh_port is not None, _ONE_MACHINE),
-        "--ssh-identity-file": (options.ssh_identity_file is not None, _ONE_MACHINE),
-        "--network-interfaces": (bool(options.nics), f"{_ONE_MACHINE}; only a data compute job offers their addresses"),
+        "--ssh-port": (options.ssh_port is not None and not several_hosts, _ONE_MACHINE),
+        "--ssh-identity-file": (options.ssh_identity_file is not None and not several_hosts, _ONE_MACHINE),
+        "--network-interfaces": (
+            bool(options.nics) and not several_hosts,
+            f"{_ONE_MACHINE}; only a data compute job offers their addresses",
+        ),
         "--tcp": (
             options.tcp_flag,
             "no engine uses InfiniBand; only programs that use NCCL themselves see NCCL_IB_DISABLE=1",
@@ -27,7 +34,7 @@ def without_effect(options: Options) -> list[str]:
         if value is None or value is False:
             continue
         if tunable.without_effect:
-            found[tunable.flag] = tunable.without_effect
+            found[tunable.flag] = (several_hosts and tunable.on_several_hosts) or tunable.without_effect
         elif tunable.when and tunable.when != tunable.name and not settings.get(tunable.when):
             found[tunable.flag] = f"it needs --{tunable.when.replace('_', '-')}"
     if settings.get("no_stall_check"):

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from horovod.runner.processes import Exit
+from horovod.runner.agent.messages import Exit
 
 _WELL = Exit(0)
 _NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
@@ -45,6 +45,8 @@ class Outcome:
     """The signal that asked the launcher to end, or 0."""
     immortal: frozenset[int] = frozenset()
     """Processes of the job that did not even end by SIGKILL."""
+    unheard: Sequence[str] = ()
+    """Hosts that did not say, at the end, that nothing of the job is left there."""
 
     @property
     def failed(self) -> bool:
@@ -64,6 +66,11 @@ class Outcome:
                 f"horovodrun: processes {numbers} did not end even by SIGKILL; they wait inside the kernel, "
                 "often for a network file system or a device"
             )
+        if self.unheard:
+            words.append(
+                f"horovodrun: {', '.join(self.unheard)} did not say that the job has ended there; its agent ends what is left "
+                "by itself, within 20 seconds"
+            )
         if self.interrupted:
             words.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")
         elif self.culprit is not None:
@@ -71,11 +78,12 @@ class Outcome:
                 words.append(f"horovodrun: the end of rank {self.culprit}'s stderr:")
                 words += ["    " + line for line in self.tail]
             words.append(f"horovodrun: the job failed. Rank {self.culprit} failed first ({self.place}).")
-            if self.reason:
-                words.append(f"Reason: {self.reason}")
+            reason = self.exit.reason or self.reason  # the others only saw its connections close
+            if reason:
+                words.append(f"Reason: {reason}")
             words.append(f"Process name: {self.culprit}")
             whose = "" if self.victim is None else f", which is that of rank {self.victim}: it failed because of this"
-            words.append(f"Exit code: {self.exit}{whose}")
+            words.append(f"Exit code: {self.exit.code if self.exit.reason else self.exit}{whose}")
             if self.tail and self.tail[-1].startswith(_NOTHING_TO_READ) and self.culprit != self.reader:
                 words.append(
                     f"Rank {self.culprit} does not read standard input. To debug or answer it, start the job with "

@@ -1,14 +1,18 @@
 """Which rank reads the launcher's standard input, so that ``pdb`` and ``input()`` work in it. All others read nothing.
 
-The rank gets the very descriptor, not a copy of what arrives, so nothing is read that the rank does not ask for. It keeps a
-session of its own, in which a terminal is an ordinary file: its line editing works, but Ctrl-C and Ctrl-Z reach the launcher.
+A rank on this host gets the very descriptor, not a copy of what arrives, so nothing is read that the rank does not ask for. It
+keeps a session of its own, in which a terminal is an ordinary file: its line editing works, but Ctrl-C and Ctrl-Z reach the
+launcher. To a rank on another host the launcher passes on what arrives, and reads the next only when the rank has taken it.
 """
 
 from __future__ import annotations
 
 import os
 
+from horovod.runner.agent.base import Agent
+from horovod.runner.agent.messages import CHUNK_BYTES
 from horovod.runner.errors import UsageError
+from horovod.runner.loop import Loop
 
 NOBODY = -1
 """``--stdin none``."""
@@ -42,3 +46,30 @@ def in_background() -> bool:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:
         return False  # a terminal, but not the one that controls this process: nobody else reads there
+
+
+class Forwarder:
+    """Passes this process's standard input on to a rank, a piece whenever the rank wants one."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def pass_on(self, agent: Agent, process: int) -> None:
+        """Send the next piece, or the end, as soon as there is one."""
+
+        def read() -> None:
+            self.stop()
+            try:
+                data = os.read(0, CHUNK_BYTES)
+            except OSError:
+                data = b""  # a terminal that is gone has nothing more to say
+            agent.feed(process, data)
+
+        try:
+            self._loop.watch(0, read)
+        except PermissionError:  # an ordinary file: always ready
+            read()
+
+    def stop(self) -> None:
+        if self._loop.watches(0):
+            self._loop.unwatch(0)

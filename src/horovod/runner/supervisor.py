@@ -1,58 +1,46 @@
-"""Runs the processes of one job from start to end, in one loop that waits and never polls.
+"""One job from the start of its processes to the end of the last: agents' events to the policy, its decisions to the agents.
 
-The loop waits for the ranks' output, for their ends, for signals to the launcher and for its own few deadlines. Phases:
-start all; run; on the first failure find out whose it was; let the others say what they saw of it; ask everybody to end;
-after a grace make them; sweep up.
-Whatever way the loop is left, no process of the job stays behind.
+The one loop waits for what agents report, for signals to the launcher and for a few deadlines. Whatever way it is left, no
+process of the job stays behind.
 """
 
 from __future__ import annotations
 
-import os
-import selectors
 import signal
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from horovod.runner import process_tree, standard_input
-from horovod.runner.guardian import Guardian
+from horovod.runner import standard_input
+from horovod.runner.agent.base import Agent
+from horovod.runner.agent.messages import Closed, Ended, Event, Exit, Lost, NotStarted, Output, ProcessPlan, Wanted
+from horovod.runner.agent.process_tree import GRACE_SECONDS
+from horovod.runner.agent.processes import STREAMS
+from horovod.runner.errors import LaunchError
+from horovod.runner.loop import Loop
 from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output, RankStream, ReaderGone
-from horovod.runner.process_tree import GRACE_SECONDS
-from horovod.runner.processes import STREAMS, Exit, ProcessPlan, RankProcess
+from horovod.runner.output import Output as JobOutput
+from horovod.runner.output import RankStream, ReaderGone
+from horovod.runner.policy import Decision, EndAll, Say, StaticPolicy, Wake
 from horovod.runner.signals import Insisted, SignalPipe
 
-_JUDGE_SECONDS = 1.0
-"""How long to wait for the end of the rank that others accuse, before everybody is ended."""
-_LAST_WORDS_SECONDS = 1.0
-"""How long ranks that still run have, after the first failure, to end by themselves: the runtime has told them of it, so
-they raise, say where they were, and let go of what they hold."""
-_GIVE_UP_SECONDS = 0.5
-"""How long after SIGKILL a process may still show up as running."""
 _PROMPT_SECONDS = 0.05
 """How long the rank that reads standard input may pause within a line until the line is taken for a prompt."""
-_LAST_CHUNKS = 16
-"""Reads from a pipe that does not end; it holds no more, unless somebody keeps writing."""
+_SWEEP_SECONDS = 4.0
+"""How long an agent may take, beyond the grace, until it says that it has ended everything."""
 
-
-@dataclass(frozen=True)
-class _Verdict:
-    culprit: RankProcess
-    ended: RankProcess  # whose exit code tells of it: the culprit's own, or its first victim's
-    end: Exit
-    reason: str
+Plans = tuple[Mapping[str, str], Sequence[ProcessPlan]]
+"""What all processes of a host have in their environment, and the processes."""
 
 
 class Supervisor:
-    """One job's processes.
+    """One job's processes. Its :meth:`report` is for the agents, which are added before :meth:`run`.
 
     Args:
-        plans: what to start; in the order of ranks.
+        loop: calls back whoever is to hear of something.
         output: where the ranks' output goes.
-        mark: what every process of the job has in its environment, and no other process.
-        guardian: who ends the job if this process dies.
+        policy: decides.
+        places: where ranks run, for people: "localhost, local rank 1".
         accusation: asks what is known about the first failing rank beside how it ended, if anything.
         departed: is told of every rank that has ended, before anything is concluded from it.
         signals: where signals to the launcher arrive; None leaves them to Python.
@@ -61,160 +49,174 @@ class Supervisor:
 
     def __init__(
         self,
-        plans: Sequence[ProcessPlan],
-        output: Output,
+        loop: Loop,
+        output: JobOutput,
+        policy: StaticPolicy,
         *,
-        mark: bytes,
-        guardian: Guardian | None,
+        places: Mapping[int, str],
         accusation: Callable[[], Failure | None],
         departed: Callable[[int, Exit], None],
         signals: SignalPipe | None = None,
         reader: int | None = None,
     ) -> None:
-        self._plans = plans
+        self._loop = loop
         self._output = output
-        self._mark = mark
-        self._guardian = guardian
+        self._policy = policy
+        self._places = places
         self._accusation = accusation
         self._departed = departed
         self._signals = signals
         self._reader = reader
-        self._passed_interrupt_on = False
         if signals is not None:
             signals.passes_interrupts_on = reader is not None and standard_input.is_terminal()
-        self._selector = selectors.DefaultSelector()
-        self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
-        self._ranks: dict[int, RankProcess] = {}
+        self._agents: Sequence[Agent] = ()
+        self._home: dict[int, Agent] = {}  # where each rank runs
         self._streams: dict[tuple[int, str], RankStream] = {}  # those that are still open
         self._tails: dict[int, RankStream] = {}
-        self._first_failed: RankProcess | None = None  # the first rank that ended badly by itself
-        self._verdict: _Verdict | None = None
-        self._ending = False
-        self._interrupted = 0
-        self._kill_at: float | None = None  # when patience with an ending job ends
-        self._given_up = False
+        self._immortal: dict[str, list[int]] = {}
+        self._input = standard_input.Forwarder(loop)
+        self._refusal = ""  # why a process could not be started
 
-    def run(self) -> Outcome:
+    def run(self, agents: Sequence[Agent], plans: Callable[[], Sequence[Plans]], seconds: float) -> Outcome:
         """Run the job to its end.
 
+        Args:
+            agents: one a host; they report to :meth:`report`.
+            plans: says what to start on each, once all of them are ready.
+            seconds: how long they may take to get ready.
+
         Raises:
-            LaunchError: a process could not be started; those that were have been ended.
+            LaunchError: a host cannot take part, or a process could not be started; those that were have been ended.
             Insisted: a second signal came; everything has been killed.
         """
-        immortal: set[int] = set()
+        self._agents = agents
+        grace = GRACE_SECONDS
         try:
             if self._signals is not None:
-                self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-            for plan in self._plans:
-                self._start(plan)
-            while not self._finished():
-                for key, _ in self._selector.select(self._time_left()):
-                    key.data()
-                self._run_timers()
+                self._loop.watch(self._signals.fileno(), self._on_signals)
+            self._await_agents(seconds)
+            if not self._policy.ending:
+                for agent, (environment, processes) in zip(agents, plans(), strict=True):
+                    self._start(agent, environment, processes)
+            self._loop.run(self._finished)
+            if self._refusal:
+                raise LaunchError(self._refusal)
         except BaseException as error:
-            self._ending = True
-            self._kill_at = time.monotonic() + (0 if isinstance(error, Insisted) else GRACE_SECONDS)
+            grace = 0 if isinstance(error, Insisted) else GRACE_SECONDS
+            self._policy.ending = True
             raise
         finally:
-            immortal = self._sweep()
-        return self._outcome(immortal)
+            self._close(grace)
+        return self._outcome()
 
-    def _start(self, plan: ProcessPlan) -> None:
-        rank = RankProcess(plan, reads_input=plan.rank == self._reader)
-        self._ranks[plan.rank] = rank
-        if self._guardian is not None:
-            self._guardian.watch_over(rank.session)
-        self._selector.register(rank.ended, selectors.EVENT_READ, partial(self._on_end, rank))
-        for name in STREAMS:
-            stream = self._output.stream(plan.rank, name)
-            self._streams[plan.rank, name] = stream
-            if name == "stderr":
-                self._tails[plan.rank] = stream
-            self._selector.register(rank.descriptor(name), selectors.EVENT_READ, partial(self._read, rank, name))
+    def report(self, agent: Agent, event: Event) -> None:
+        """Called by agents with what has happened."""
+        if isinstance(event, Output):
+            self._show(event.process, event.stream, event.data)
+        elif isinstance(event, Ended):
+            self._on_end(event.process, event.exit)
+        elif isinstance(event, NotStarted):
+            self._refusal = self._refusal or event.reason
+        elif isinstance(event, Closed):
+            self._immortal[agent.name] = event.immortal
+        elif isinstance(event, Lost):
+            self._on_lost(agent, event.reason)
+        elif isinstance(event, Wanted):
+            self._input.pass_on(agent, event.process)
+
+    def _await_agents(self, seconds: float) -> None:
+        def known() -> bool:
+            return self._policy.ending or all(agent.facts or agent.closed for agent in self._agents)
+
+        self._loop.run(known, time.monotonic() + seconds)
+        missing = [agent for agent in self._agents if agent.facts is None or agent.closed]
+        if missing and not self._policy.ending:
+            width = max(len(agent.name) for agent in missing)
+            lines = [
+                f"  {agent.name:{width}}  {agent.trouble or f'it has not answered within {seconds:.3g} seconds'}"
+                for agent in missing
+            ]
+            number, size = len(missing), len(self._agents)
+            which = f"{number} of {size} hosts cannot" if size > 1 else "the host cannot"
+            raise LaunchError("\n".join([f"{which} take part in this job:", *lines]))
+
+    def _start(self, agent: Agent, environment: Mapping[str, str], processes: Sequence[ProcessPlan]) -> None:
+        for plan in processes:
+            self._home[plan.number] = agent
+            for name in STREAMS:
+                stream = self._streams[plan.number, name] = self._output.stream(plan.number, name)
+                if name == "stderr":
+                    self._tails[plan.number] = stream
+        agent.start(environment, processes)
 
     def _finished(self) -> bool:
-        return self._given_up or (not self._streams and not self._running())
+        if self._refusal:
+            return True
+        if self._policy.ending:
+            return all(agent.closed for agent in self._agents)
+        return not self._streams and not self._policy.running
 
-    def _running(self) -> int:
-        """How many ranks have not ended."""
-        return sum(rank.exit is None for rank in self._ranks.values())
+    def _close(self, grace: float) -> None:
+        """Have every agent end what is left of its processes: nothing, if all went well."""
+        try:
+            for agent in self._agents:
+                agent.end(grace, hunt=self._policy.ending)
+            deadline = time.monotonic() + grace + _SWEEP_SECONDS
+            self._loop.run(lambda: all(agent.closed for agent in self._agents), deadline)
+        finally:
+            self._input.stop()
+            for agent in self._agents:
+                agent.kill()
+            for stream in self._streams.values():
+                try:
+                    stream.finish()
+                except ReaderGone:
+                    pass
 
     # What the loop hears.
 
-    def _read(self, rank: RankProcess, name: str) -> bool:
-        """Pass on what has arrived; False if there is no more to come."""
-        stream = self._streams.get((rank.rank, name))
+    def _show(self, rank: int, name: str, data: bytes) -> None:
+        stream = self._streams.get((rank, name))
         if stream is None:
-            return False  # closed by an event just before this one
-        data = rank.read(name)
-        if data is None:
-            return False  # nothing at the moment
+            return
         try:
             if data:
                 stream.feed(data)
             else:
-                del self._streams[rank.rank, name]
-                self._selector.unregister(rank.descriptor(name))
-                rank.close(name)
+                del self._streams[rank, name]
                 stream.finish()
         except ReaderGone:
-            self._on_reader_gone()
-        if rank.rank == self._reader:
-            self._expect_prompt(rank.rank, name)
-        return bool(data)
+            self._do(self._policy.reader_gone())
+        if rank == self._reader:
+            self._expect_prompt(rank, name)
 
     def _expect_prompt(self, rank: int, name: str) -> None:
         """Show the part of a line that is not completed soon: somebody may be asked to answer it."""
         stream = self._streams.get((rank, name))
         if stream is None or not stream.incomplete:
-            self._timers.pop(("prompt", name), None)
+            self._loop.cancel(("prompt", name))
             return
 
         def show() -> None:
             try:
                 stream.show_incomplete()
             except ReaderGone:
-                self._on_reader_gone()
+                self._do(self._policy.reader_gone())
 
-        self._timers["prompt", name] = (time.monotonic() + _PROMPT_SECONDS, show)
+        self._loop.after(("prompt", name), _PROMPT_SECONDS, show)
 
-    def _drain(self, rank: RankProcess, name: str) -> None:
-        """Pass on what is still in the pipe, which may be held open by a stranger, and close it."""
-        for _ in range(_LAST_CHUNKS):
-            if not self._read(rank, name):
-                break
-        stream = self._streams.pop((rank.rank, name), None)
-        if stream is not None:
-            self._selector.unregister(rank.descriptor(name))
-            rank.close(name)
-            try:
-                stream.finish()
-            except ReaderGone:
-                pass
-
-    def _on_end(self, rank: RankProcess) -> None:
-        end = rank.look()
-        if end is None:
-            return
-        self._selector.unregister(rank.ended)
-        self._departed(rank.rank, end)
-        rank.signal_group(signal.SIGTERM)  # what it started has lost its purpose
-        self._timers["leftovers", rank.rank] = (time.monotonic() + GRACE_SECONDS, lambda: self._abandon(rank))
-        if rank.rank == self._reader and self._signals is not None:
+    def _on_end(self, rank: int, end: Exit) -> None:
+        self._departed(rank, end)
+        if rank == self._reader and self._signals is not None:
             self._signals.passes_interrupts_on = False
-        if self._ending:
-            return
-        if self._passed_interrupt_on and rank.rank == self._reader and end.code == 128 + signal.SIGINT:
-            self._interrupted = signal.SIGINT
-            self._end_all()
-            return
-        if self._verdict is not None:  # these were its last words
-            if not self._running():
-                self._end_all()
-            return
-        if end.code and self._first_failed is None:
-            self._first_failed = rank
-        self._judge(patient=True)
+        self._do(self._policy.ended(rank, end, self._accusation()))
+
+    def _on_lost(self, agent: Agent, reason: str) -> None:
+        for rank in sorted(rank for rank, home in self._home.items() if home is agent):
+            for name in STREAMS:
+                self._show(rank, name, b"")
+            if rank in self._policy.running:
+                self._on_end(rank, Exit(255, reason=reason))
 
     def _on_signals(self) -> None:
         assert self._signals is not None
@@ -222,154 +224,63 @@ class Supervisor:
             if number == signal.SIGTSTP:
                 self._suspend()
             elif number == signal.SIGINT and self._signals.passes_interrupts_on and not self._signals.pressed:
-                self._pass_interrupt_on()
-            elif not self._interrupted:
-                self._interrupted = number
-                self._output.say(f"horovodrun: {signal.Signals(number).name}: ending the job")
-                self._end_all()
+                assert self._reader is not None
+                self._do(self._policy.interrupt_passed_on())
+                self._home[self._reader].signal(signal.SIGINT, [self._reader])
+            else:
+                self._do(self._policy.signalled(number))
 
     def _suspend(self) -> None:
         """Stop all ranks and this process, and have the ranks go on when it does."""
         assert self._signals is not None
-        for rank in self._ranks.values():
-            rank.signal_group(signal.SIGSTOP)
+        self._signal_all(signal.SIGSTOP)
         self._signals.suspend()
-        for rank in self._ranks.values():
-            rank.signal_group(signal.SIGCONT)
+        self._signal_all(signal.SIGCONT)
 
-    def _pass_interrupt_on(self) -> None:
-        assert self._reader is not None
-        if not self._passed_interrupt_on:
-            self._passed_interrupt_on = True
-            self._output.say(
-                f"horovodrun: Ctrl-C went to rank {self._reader}, which reads from this terminal; press it twice within a "
-                "second to end the job"
-            )
-        self._ranks[self._reader].signal_group(signal.SIGINT)
-
-    def _on_reader_gone(self) -> None:
-        if not self._interrupted:
-            self._interrupted = signal.SIGPIPE
-            self._end_all()
+    def _signal_all(self, number: int) -> None:
+        for agent in self._agents:
+            agent.signal(number, [rank for rank, home in self._home.items() if home is agent])
 
     # What it does about it.
 
-    def _judge(self, patient: bool) -> None:
-        """Decide which rank failed first: one that suffers from another's failure may well end before it."""
-        if self._first_failed is None or self._first_failed.exit is None:
-            return
-        accused = self._accusation()
-        culprit = None if accused is None else self._ranks.get(accused.rank)
-        if culprit is not None and culprit.exit is None and patient:
-            deadline = time.monotonic() + _JUDGE_SECONDS
-            self._timers.setdefault("judge", (deadline, lambda: self._judge(patient=False)))
-            return
-        self._timers.pop("judge", None)
-        reason = accused.reason if accused is not None and culprit is not None else ""
-        culprit = culprit or self._first_failed
-        # A culprit that still runs, or says it did well, has no exit code to pass on; its first victim has.
-        ended = culprit if culprit.exit is not None and culprit.exit.code else self._first_failed
-        assert ended.exit is not None
-        self._verdict = _Verdict(culprit, ended, ended.exit, reason)
-        words = f"horovodrun: Process {ended.rank} exit with status code {ended.exit}."
-        if ended is not culprit:
-            words += f" Rank {culprit.rank} failed first."
-        others = self._running()
-        if others:
-            words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
-        self._output.say(words)
-        if others:
-            self._timers["last words"] = (time.monotonic() + _LAST_WORDS_SECONDS, self._end_all)
-        else:
-            self._end_all()
-
-    def _end_all(self) -> None:
-        self._timers.pop("last words", None)
-        if self._ending:
-            return
-        self._ending = True
-        for rank in self._ranks.values():
-            rank.signal_group(signal.SIGTERM)
-        strays = process_tree.members((), self._mark)
-        process_tree.send([pid for pid in strays if not self._was_signalled(pid)], signal.SIGTERM)
-        self._kill_at = time.monotonic() + GRACE_SECONDS
-        self._timers["kill"] = (self._kill_at, self._kill_all)
-
-    def _was_signalled(self, pid: int) -> bool:
-        try:
-            return os.getpgid(pid) in self._sessions()
-        except OSError:
-            return True  # it has just ended
-
-    def _kill_all(self) -> None:
-        process_tree.send(process_tree.members(self._sessions(), self._mark), signal.SIGKILL)
-        self._timers["give up"] = (time.monotonic() + _GIVE_UP_SECONDS, self._give_up)
+    def _do(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Say):
+                self._output.say(decision.text)
+            elif isinstance(decision, Wake):
+                self._loop.after(("policy", decision.reason), decision.seconds, partial(self._wake, decision.reason))
+            elif isinstance(decision, EndAll):
+                for agent in self._agents:
+                    agent.end(decision.grace, hunt=True)
+                self._loop.after("overdue", decision.grace + _SWEEP_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        self._given_up = True
+        """End without the agents that do not answer: stopped ones, or those on hosts that went silent a moment ago."""
+        for agent in self._agents:
+            if not agent.closed:
+                agent.kill()
 
-    def _abandon(self, rank: RankProcess) -> None:
-        """A rank ended a while ago, but something it started lives on, or holds its output open."""
-        rank.signal_group(signal.SIGKILL)
-        for name in STREAMS:
-            self._drain(rank, name)
+    def _wake(self, reason: str) -> None:
+        self._do(self._policy.woken(reason, self._accusation()))
 
-    def _sweep(self) -> set[int]:
-        """End what is left: nothing, if all went well. Strays outside their session are hunted in failed jobs only."""
-        mark = self._mark if self._ending else b""
-        grace = GRACE_SECONDS if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
-
-        def find() -> set[int]:
-            return process_tree.members(self._sessions(), mark)
-
-        try:
-            left = process_tree.end(find, grace)
-        except BaseException:  # a second Ctrl-C: no courtesy any more
-            process_tree.send(find(), signal.SIGKILL)
-            raise
-        finally:
-            for rank in self._ranks.values():
-                for name in STREAMS:
-                    self._drain(rank, name)
-                if rank.look() is not None and self._guardian is not None:
-                    self._guardian.forget(rank.session)
-                rank.reap()
-            self._selector.close()
-        return left
-
-    def _sessions(self) -> list[int]:
-        return [rank.session for rank in self._ranks.values()]
-
-    def _outcome(self, immortal: set[int]) -> Outcome:
-        exits = {number: rank.exit for number, rank in self._ranks.items() if rank.exit is not None}
-        verdict = self._verdict
+    def _outcome(self) -> Outcome:
+        exits, verdict, interrupted = self._policy.exits, self._policy.verdict, self._policy.interrupted
+        immortal = frozenset(pid for pids in self._immortal.values() for pid in pids)
+        unheard = [agent.name for agent in self._agents if agent.unheard]
         if verdict is None:
-            return Outcome(exits, interrupted=self._interrupted, immortal=frozenset(immortal))
+            return Outcome(exits, interrupted=interrupted, immortal=immortal, unheard=unheard)
         accused = self._accusation()  # the others may have told only after they had heard of its end
-        known = accused.reason if accused is not None and accused.rank == verdict.culprit.rank else ""
+        known = accused.reason if accused is not None and accused.rank == verdict.culprit else ""
         return Outcome(
             exits,
-            culprit=verdict.culprit.rank,
-            exit=verdict.end,
-            victim=None if verdict.ended is verdict.culprit else verdict.ended.rank,
-            place=verdict.culprit.plan.place,
+            culprit=verdict.culprit,
+            exit=verdict.exit,
+            victim=None if verdict.ended == verdict.culprit else verdict.ended,
+            place=self._places[verdict.culprit],
             reason=verdict.reason or known,
             reader=self._reader,
-            tail=tuple(self._tails[verdict.culprit.rank].tail),
-            interrupted=self._interrupted,
-            immortal=frozenset(immortal),
+            tail=tuple(self._tails[verdict.culprit].tail),
+            interrupted=interrupted,
+            immortal=immortal,
+            unheard=unheard,
         )
-
-    # Time.
-
-    def _time_left(self) -> float | None:
-        if not self._timers:
-            return None
-        return max(0.0, min(deadline for deadline, _ in self._timers.values()) - time.monotonic())
-
-    def _run_timers(self) -> None:
-        now = time.monotonic()
-        for key, (deadline, act) in list(self._timers.items()):
-            if deadline <= now and key in self._timers:
-                del self._timers[key]
-                act()

@@ -1,14 +1,17 @@
 """The environment variables a rank starts with.
 
-A rank inherits the launcher's whole environment. What the user's flags say comes on top of it, then who the rank is and
-where the ranks meet. Nothing that the user did not ask for is forced on the runtime.
+A rank on the launcher's host inherits the launcher's whole environment. One on another host has what a login there gives it,
+and on top of that what of the launcher's environment is not of the launcher's host alone. What the user's flags say comes on
+top, then who the rank is and where the ranks meet. Nothing that the user did not ask for is forced on the runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from horovod.core import config
+from horovod.runner.errors import UsageError
 from horovod.runner.hosts import SlotInfo
 from horovod.runner.options import Options
 from horovod.runner.tunables import exported
@@ -25,6 +28,20 @@ _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": st
 _HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
+# By the interface that scripts rely on, these do not travel:
+_NOT_FORWARDED = r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|" + config.SECRET_KEY
+# Nor do those that say who is logged in and where; whoever logs in there has them as they are right there.
+_OF_A_LOGIN = (
+    r"HOME|USER|LOGNAME|SHELL|MAIL|PWD|SHLVL|_|HOSTNAME|TTY|SSH_.*|XDG_.*|DBUS_SESSION_BUS_ADDRESS|DISPLAY|XAUTHORITY"
+)
+_STAYS = re.compile(f"(?:{_NOT_FORWARDED})|(?:{_OF_A_LOGIN})$")
+
+
+def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of the launcher's environment ranks on other hosts get."""
+    return {name: value for name, value in environment.items() if _STAYS.match(name) is None}
+
+
 def from_options(options: Options) -> dict[str, str]:
     """What the user's flags and configuration file say to the runtime."""
     variables = exported(dict(options.tunables))
@@ -32,10 +49,30 @@ def from_options(options: Options) -> dict[str, str]:
         variables[config.START_TIMEOUT] = str(options.start_timeout)
     if options.tcp_flag:
         variables[config.NCCL_IB_DISABLE] = "1"
-    if options.nics:
-        variables[config.NETWORK_INTERFACE] = options.nics[0]
-        variables[config.NCCL_SOCKET_INTERFACE] = ",".join(options.nics)
-    return variables
+    return variables | interfaces(options.nics)
+
+
+def start_timeout(options: Options, environment: Mapping[str, str]) -> float:
+    """Seconds that hosts, and then ranks, may take to start.
+
+    Raises:
+        ValueError: the environment variable does not parse.
+    """
+    if options.start_timeout is not None:
+        return float(options.start_timeout)
+    try:
+        return config.Config.from_env(
+            {config.START_TIMEOUT: environment.get(config.START_TIMEOUT, "")}
+        ).start_timeout.total_seconds()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def interfaces(names: Sequence[str]) -> dict[str, str]:
+    """The network interfaces to use, as far as the host has them; nothing if they are not restricted."""
+    if not names:
+        return {}
+    return {config.NETWORK_INTERFACE: names[0], config.NCCL_SOCKET_INTERFACE: ",".join(names)}
 
 
 def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:

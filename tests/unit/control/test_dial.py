@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from horovod.control.dial import describe, dial, dial_until, receive_exactly
+from horovod.control.dial import describe, dial, dial_until, limit_silence, receive_exactly
 from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
 from unit.control.together import Together
 
@@ -179,3 +179,22 @@ def test_receive_exactly_takes_no_more_than_asked() -> None:
 def test_addresses_read_well() -> None:
     assert describe(("10.0.0.1", 80)) == "10.0.0.1:80"
     assert describe("\0abc") == "unix:@abc"
+
+
+def test_an_address_that_swallows_everything_does_not_keep_from_the_next() -> None:
+    with listening() as silent, listening() as good:  # the first accepts and never says a word
+        server = Together(lambda: serve_once(good))
+        addresses: list[tuple[str, int] | str] = [silent.getsockname(), good.getsockname()]
+        with dial_until(addresses, SECRET, b"hi", soon(4.0)):
+            assert server.results() == [b"hi"]
+
+
+def test_the_kernel_is_asked_to_notice_a_silent_host() -> None:
+    with listening() as listener, socket.create_connection(listener.getsockname()) as connection:
+        limit_silence(connection, 15)
+        idle, each, probes = (
+            connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}"))
+            for name in ("IDLE", "INTVL", "CNT")
+        )
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert 10 <= idle + each * probes <= 20

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from ipaddress import IPv4Interface
 
 import psutil
 import pytest
 
 from horovod.control.dial import dial
-from horovod.control.wiring import Card, Switchboard, Wire, WiringError, own_addresses
+from horovod.control.wiring import Card, Switchboard, Wire, WiringError, by_nearness, own_addresses
 from unit.control.strangers import STRANGERS, Recorder, connect, receive, visited_by
 from unit.control.together import Together, together, wait_until
 
@@ -317,3 +318,9 @@ def test_jobs_on_several_hosts_listen_on_all_interfaces() -> None:
     assert board._listeners[0].getsockname()[0] == "0.0.0.0"
     assert "127.0.0.1" not in board.card.addresses
     board.close()
+
+
+def test_addresses_of_a_shared_network_are_tried_first_and_those_of_everybodys_bridge_last() -> None:
+    own = [IPv4Interface("172.17.0.1/16"), IPv4Interface("10.77.0.1/24"), IPv4Interface("127.0.0.1/8")]
+    offered = ["172.17.0.1", "192.168.3.4", "10.77.0.2"]
+    assert by_nearness(offered, own) == ["10.77.0.2", "192.168.3.4", "172.17.0.1"]

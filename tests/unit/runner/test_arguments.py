@@ -198,8 +198,6 @@ def test_a_missing_file() -> None:
         ("-np 2 --network-interfaces a,,b true", "empty name"),
         ("-np 2 --network-interface no-such-nic true", "no network interface no-such-nic"),
         ("-np 2 --output-filename /proc/nothing true", "cannot write output to /proc/nothing"),
-        ("-np 2 -H no-such-host.invalid:2 true", "no-such-host.invalid has no address"),
-        ("-np 2 -H 192.0.2.1:2 true", "not supported"),
         ("-np 2 --mpi true", "--mpi (controller: mpi) is not supported: this version does not start ranks by mpirun"),
         ("-np 2 --jsrun true", "--jsrun is not supported"),
         ("-np 2 --mpi-args=-x true", "--mpi-args is not supported"),

@@ -27,6 +27,13 @@ def test_hosts_survive_being_written_and_parsed(wanted: list[HostInfo]) -> None:
     assert parse_hosts(",".join(f"{host.hostname}:{host.slots}" for host in wanted)) == wanted
 
 
+def test_a_user_can_be_named_and_is_no_part_of_the_hosts_name() -> None:
+    (host,) = parse_hosts("me@a:2,me@a:1")
+    assert (host.hostname, host.slots, host.login) == ("a", 3, "me@a")
+    with pytest.raises(ValueError, match="different users: me@a and a"):
+        parse_hosts("me@a:2,a:1")
+
+
 def test_a_host_named_twice_has_the_sum_of_its_slots() -> None:
     assert parse_hosts("a:1,b:2,a:3") == [HostInfo("a", 4), HostInfo("b", 2)]
 

@@ -57,3 +57,9 @@ def test_a_setting_of_the_file_says_so_too(tmp_path: Path) -> None:
     file.write_text("params: {torus_allreduce: true, hierarchical_allreduce: false}")
     (said,) = without_effect(parse(["--config-file", str(file), "-np", "2", "true"]))
     assert said.startswith("--torus-allreduce has no effect")
+
+
+def test_what_has_an_effect_on_other_hosts_is_silent_where_there_are_some() -> None:
+    given = parse(["-p", "22", "-i", "key", "--network-interfaces", "lo", "--torus-allreduce", "-np", "2", "true"])
+    (said,) = without_effect(given, several_hosts=True)
+    assert said.startswith("--torus-allreduce has no effect: between hosts")

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from horovod.runner.agent.messages import Exit
 from horovod.runner.outcome import Outcome
-from horovod.runner.processes import Exit
 
 
 def test_a_job_that_went_well_has_no_last_words() -> None:
@@ -58,3 +58,15 @@ def test_what_does_not_die_is_named() -> None:
 def test_a_culprit_that_hangs_has_its_victims_exit_code() -> None:
     words = Outcome(culprit=1, victim=0, exit=Exit(3), place="here").describe()
     assert "Process name: 1\nExit code: 3, which is that of rank 0" in words
+
+
+def test_a_rank_that_is_lost_with_its_host_says_so_rather_than_what_others_saw_of_it() -> None:
+    lost = Exit(255, reason="the agent of b is lost")
+    outcome = Outcome(culprit=2, exit=lost, place="b, local rank 0", reason="its connections closed", unheard=["b"])
+    assert outcome.describe().splitlines() == [
+        "horovodrun: b did not say that the job has ended there; its agent ends what is left by itself, within 20 seconds",
+        "horovodrun: the job failed. Rank 2 failed first (b, local rank 0).",
+        "Reason: the agent of b is lost",
+        "Process name: 2",
+        "Exit code: 255",
+    ]

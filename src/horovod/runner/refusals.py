@@ -1,38 +1,17 @@
-"""Picks the way in which a job's ranks are started. A new way is one sibling file and one line here."""
+"""What the launcher refuses because its feature does not exist yet: a job must not run otherwise than it was asked to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import SlotInfo
-from horovod.runner.machine import is_local
 from horovod.runner.options import Options
-from horovod.runner.strategies.base import Strategy
-from horovod.runner.strategies.local import Local
-
-
-def choose(options: Options, slots: Sequence[SlotInfo]) -> Strategy:
-    """The strategy for a job.
-
-    Raises:
-        ValueError: the job asks for what does not exist yet, or a host has no address.
-    """
-    refuse_what_is_missing(options)
-    for hostname in dict.fromkeys(slot.hostname for slot in slots):
-        try:
-            local = is_local(hostname)
-        except OSError as error:
-            raise UsageError(f"host {hostname} has no address: {error.strerror}. Is its name right?") from None
-        if not local:
-            raise UsageError(
-                f"host {hostname} is not this machine, and several hosts are not supported yet; use -H localhost:<slots>"
-            )
-    return Local()
 
 
 def refuse_what_is_missing(options: Options) -> None:
-    """Refuse flags whose feature does not exist yet: a job must not run otherwise than it was asked to."""
+    """Refuse a request that needs something of the kind.
+
+    Raises:
+        ValueError: a flag has been given whose feature does not exist.
+    """
     by_hand = "or call mpirun yourself, as in mpirun -np 2 python train.py"
     launchers = {
         "--mpi (controller: mpi)": (options.use_mpi, f"available is --gloo, the default; {by_hand}"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod.runner import process_tree
+from horovod.runner.agent import process_tree
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_START = "import sys; sys.path.append({path!r}); from horovod.runner.guardian_process import watch; watch()"
+_START = "import sys; sys.path.append({path!r}); from horovod.runner.agent.guardian_process import watch; watch()"
 
 
 class Guardian:
@@ -26,7 +26,7 @@ class Guardian:
 
     def __init__(self, mark: bytes, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _START.format(path=str(Path(__file__).resolve().parents[2]))],
+            [sys.executable, "-I", "-S", "-c", _START.format(path=str(Path(__file__).resolve().parents[3]))],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 
-from horovod.runner import process_tree
+from horovod.runner.agent import process_tree
 
 _LATE_SECONDS = 0.3
 

@@ -1,4 +1,4 @@
-"""One rank's process: started in a session of its own, watched without being reaped, ended with all of its children.
+"""One process: started in a session of its own, watched without being reaped, ended with all of its children.
 
 An ended process is kept as a zombie until its job is over. While it is one, its number cannot go to anybody else, so a
 signal to its group can never hit a stranger.
@@ -8,66 +8,42 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from horovod.runner.agent.messages import CHUNK_BYTES, Exit, ProcessPlan
 from horovod.runner.errors import LaunchError
 
 STREAMS = ("stdout", "stderr")
-_CHUNK = 1 << 16
-_WHY_A_FILE_CANNOT_RUN = {  # the launcher has seen before that the file is there and executable
+_WHY_A_FILE_CANNOT_RUN = {  # although it is there and executable
     errno.ENOENT: "; the interpreter that its first line names does not exist",
     errno.ENOEXEC: "; it is no program of this machine, or a script without a first line such as #!/bin/sh",
 }
 
 
-@dataclass(frozen=True)
-class ProcessPlan:
-    """What to start for a rank."""
-
-    rank: int
-    place: str
-    """Where it runs, for people: "localhost, local rank 1"."""
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a process ended."""
-
-    code: int
-    """The exit code, or 128 + the number of the signal."""
-    signal: int = 0
-    """The signal that ended it, or 0."""
-
-    def __str__(self) -> str:
-        if not self.signal:
-            return str(self.code)
-        try:
-            name = signal.Signals(self.signal).name
-        except ValueError:
-            name = f"signal {self.signal}"
-        return f"{self.code} (killed by {name})"
-
-
-class RankProcess:
+class Process:
     """A started process.
 
     Args:
-        reads_input: whether it gets this process's standard input; it has nothing to read otherwise.
+        plan: what to start.
+        environment: its whole environment.
+        inherits_input: whether it gets this process's standard input itself, where the plan has it read any; a pipe otherwise.
+
+    Raises:
+        LaunchError: it could not be started.
     """
 
-    def __init__(self, plan: ProcessPlan, *, reads_input: bool = False) -> None:
+    def __init__(self, plan: ProcessPlan, environment: Mapping[str, str], *, inherits_input: bool) -> None:
         self.plan = plan
+        source = None if inherits_input else subprocess.PIPE
         try:
             self._process = subprocess.Popen(
                 plan.command,
-                env=dict(plan.environment),
-                stdin=None if reads_input else subprocess.DEVNULL,
+                env=dict(environment),
+                stdin=source if plan.reads_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -76,17 +52,22 @@ class RankProcess:
             self.ended = _descriptor_of_end(self._process.pid)
             """A descriptor that becomes readable when the process has ended."""
         except OSError as error:
-            why = _WHY_A_FILE_CANNOT_RUN.get(error.errno or 0, "")
-            raise LaunchError(f"cannot start rank {plan.rank} ({plan.command[0]}): {error.strerror}{why}") from error
+            found = shutil.which(plan.command[0], path=environment.get("PATH")) is not None
+            why = (
+                f"{error.strerror}" + _WHY_A_FILE_CANNOT_RUN.get(error.errno or 0, "") if found else "command not found"
+            )
+            raise LaunchError(f"cannot start rank {plan.number} ({plan.command[0]}): {why}") from error
         assert self._process.stdout is not None and self._process.stderr is not None
         self._pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
-        for pipe in self._pipes.values():
+        self.input = self._process.stdin
+        """The pipe to its standard input, if there is one."""
+        for pipe in (*self._pipes.values(), *([self.input] if self.input else ())):
             os.set_blocking(pipe.fileno(), False)
         self.exit: Exit | None = None
 
     @property
-    def rank(self) -> int:
-        return self.plan.rank
+    def number(self) -> int:
+        return self.plan.number
 
     @property
     def session(self) -> int:
@@ -122,7 +103,7 @@ class RankProcess:
     def read(self, name: str) -> bytes | None:
         """What has arrived on a stream: b"" at its end, None if nothing has."""
         try:
-            return os.read(self.descriptor(name), _CHUNK)
+            return os.read(self.descriptor(name), CHUNK_BYTES)
         except BlockingIOError:
             return None
 
@@ -134,6 +115,8 @@ class RankProcess:
         """Let go of an ended process and all descriptors. Its number is free afterwards. Idempotent."""
         for name in STREAMS:
             self.close(name)
+        if self.input is not None:
+            self.input.close()
         if self.ended >= 0:
             os.close(self.ended)
             self.ended = -1

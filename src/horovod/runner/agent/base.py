@@ -1,0 +1,80 @@
+"""One host's part of a job, as the launcher sees it: processes that can be started, signalled and ended there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from horovod.runner.agent.messages import Event, ProcessPlan
+
+Report = Callable[["Agent", Event], None]
+"""Called with everything that an agent has to tell."""
+
+
+class HostFacts(NamedTuple):
+    """What the launcher has to know of a host before it can say what to start there."""
+
+    python: str
+    """The interpreter that the launcher, or the agent, runs with."""
+    cores: int
+    """How many the job may use."""
+    interfaces: Sequence[str]
+    """The names of its network interfaces."""
+    rendezvous: tuple[str, int] | None
+    """The address at which it reaches the rendezvous server, where that is not the launcher's own host."""
+
+
+class Agent(ABC):
+    """An implementation reports everything that happens through the callback it was made with.
+
+    Attributes:
+        hosts: the names that users know the host by; mostly one.
+        facts: None until the host can start processes.
+        closed: whether the agent has nothing more to tell.
+        trouble: why it was closed although nobody had asked for it.
+        unheard: whether it was closed before it had said that it has ended everything.
+    """
+
+    def __init__(self, hosts: Collection[str]) -> None:
+        self.hosts = tuple(hosts)
+        self.facts: HostFacts | None = None
+        self.closed = False
+        self.trouble = ""
+        self.unheard = False
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.hosts)
+
+    @abstractmethod
+    def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
+        """Start processes. Reports :class:`NotStarted` for the first that cannot be started, and leaves out the rest.
+
+        Args:
+            environment: what all of them have. It holds the job's secret: never put it on a command line.
+        """
+
+    @abstractmethod
+    def signal(self, number: int, processes: Collection[int]) -> None:
+        """Signal these processes and what they started."""
+
+    @abstractmethod
+    def feed(self, process: int, data: bytes) -> None:
+        """Standard input for a process that does not inherit the launcher's; nothing means its end.
+
+        Called once for each :class:`Wanted` that the agent reports.
+        """
+
+    @abstractmethod
+    def end(self, grace: float, *, hunt: bool) -> None:
+        """End what still runs, and report :class:`Closed`. A second call can only make it quicker.
+
+        Args:
+            grace: seconds between asking processes to end and making them.
+            hunt: whether to look for processes of the job outside their sessions, too.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End everything at once and let go of it, without any report. Idempotent."""

@@ -1,0 +1,253 @@
+"""The processes of this host: started, read, signalled, ended, swept up.
+
+Runs in the launcher's own loop for the launcher's host, and in the agent program's for any other. Whatever way it is left, no
+process stays behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+from horovod.runner.agent import process_tree
+from horovod.runner.agent.base import Agent, HostFacts, Report
+from horovod.runner.agent.guardian import Guardian
+from horovod.runner.agent.messages import Closed, Ended, NotStarted, Output, ProcessPlan, Wanted
+from horovod.runner.agent.process_tree import GRACE_SECONDS
+from horovod.runner.agent.processes import STREAMS, Process
+from horovod.runner.errors import LaunchError
+from horovod.runner.loop import Loop
+
+_GIVE_UP_SECONDS = 0.5
+"""How long after SIGKILL a process may still show up as running."""
+_LAST_CHUNKS = 16
+"""Reads from a pipe that does not end; it holds no more, unless somebody keeps writing."""
+
+
+class LocalAgent(Agent):
+    """The agent of the host that this process runs on.
+
+    Args:
+        loop: calls back when something happens.
+        mark: what every process of the job has in its environment, and no other process.
+        guardian: who ends the processes if this one dies.
+        inherits_input: whether a process that reads standard input gets this one's descriptor; else it is fed.
+    """
+
+    def __init__(
+        self,
+        hosts: Collection[str],
+        loop: Loop,
+        report: Report,
+        facts: HostFacts,
+        *,
+        mark: bytes,
+        guardian: Guardian | None,
+        inherits_input: bool,
+    ) -> None:
+        super().__init__(hosts)
+        self.facts = facts
+        self._loop = loop
+        self._report = report
+        self._mark = mark
+        self._guardian = guardian
+        self._inherits_input = inherits_input
+        self._processes: dict[int, Process] = {}
+        self._open: set[tuple[int, str]] = set()  # streams
+        self._input: dict[int, bytes] = {}  # what a process has not taken yet
+        self._paused = False
+        self._kill_at: float | None = None  # when patience with an ending job ends
+        self._hunt = False
+
+    def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
+        for plan in plans:
+            try:
+                process = Process(
+                    plan, {**environment, **plan.environment}, inherits_input=self._inherits_input and plan.reads_input
+                )
+            except LaunchError as error:
+                self._report(self, NotStarted(plan.number, str(error)))
+                return
+            self._processes[plan.number] = process
+            if self._guardian is not None:
+                self._guardian.watch_over(process.session)
+            self._loop.watch(process.ended, partial(self._on_end, process))
+            for name in STREAMS:
+                self._open.add((plan.number, name))
+                if not self._paused:
+                    self._loop.watch(process.descriptor(name), partial(self._read, process, name))
+            if process.input is not None:
+                self._report(self, Wanted(plan.number))
+
+    def signal(self, number: int, processes: Collection[int]) -> None:
+        for process in processes:
+            if process in self._processes:
+                self._processes[process].signal_group(number)
+
+    def feed(self, process: int, data: bytes) -> None:
+        pipe = self._processes[process].input if process in self._processes else None
+        if pipe is None or pipe.closed:
+            return
+        if not data:
+            pipe.close()
+            return
+        self._input[process] = data
+        self._loop.watch(pipe.fileno(), partial(self._write, process), for_writing=True)
+
+    def end(self, grace: float, *, hunt: bool) -> None:
+        if self.closed:
+            return
+        first, now = self._kill_at is None, time.monotonic()
+        self._hunt = self._hunt or hunt
+        self._kill_at = now + grace if self._kill_at is None else min(self._kill_at, now + grace)
+        if first and (hunt or self._running()):
+            for process in self._processes.values():
+                process.signal_group(signal.SIGTERM)
+            strays = process_tree.members((), self._mark)
+            process_tree.send([pid for pid in strays if not self._was_signalled(pid)], signal.SIGTERM)
+        self._loop.after((self, "kill"), self._kill_at - now, self._kill_all)
+        self._close_if_over()
+
+    def kill(self) -> None:
+        if not self.closed:
+            self.closed = True
+            process_tree.send(self._members(), signal.SIGKILL)
+            self._release()
+
+    def pause(self) -> None:
+        """Read no more output until :meth:`resume`, so that who writes it waits."""
+        if not self._paused:
+            self._paused = True
+            for number, name in self._open:
+                self._loop.unwatch(self._processes[number].descriptor(name))
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            for number, name in self._open:
+                process = self._processes[number]
+                self._loop.watch(process.descriptor(name), partial(self._read, process, name))
+
+    # What the loop hears.
+
+    def _read(self, process: Process, name: str) -> bool:
+        """Pass on what has arrived; False if there is no more to come."""
+        if (process.number, name) not in self._open:
+            return False
+        data = process.read(name)
+        if data is None:
+            return False  # nothing at the moment
+        if data:
+            self._report(self, Output(process.number, name, data))
+        else:
+            self._close_stream(process, name)
+        return bool(data)
+
+    def _write(self, number: int) -> None:
+        pipe = self._processes[number].input
+        assert pipe is not None
+        try:
+            data = self._input[number] = self._input[number][os.write(pipe.fileno(), self._input[number]) :]
+            if data:
+                return
+            self._loop.unwatch(pipe.fileno())
+        except BlockingIOError:
+            return
+        except OSError:  # it reads no more
+            self._loop.unwatch(pipe.fileno())
+            pipe.close()
+        del self._input[number]
+        if not pipe.closed:
+            self._report(self, Wanted(number))
+
+    def _on_end(self, process: Process) -> None:
+        end = process.look()
+        if end is None:
+            return
+        self._loop.unwatch(process.ended)
+        self._loop.after((process, "leftovers"), GRACE_SECONDS, partial(self._abandon, process))
+        process.signal_group(signal.SIGTERM)  # what it started has lost its purpose
+        self._report(self, Ended(process.number, end))
+        self._close_if_over()
+
+    # What it does about it.
+
+    def _close_stream(self, process: Process, name: str) -> None:
+        self._open.remove((process.number, name))
+        if not self._paused:
+            self._loop.unwatch(process.descriptor(name))
+        process.close(name)
+        self._report(self, Output(process.number, name, b""))
+        self._close_if_over()
+
+    def _drain(self, process: Process, name: str) -> None:
+        """Pass on what is still in the pipe, which may be held open by a stranger, and close it."""
+        for _ in range(_LAST_CHUNKS):
+            if not self._read(process, name):
+                break
+        if (process.number, name) in self._open:
+            self._close_stream(process, name)
+
+    def _abandon(self, process: Process) -> None:
+        """A process ended a while ago, but something it started lives on, or holds its output open."""
+        process.signal_group(signal.SIGKILL)
+        for name in STREAMS:
+            self._drain(process, name)
+
+    def _was_signalled(self, pid: int) -> bool:
+        try:
+            return os.getpgid(pid) in self._sessions()
+        except OSError:
+            return True  # it has just ended
+
+    def _kill_all(self) -> None:
+        process_tree.send(process_tree.members(self._sessions(), self._mark), signal.SIGKILL)
+        self._loop.after((self, "give up"), _GIVE_UP_SECONDS, self._close)
+
+    def _close_if_over(self) -> None:
+        if self._kill_at is not None and not self.closed and not self._open and not self._running():
+            self._close()
+
+    def _close(self) -> None:
+        """Sweep up: nothing is left, if all went well."""
+        if self.closed:
+            return
+        self.closed = True
+        grace = 0.0 if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        left: set[int] = set()
+        try:
+            left = process_tree.end(self._members, grace)
+        except BaseException:  # a second Ctrl-C: no courtesy any more
+            process_tree.send(self._members(), signal.SIGKILL)
+            raise
+        finally:
+            self._release()
+        self._report(self, Closed(sorted(left)))
+
+    def _release(self) -> None:
+        for process in self._processes.values():
+            for name in STREAMS:
+                self._drain(process, name)
+            if process.number in self._input and process.input is not None:
+                self._loop.unwatch(process.input.fileno())
+            if self._loop.watches(process.ended):
+                self._loop.unwatch(process.ended)
+            self._loop.cancel((process, "leftovers"))
+            if process.look() is not None and self._guardian is not None:
+                self._guardian.forget(process.session)
+            process.reap()
+        self._loop.cancel((self, "kill"))
+        self._loop.cancel((self, "give up"))
+
+    def _running(self) -> bool:
+        return any(process.exit is None for process in self._processes.values())
+
+    def _sessions(self) -> list[int]:
+        return [process.session for process in self._processes.values()]
+
+    def _members(self) -> set[int]:
+        """Processes that are left. Those outside their session are hunted in failed jobs only."""
+        return process_tree.members(self._sessions(), self._mark if self._hunt else b"")

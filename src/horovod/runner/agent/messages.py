@@ -1,0 +1,172 @@
+"""What the launcher and the agent of a host tell each other.
+
+In the launcher's own process the same types are passed from hand to hand. To another host they travel as frames
+(:mod:`horovod.control.framing`) over a byte stream that the transport provides and has authenticated.
+
+A process is known by the number that the launcher gives it, which no other process of the job has. A static job numbers its
+processes by rank.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+
+import msgspec
+
+GREETING = b"\0horovod agent\0"
+"""The first bytes that an agent writes. What came before is a login shell's."""
+CHUNK_BYTES = 1 << 16
+"""The most output that one message carries."""
+
+
+class Exit(msgspec.Struct, frozen=True, array_like=True):
+    """How a process ended."""
+
+    code: int
+    """The exit code, or 128 + the number of the signal; 255 where it is not known."""
+    signal: int = 0
+    """The signal that ended it, or 0."""
+    reason: str = ""
+    """Why nothing better is known: the process was lost together with its host."""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"{self.code} ({self.reason})"
+        if not self.signal:
+            return str(self.code)
+        try:
+            name = signals.Signals(self.signal).name
+        except ValueError:
+            name = f"signal {self.signal}"
+        return f"{self.code} (killed by {name})"
+
+
+class ProcessPlan(msgspec.Struct, frozen=True, array_like=True):
+    """What to start."""
+
+    number: int
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    """What this process has beside what all have."""
+    reads_input: bool = False
+
+
+# To the agent.
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Get ready. Sent once, before everything else."""
+
+    secret: str
+    """The job's, encoded."""
+    directory: str
+    """Where the processes run."""
+    addresses: list[tuple[str, int]]
+    """Of the launcher's rendezvous server, as far as the launcher knows; any that can be reached will do."""
+    seconds: float
+    """How long to try."""
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Start processes."""
+
+    environment: dict[str, str]
+    """On top of the agent's own."""
+    plans: list[ProcessPlan]
+
+
+class Signal(msgspec.Struct, frozen=True, tag=True):
+    """Signal processes and what they started."""
+
+    number: int
+    processes: list[int]
+
+
+class Input(msgspec.Struct, frozen=True, tag=True):
+    """Standard input for a process; nothing means its end."""
+
+    process: int
+    data: bytes
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """End what still runs: SIGTERM, and SIGKILL ``grace`` seconds later. Then sweep up, say :class:`Closed`, and end."""
+
+    grace: float
+    hunt: bool
+    """Whether to look for processes of the job outside their sessions, too."""
+
+
+# From the agent.
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The first message: who is there."""
+
+    version: str
+    python: str
+    """The interpreter that runs the agent."""
+    cores: int
+    """How many a job may use."""
+    interfaces: list[str]
+    """The names of the host's network interfaces."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Processes can be started."""
+
+    rendezvous: tuple[str, int]
+    """The address at which this host reaches the launcher's rendezvous server."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The answer to :class:`Begin` where this host cannot take part. The agent ends."""
+
+    reason: str
+
+
+class NotStarted(msgspec.Struct, frozen=True, tag=True):
+    """A process could not be started."""
+
+    process: int
+    reason: str
+
+
+class Output(msgspec.Struct, frozen=True, tag=True):
+    """A process has written to one of its streams; nothing means the end of the stream."""
+
+    process: int
+    stream: str
+    data: bytes
+
+
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """A process has taken all the standard input it was given."""
+
+    process: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    process: int
+    exit: Exit
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """The agent, or the way to it, is lost, and with it all of its processes."""
+
+    reason: str
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True):
+    """The answer to :class:`End`, and the last message."""
+
+    immortal: list[int]
+    """Process ids that even SIGKILL did not end."""
+
+
+Order = Begin | Start | Signal | Input | End
+Event = Hello | Ready | Refused | NotStarted | Output | Wanted | Ended | Lost | Closed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode

@@ -1,0 +1,182 @@
+"""The agent as a program: runs the ranks of a host that is not the launcher's, and ends them when the launcher is gone.
+
+Started through ssh or the like; orders come on standard input, events go to standard output, and nothing else travels there.
+It counts the launcher as gone when either of these is closed, or when the launcher's host acknowledges nothing any more. That
+is seen by a second connection, to the launcher's rendezvous server, on which nothing is sent: the kernels keep it alive, so a
+launcher that is stopped, or waits for a terminal, is not taken for dead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+
+import horovod
+from horovod.control.dial import Address, dial_until, limit_silence
+from horovod.control.rendezvous import PURPOSE
+from horovod.control.secret import decode_secret
+from horovod.core import config
+from horovod.runner.agent.base import Agent, HostFacts
+from horovod.runner.agent.guardian import Guardian
+from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.messages import (
+    GREETING,
+    Begin,
+    Closed,
+    End,
+    Event,
+    Hello,
+    Input,
+    Lost,
+    Order,
+    Ready,
+    Refused,
+    Signal,
+    Start,
+    decode_order,
+    encode,
+)
+from horovod.runner.agent.process_tree import GRACE_SECONDS
+from horovod.runner.agent.stream import MessageStream
+from horovod.runner.loop import Loop
+from horovod.runner.machine import usable_cores
+
+SILENCE_SECONDS = 15.0
+"""How long the launcher's host may acknowledge nothing."""
+_FAREWELL_SECONDS = 5.0
+"""How long to try to get rid of the last messages."""
+
+
+class Program:
+    """One agent, over two descriptors that belong to it from now on."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        self._loop = Loop()
+        self._local: LocalAgent | None = None
+        self._guardian: Guardian | None = None
+        self._way: socket.socket | None = None  # to the rendezvous server
+        self._directory = "/"
+        self._over = False
+        self._stream = MessageStream(
+            self._loop, reader, writer, decode_order, self._obey, self._on_launcher_gone, self._on_congestion
+        )
+
+    def run(self) -> None:
+        """Serve until the launcher has no more use for this, or is gone."""
+        facts = self._facts()
+        self._stream.write(GREETING)
+        self._tell(Hello(horovod.__version__, facts.python, facts.cores, list(facts.interfaces)))
+        try:
+            self._loop.run(lambda: self._over)
+            self._loop.run(lambda: self._stream.idle, time.monotonic() + _FAREWELL_SECONDS)
+        finally:
+            if self._local is not None:
+                self._local.kill()
+            if self._guardian is not None:
+                self._guardian.__exit__(None)
+            if self._way is not None:
+                self._loop.unwatch(self._way.fileno())
+                self._way.close()
+            self._stream.close()
+            self._loop.close()
+
+    def _facts(self) -> HostFacts:
+        return HostFacts(sys.executable, usable_cores(), [name for _, name in socket.if_nameindex()], None)
+
+    def _tell(self, event: Event) -> None:
+        self._stream.send(encode(event))
+
+    def _obey(self, order: Order) -> None:
+        if isinstance(order, Begin):
+            self._begin(order)
+        elif self._local is None:
+            self._over = True  # the launcher has seen enough
+        elif isinstance(order, Start):
+            self._local.start({**os.environ, **order.environment, "PWD": self._directory}, order.plans)
+        elif isinstance(order, Signal):
+            self._local.signal(order.number, order.processes)
+        elif isinstance(order, Input):
+            self._local.feed(order.process, order.data)
+        elif isinstance(order, End):
+            self._local.end(order.grace, hunt=order.hunt)
+
+    def _begin(self, order: Begin) -> None:
+        try:
+            os.chdir(order.directory)
+        except OSError as error:
+            self._refuse(
+                f"the launcher's working directory {order.directory} cannot be entered there: {error.strerror}"
+            )
+            return
+        self._directory = order.directory
+        addresses: list[Address] = list(order.addresses)
+        try:
+            self._way = dial_until(
+                addresses, decode_secret(order.secret), PURPOSE, time.monotonic() + order.seconds
+            )  # fmt: skip
+        except ConnectionError as error:
+            self._refuse(f"the launcher cannot be reached from there: {error}")
+            return
+        limit_silence(self._way, SILENCE_SECONDS)
+        host, port = self._way.getpeername()[:2]
+        self._loop.watch(self._way.fileno(), self._on_way_lost)
+        mark = f"{config.SECRET_KEY}={order.secret}".encode()
+        try:
+            self._guardian = Guardian(mark, os.environ)
+        except OSError as error:
+            self._refuse(f"the process that would end the ranks of a killed agent cannot be started: {error.strerror}")
+            return
+        self._local = LocalAgent(
+            (), self._loop, self._report, self._facts(), mark=mark, guardian=self._guardian, inherits_input=False
+        )
+        self._tell(Ready((host, port)))
+
+    def _refuse(self, reason: str) -> None:
+        self._tell(Refused(reason))
+        self._over = True
+
+    def _report(self, _: Agent, event: Event) -> None:
+        self._tell(event)
+        if isinstance(event, Closed):
+            self._over = True
+
+    def _on_congestion(self, congested: bool) -> None:
+        if self._local is not None:
+            if congested:
+                self._local.pause()
+            else:
+                self._local.resume()
+
+    def _on_way_lost(self) -> None:
+        assert self._way is not None
+        try:
+            reason = "it was closed" if not self._way.recv(1) else "it sent what it should not"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        self._tell(Lost(f"its connection to the launcher's rendezvous server broke: {reason}"))
+        self._loop.unwatch(self._way.fileno())
+        self._way.close()
+        self._way = None
+        self._on_launcher_gone(reason)
+
+    def _on_launcher_gone(self, _: str) -> None:
+        if self._local is None:
+            self._over = True
+        else:
+            self._local.resume()  # nobody takes what the ranks write any more, so that they can end
+            self._local.end(GRACE_SECONDS, hunt=True)
+
+
+def main() -> None:
+    """The program. Its standard streams are for the launcher; whoever prints something by mistake prints to standard error."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # its processes would inherit it if they were ignored
+    reader, writer = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    Program(reader, writer).run()

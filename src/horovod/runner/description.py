@@ -1,0 +1,55 @@
+"""What ``--verbose`` says about a job before its ranks start. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from horovod.runner import worker_environment
+from horovod.runner.agent.base import Agent
+from horovod.runner.hosts import SlotInfo
+
+
+def describe(
+    command: Sequence[str],
+    slots: Sequence[SlotInfo],
+    agents: Sequence[Agent],
+    meeting: Sequence[tuple[str, int]],
+    environment: Mapping[str, str],
+    *,
+    asked: Mapping[str, str],
+    memory: Mapping[str, str],
+    reader: int | None,
+) -> str:
+    """The job in words.
+
+    Args:
+        agents: all of them ready.
+        meeting: where the ranks of each reach the rendezvous server.
+        environment: the launcher's own.
+        asked, memory: what ranks have in theirs by the user's wish, and for the allocator.
+        reader: the rank that reads standard input, or None.
+    """
+    words = [f"horovodrun: {len(slots)} ranks of: {' '.join(command)}"]
+    words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in slots]
+    words += [f"  they meet at {host}:{port}" for host, port in dict.fromkeys(meeting)]
+    if reader is not None:
+        words.append(f"  rank {reader} reads standard input")
+    words += [f"  {name}={value}" for name, value in sorted(asked.items())]
+    for agent in agents:
+        assert agent.facts is not None
+        where = f" on {agent.name}" if len(agents) > 1 else ""
+        if where:
+            words.append(f"  {agent.facts.python}{where}")
+        number = sum(slot.hostname in agent.hosts for slot in slots)
+        threads = worker_environment.threads(environment, agent.facts.cores, number)
+        if threads:
+            share = ", ".join(f"{name}={value}" for name, value in threads.items())
+            words.append(
+                f"  {share}: a fair share of {agent.facts.cores} cores{where}; set either to choose for yourself"
+            )
+        else:
+            words.append("  threads of OpenMP and MKL: as you have set them")
+    if memory:
+        limits = ", ".join(f"{name}={value}" for name, value in memory.items())
+        words.append(f"  {limits}: memory of one step is kept for the next; set either to choose for yourself")
+    return "\n".join(words)

@@ -1,0 +1,166 @@
+"""What to do about what happens to a job. Pure: events in, decisions out; it waits for nothing and touches nothing.
+
+A policy never sees output. It is told of time only where it asked to be woken.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection
+from typing import NamedTuple
+
+from horovod.runner.agent.messages import Exit
+from horovod.runner.agent.process_tree import GRACE_SECONDS
+from horovod.runner.outcome import Failure
+
+_ACCUSED_SECONDS = 1.0
+"""How long to wait for the end of the rank that others accuse, before everybody is ended."""
+_LAST_WORDS_SECONDS = 1.0
+"""How long ranks that still run have, after the first failure, to end by themselves: the runtime has told them of it, so
+they raise, say where they were, and let go of what they hold."""
+
+
+class Say(NamedTuple):
+    """Tell the user."""
+
+    text: str
+
+
+class Wake(NamedTuple):
+    """Call :meth:`StaticPolicy.woken` with this reason, once, after so many seconds."""
+
+    reason: str
+    seconds: float
+
+
+class EndAll(NamedTuple):
+    """Ask all processes to end, make those that still run ``grace`` seconds later, and end the job."""
+
+    grace: float
+
+
+Decision = Say | Wake | EndAll
+
+
+class Verdict(NamedTuple):
+    """Which rank failed first."""
+
+    culprit: int
+    ended: int
+    """The rank whose exit tells of it: the culprit itself, or its first victim."""
+    exit: Exit
+    reason: str
+    """What the runtime knows about it."""
+
+
+class StaticPolicy:
+    """The job of a fixed set of ranks: it ends when all have ended, or soon after the first has failed.
+
+    Args:
+        ranks: that will be started.
+        reader: the one that reads standard input, or None.
+
+    Attributes:
+        exits: how ranks ended, by rank.
+        verdict: which rank failed first; None if none has.
+        interrupted: the signal that asked the launcher to end, or 0.
+        ending: whether the job has been asked to end.
+    """
+
+    def __init__(self, ranks: Collection[int], reader: int | None) -> None:
+        self._running = set(ranks)
+        self._reader = reader
+        self._first_failed: int | None = None  # the first rank that ended badly by itself
+        self._interrupt_passed_on = False
+        self._judging = False
+        self.exits: dict[int, Exit] = {}
+        self.verdict: Verdict | None = None
+        self.interrupted = 0
+        self.ending = False
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Ranks that have not ended."""
+        return frozenset(self._running)
+
+    def ended(self, rank: int, end: Exit, accused: Failure | None) -> list[Decision]:
+        """A rank has ended.
+
+        Args:
+            accused: what the runtime of any rank has said about the first failure by now.
+        """
+        self._running.discard(rank)
+        self.exits[rank] = end
+        if self.ending:
+            return []
+        if self._interrupt_passed_on and rank == self._reader and end.code == 128 + signal.SIGINT:
+            self.interrupted = signal.SIGINT
+            return self._end_all()
+        if self.verdict is not None:  # these were its last words
+            return [] if self._running else self._end_all()
+        if end.code and self._first_failed is None:
+            self._first_failed = rank
+        return self._judge(accused, patient=True)
+
+    def woken(self, reason: str, accused: Failure | None) -> list[Decision]:
+        """The time that a decision asked for is over."""
+        if self.ending:
+            return []
+        if reason == "accused" and self.verdict is None:
+            return self._judge(accused, patient=False)
+        return self._end_all() if reason == "last words" else []
+
+    def signalled(self, number: int) -> list[Decision]:
+        """A signal has asked the launcher to end."""
+        if self.interrupted:
+            return []
+        self.interrupted = number
+        return [Say(f"horovodrun: {signal.Signals(number).name}: ending the job"), *self._end_all()]
+
+    def reader_gone(self) -> list[Decision]:
+        """Whoever read the job's output has seen enough."""
+        if self.interrupted:
+            return []
+        self.interrupted = signal.SIGPIPE
+        return self._end_all()
+
+    def interrupt_passed_on(self) -> list[Decision]:
+        """Ctrl-C went to the rank that reads from the terminal, because it may mean that rank."""
+        first, self._interrupt_passed_on = not self._interrupt_passed_on, True
+        if not first:
+            return []
+        return [
+            Say(
+                f"horovodrun: Ctrl-C went to rank {self._reader}, which reads from this terminal; press it twice within a "
+                "second to end the job"
+            )
+        ]
+
+    def _judge(self, accused: Failure | None, patient: bool) -> list[Decision]:
+        """Decide which rank failed first: one that suffers from another's failure may well end before it."""
+        if self._first_failed is None:
+            return []
+        known = accused is not None and (accused.rank in self._running or accused.rank in self.exits)
+        culprit = accused.rank if accused is not None and known else self._first_failed
+        if culprit in self._running and patient:
+            first, self._judging = not self._judging, True
+            return [Wake("accused", _ACCUSED_SECONDS)] if first else []
+        # A culprit that still runs, or says it did well, has no exit code to pass on; its first victim has.
+        own = self.exits.get(culprit)
+        ended = culprit if own is not None and own.code else self._first_failed
+        reason = accused.reason if accused is not None and known else ""
+        self.verdict = Verdict(culprit, ended, self.exits[ended], reason)
+        words = f"horovodrun: Process {ended} exit with status code {self.exits[ended]}."
+        if ended != culprit:
+            words += f" Rank {culprit} failed first."
+        others = len(self._running)
+        if others:
+            words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
+            return [Say(words), Wake("last words", _LAST_WORDS_SECONDS)]
+        return [Say(words), *self._end_all()]
+
+    def _end_all(self) -> list[Decision]:
+        if self.ending:
+            return []
+        self.ending = True
+        return [EndAll(GRACE_SECONDS)]

@@ -1,0 +1,74 @@
+"""Reaches the hosts of a job that are not the launcher's: starts an agent on each, all at once, and waits for none.
+
+The connection itself is the check whether a host can take part, so nothing of it is remembered from job to job.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from horovod.control.wiring import own_addresses
+from horovod.runner import ssh
+from horovod.runner.agent.base import Agent, Report
+from horovod.runner.agent.messages import Begin
+from horovod.runner.errors import LaunchError
+from horovod.runner.hosts import HostInfo
+from horovod.runner.loop import Loop
+from horovod.runner.options import Options
+from horovod.runner.remote import RemoteAgent
+
+
+def reach(
+    hosts: Sequence[HostInfo],
+    options: Options,
+    environment: Mapping[str, str],
+    *,
+    loop: Loop,
+    report: Report,
+    secret: str,
+    port: int,
+    seconds: float,
+) -> list[Agent]:
+    """Agents on ``hosts``. Each gets its facts, or is closed and says what its trouble is.
+
+    Args:
+        environment: the launcher's own.
+        secret: the job's, encoded.
+        port: of the rendezvous server, which listens at all addresses of this host.
+        seconds: how long an agent may take to get ready.
+
+    Raises:
+        ValueError: what reaches other hosts cannot be run.
+        LaunchError: this host has none of the network interfaces that the job may use.
+    """
+    present = [name for _, name in socket.if_nameindex() if name in options.nics]
+    if options.nics and not present:
+        raise LaunchError(f"this host has none of the network interfaces {', '.join(options.nics)}")
+    try:
+        addresses = own_addresses(",".join(present)) or ("127.0.0.1",)
+    except ValueError as error:
+        raise LaunchError(f"this host cannot be reached by the others: {error}") from None
+    begin = Begin(secret, _working_directory(environment), [(address, port) for address in addresses], seconds / 2)
+    way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, seconds)
+    agents: list[Agent] = []
+    try:
+        for host in hosts:
+            connection = ssh.Ssh(ssh.command_line(way, host.login, sys.executable, environment))
+            agents.append(RemoteAgent(host.hostname, loop, report, connection, begin))
+    except BaseException:
+        for agent in agents:
+            agent.kill()
+        raise
+    return agents
+
+
+def _working_directory(environment: Mapping[str, str]) -> str:
+    """The user's word for it where there is one: other hosts may not know what a link leads to here."""
+    said, found = environment.get("PWD", ""), str(Path.cwd())
+    try:
+        return said if Path(said).is_absolute() and Path(said).samefile(found) else found
+    except OSError:
+        return found

@@ -1,0 +1,179 @@
+"""The launcher's side of an agent on another host: its orders become messages, its messages events."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+import horovod
+from horovod.runner.agent.base import Agent, HostFacts, Report
+from horovod.runner.agent.messages import (
+    GREETING,
+    Begin,
+    Closed,
+    End,
+    Event,
+    Hello,
+    Input,
+    Lost,
+    NotStarted,
+    Order,
+    ProcessPlan,
+    Ready,
+    Refused,
+    Signal,
+    Start,
+    decode_event,
+    encode,
+)
+from horovod.runner.agent.stream import MessageStream
+from horovod.runner.loop import Loop
+
+_ERROR_BYTES = 1 << 14
+
+
+class Connection(ABC):
+    """A byte stream to an agent that has been started somewhere, and what its transport says on the way.
+
+    Attributes:
+        reader, writer: descriptors. Whoever uses them closes them.
+        errors: a descriptor on which the transport, or the agent, says what is wrong. It belongs to the connection.
+    """
+
+    reader: int
+    writer: int
+    errors: int
+
+    @abstractmethod
+    def explain(self, errors: str, chatter: str) -> str:
+        """Why the stream has ended, in words for the user.
+
+        Args:
+            errors: the last of what came from ``errors``.
+            chatter: what came before the agent's greeting, if that has not come.
+        """
+
+    @abstractmethod
+    def close(self, *, orderly: bool) -> None:
+        """Let go of the connection. The agent ends its processes by itself.
+
+        Args:
+            orderly: the agent has said that it ends; it may take a moment to do so.
+        """
+
+
+class RemoteAgent(Agent):
+    """An agent behind a connection.
+
+    Args:
+        begin: its first order. It is sent when the agent has said who it is, so no login shell sees the job's secret.
+    """
+
+    def __init__(self, host: str, loop: Loop, report: Report, connection: Connection, begin: Begin) -> None:
+        super().__init__((host,))
+        self._loop = loop
+        self._report = report
+        self._connection = connection
+        self._begin = begin
+        self._hello: Hello | None = None
+        self._errors: deque[bytes] = deque(maxlen=8)
+        self._orderly = False
+        self._released = False
+        self._stream = MessageStream(
+            loop, connection.reader, connection.writer, decode_event, self._hear, self._on_end, greeting=GREETING
+        )
+        os.set_blocking(connection.errors, False)
+        loop.watch(connection.errors, self._read_errors)
+
+    def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
+        self._order(Start(dict(environment), list(plans)))
+
+    def signal(self, number: int, processes: Collection[int]) -> None:
+        self._order(Signal(number, list(processes)))
+
+    def feed(self, process: int, data: bytes) -> None:
+        self._order(Input(process, data))
+
+    def end(self, grace: float, *, hunt: bool) -> None:
+        if self.facts is None:
+            self.kill()
+        else:
+            self._order(End(grace, hunt))
+
+    def kill(self) -> None:
+        if not self.closed:
+            self.unheard = self.facts is not None
+            self._close()
+        if not self._released:  # only now: with many hosts, all but the last have ended meanwhile
+            self._released = True
+            self._connection.close(orderly=self._orderly)
+
+    def _order(self, order: Order) -> None:
+        self._stream.send(encode(order))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Hello):
+            self._hello = event
+            if event.version != horovod.__version__:
+                self._refuse(
+                    f"it has version {event.version} of Horovod ({event.python}), and the launcher {horovod.__version__}: "
+                    "install the same on both"
+                )
+            else:
+                self._order(self._begin)
+        elif isinstance(event, Ready) and self._hello is not None:
+            hello = self._hello
+            self.facts = HostFacts(hello.python, hello.cores, hello.interfaces, event.rendezvous)
+        elif isinstance(event, Refused):
+            self._refuse(event.reason)
+        elif isinstance(event, Lost):
+            self._lose(event.reason)
+        elif isinstance(event, NotStarted):
+            self._report(self, NotStarted(event.process, f"host {self.name}: {event.reason}"))
+        elif self.facts is not None:
+            if isinstance(event, Closed):
+                self._orderly = True
+                self._close()
+            self._report(self, event)
+
+    def _refuse(self, reason: str) -> None:
+        self.trouble = reason
+        self._close()
+
+    def _on_end(self, reason: str) -> None:
+        while self._read_errors():
+            pass
+        errors = b"".join(self._errors).decode("utf-8", "replace")
+        said = "" if self._hello is not None else self._stream.chatter.decode("utf-8", "replace")
+        self._lose(self._connection.explain(errors, said) or reason)
+
+    def _lose(self, reason: str) -> None:
+        if self.facts is None:
+            self._refuse(reason)
+            return
+        self.unheard = True
+        self.trouble = reason
+        self._close()
+        self._report(self, Lost(f"the agent of {self.name} is lost: {reason}"))
+
+    def _read_errors(self) -> bool:
+        try:
+            data = os.read(self._connection.errors, _ERROR_BYTES // 8)
+        except BlockingIOError:
+            return False
+        if not data:
+            if self._loop.watches(self._connection.errors):
+                self._loop.unwatch(self._connection.errors)
+            return False
+        self._errors.append(data)
+        return True
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._stream.close()
+        if self._loop.watches(self._connection.errors):
+            self._loop.unwatch(self._connection.errors)

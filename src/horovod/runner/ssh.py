@@ -1,0 +1,193 @@
+"""Agents on other hosts through ssh: the stream of messages is ssh's standard input and output.
+
+The command line says which interpreter to run, and nothing of the job. ssh asks no questions here: what it would ask for is
+an error, with a line that says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from horovod.core import config
+from horovod.runner.errors import UsageError
+from horovod.runner.remote import Connection
+
+SILENCE_SECONDS = 5
+SILENCES = 3
+"""After so many periods in which a host answers nothing, ssh gives it up."""
+_LONGEST_CONNECT_SECONDS = 10
+_LETTING_GO_SECONDS = 1.0
+_OF_SSH_ITSELF = 255
+"""The exit status of an ssh that failed, or whose command was killed."""
+
+_SCRIPT = (
+    'if [ ! -x "$1" ]; then PATH="$2:$PATH"; set -- "$(command -v python3)" "$2" "$3"; fi; '
+    '[ -n "$1" ] || { echo "no python3 on the PATH" >&2; exit 127; }; '
+    '[ -z "$3" ] || export PYTHONPATH="$3"; '
+    'exec "$1" -c "import sys; sys.path = [entry for entry in sys.path if entry]; '
+    'from horovod.runner.agent.program import main; main()"'
+)
+"""What a shell there runs: the launcher's interpreter, if it exists there, else the first python3. The working directory must
+not be looked in for modules: it is the user's home, which may well have a folder called horovod."""
+
+_EXPLANATIONS: tuple[tuple[str, str], ...] = (
+    (r"could not resolve hostname", "its name is unknown: is it written right?"),
+    (r"remote host identification has changed", "its host key is not the one that is known here; if that is "
+     "right, remove the old one with ssh-keygen -R"),
+    (r"host key verification failed", "its host key is not trusted: connect to it once by hand"),
+    (r"identity file .* not accessible|load key ", "the key of --ssh-identity-file cannot be read"),
+    (r"permission denied", "it does not accept the key: ssh must work without a password; choose a key with -i"),
+    (r"connection refused", "nothing listens at its ssh port: does sshd run there, at that port (-p)?"),
+    (r"no route to host|network is unreachable", "there is no route to it"),
+    (r"timed out", "it does not answer: is it switched on, and reachable from here?"),
+    (r"no python3 on the path", "there is no Python: neither the launcher's interpreter nor a python3 on the PATH"),
+    (r"no module named '?horovod", "Horovod is not installed for its Python"),
+    (r"no module named '?([\w.]+)", "a package that Horovod needs is not installed there"),
+)  # fmt: skip
+_NOT_RESPONDING = re.compile(r"server \S+ not responding", re.IGNORECASE)
+
+
+class SshOptions(NamedTuple):
+    """How to reach hosts."""
+
+    command: tuple[str, ...]
+    """Instead of ``ssh``; options of ours follow."""
+    port: int | None
+    identity_file: str | None
+    seconds: float
+    """How long a connection may take."""
+
+
+def options(environment: Mapping[str, str], port: int | None, identity_file: str | None, seconds: float) -> SshOptions:
+    """What the user has said about ssh.
+
+    Raises:
+        ValueError: the environment variable does not parse.
+    """
+    text = environment.get(config.SSH_COMMAND, "").strip() or "ssh"
+    try:
+        command = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"environment variable {config.SSH_COMMAND}={text!r}: {error}") from None
+    return SshOptions(command, port, identity_file, seconds)
+
+
+def command_line(options: SshOptions, host: str, python: str, environment: Mapping[str, str]) -> list[str]:
+    """What starts an agent.
+
+    Args:
+        host: as ssh knows it: ``host`` or ``user@host``.
+        python: the launcher's interpreter.
+        environment: where PATH and PYTHONPATH are looked up.
+    """
+    settings = {
+        "BatchMode": "yes",  # no questions
+        "StrictHostKeyChecking": "accept-new",
+        "ConnectTimeout": str(max(1, min(_LONGEST_CONNECT_SECONDS, round(options.seconds / 2)))),
+        "ServerAliveInterval": str(SILENCE_SECONDS),
+        "ServerAliveCountMax": str(SILENCES),
+        "LogLevel": "ERROR",
+        # What a user's configuration may ask for an interactive session would be in the way of this one:
+        "ControlPath": "none",
+        "ClearAllForwardings": "yes",
+        "ForwardX11": "no",
+        "RequestTTY": "no",
+        "RemoteCommand": "none",
+        "PermitLocalCommand": "no",
+    }
+    words = [*options.command]
+    for name, value in settings.items():
+        words += ["-o", f"{name}={value}"]
+    if options.port is not None:
+        words += ["-p", str(options.port)]
+    if options.identity_file is not None:
+        words += ["-i", options.identity_file]
+    given = (python, environment.get("PATH", ""), environment.get("PYTHONPATH", ""))
+    return [*words, host, "exec /bin/sh -c " + " ".join(map(shlex.quote, (_SCRIPT, "horovod-agent", *given)))]
+
+
+class Ssh(Connection):
+    """A running ssh."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # the terminal's Ctrl-C and Ctrl-Z are the launcher's to pass on
+                bufsize=0,
+            )
+        except OSError as error:
+            raise UsageError(f"cannot run {command[0]}, which reaches the other hosts: {error.strerror}") from None
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self.writer, self.reader, self.errors = (
+            os.dup(process.stdin.fileno()),
+            os.dup(process.stdout.fileno()),
+            process.stderr.fileno(),
+        )
+        process.stdin.close()
+        process.stdout.close()
+
+    def explain(self, errors: str, chatter: str) -> str:
+        try:
+            status = self._process.wait(_LETTING_GO_SECONDS)
+        except subprocess.TimeoutExpired:
+            return ""
+        return explain(status, errors, chatter)
+
+    def close(self, *, orderly: bool) -> None:
+        try:
+            self._process.wait(_LETTING_GO_SECONDS if orderly else 0)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGTERM)
+            try:
+                self._process.wait(_LETTING_GO_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._signal(signal.SIGKILL)
+                self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._process.pid, number)  # with a command that it may use as a proxy
+        except OSError:
+            pass  # all gone
+
+
+def explain(status: int, errors: str, chatter: str = "") -> str:
+    """Why ssh, or the agent behind it, ended. Pure.
+
+    Args:
+        status: its exit status.
+        errors: what it wrote to standard error.
+        chatter: what a login shell wrote before any agent began.
+    """
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    if _NOT_RESPONDING.search(errors):
+        return f"it has not answered for {SILENCE_SECONDS * SILENCES} seconds ({last})"
+    for pattern, words in _EXPLANATIONS:
+        match = re.search(pattern, errors, re.IGNORECASE)
+        if match:
+            line = next((line for line in lines if re.search(pattern, line, re.IGNORECASE)), last)
+            return f"{words} ({line})"
+    said = [line.strip() for line in chatter.splitlines() if line.strip()]
+    if status < 0:
+        text = f"ssh was killed by {signal.Signals(-status).name}"
+    elif status == _OF_SSH_ITSELF and not last:
+        text = "it was killed, or the connection broke"
+    else:
+        text = f"ssh, or the agent that it started, ended with exit status {status}"
+    if last:
+        text += f": {last}"
+    return text + (f"; its login shell said: {said[-1]}" if said else "")

@@ -1,0 +1,91 @@
+"""A launcher on one of two hosts; at the end of every test nothing of the job is left on either."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.hosts import LIMIT_SECONDS, Hosts, obstacle
+from launcher.harness import Launcher
+
+
+class Cluster:
+    """``horovodrun`` on hostA, for ranks on both."""
+
+    def __init__(self, hosts: Hosts, launcher: Launcher) -> None:
+        self.hosts = hosts
+        self.folder = launcher.folder
+        self._launcher = launcher
+
+    def start(
+        self, *words: str | Path, ssh: str = "", config: str = "ssh_config", **extra: str
+    ) -> subprocess.Popen[str]:
+        """``horovodrun`` with these words, its output in pipes.
+
+        Args:
+            ssh: options for ssh, before all others.
+            config: its configuration file.
+        """
+        command = f"ssh {ssh} -F {self.hosts.folder / config}"
+        process = subprocess.Popen(
+            self.hosts.on("hostA", sys.executable, "-m", "horovod.runner.launch", *words, folder=self.folder),
+            env=self._launcher.environment(HOROVOD_SSH_COMMAND=command, **extra),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._launcher.started.append(process)
+        return process
+
+    def run(self, *words: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
+        return self.finish(self.start(*words, **extra))
+
+    @staticmethod
+    def finish(process: subprocess.Popen[str], seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
+        out, err = process.communicate(timeout=seconds)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def await_line(self, process: subprocess.Popen[str], text: str, times: int = 1) -> None:
+        self._launcher.await_line(process, text, times)
+
+    @staticmethod
+    def launcher_of(process: subprocess.Popen[str]) -> int:
+        """The launcher's process id: what was started is the program that entered the host."""
+        (child,) = psutil.Process(process.pid).children()
+        return child.pid
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    reason = obstacle()
+    if reason:
+        pytest.skip(reason)
+    made = Hosts(tmp_path_factory.mktemp("hosts"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def cluster(hosts: Hosts, tmp_path: Path) -> Iterator[Cluster]:
+    launcher = Launcher(tmp_path)
+    try:
+        yield Cluster(hosts, launcher)
+        hosts.await_nothing(5)
+    finally:
+        for name in hosts.init:
+            hosts.link(name, up=True)
+            for pid in hosts.processes(name):
+                psutil.Process(pid).kill()
+        hosts.cut = False
+        for process in launcher.started:
+            process.communicate(timeout=LIMIT_SECONDS)

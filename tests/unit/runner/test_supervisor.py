@@ -1,0 +1,248 @@
+"""Sixty-four hosts without any: agents that speak the real messages over pipes, and a launcher that believes them."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import horovod
+from horovod.runner.agent.base import Agent
+from horovod.runner.agent.messages import (
+    GREETING,
+    Begin,
+    Closed,
+    End,
+    Ended,
+    Exit,
+    Hello,
+    NotStarted,
+    Output,
+    ProcessPlan,
+    Ready,
+    Refused,
+    Start,
+    decode_order,
+    encode,
+)
+from horovod.runner.agent.stream import MessageStream
+from horovod.runner.errors import LaunchError
+from horovod.runner.loop import Loop
+from horovod.runner.outcome import Failure, Outcome
+from horovod.runner.output import Output as JobOutput
+from horovod.runner.output import StreamSink
+from horovod.runner.policy import StaticPolicy
+from horovod.runner.remote import Connection, RemoteAgent
+from horovod.runner.supervisor import Supervisor
+
+HOSTS, EACH = 64, 4
+
+
+class Wire(Connection):
+    """A pipe each way, and one for what the transport says."""
+
+    def __init__(self) -> None:
+        (self.reader, self.far_writer), (self.far_reader, self.writer), (self.errors, self._far_errors) = (
+            os.pipe() for _ in range(3)
+        )
+
+    def explain(self, errors: str, chatter: str) -> str:
+        return "it is gone"
+
+    def close(self, *, orderly: bool) -> None:
+        os.close(self.errors)
+        os.close(self._far_errors)
+
+
+class FarAgent:
+    """What runs on a host, as far as messages tell. By default every rank says something and ends well."""
+
+    def __init__(self, loop: Loop, number: int, wire: Wire, behaviour: Callable[[FarAgent, Any], bool]) -> None:
+        self.number = number
+        self.ranks: list[int] = []
+        self._behaviour = behaviour
+        self.stream = MessageStream(
+            loop, wire.far_reader, wire.far_writer, decode_order, self._obey, lambda _: self.stream.close()
+        )
+        self.stream.write(b"Welcome!\n" + GREETING)
+        self.tell(Hello(horovod.__version__, "python", 8, ["eth0"]))
+
+    def tell(self, event: Any) -> None:
+        self.stream.send(encode(event))
+
+    def finish(self, rank: int, end: Exit) -> None:
+        self.tell(Ended(rank, end))
+        for name in ("stdout", "stderr"):
+            self.tell(Output(rank, name, b""))
+
+    def _obey(self, order: Any) -> None:
+        if self._behaviour(self, order):
+            return
+        if isinstance(order, Begin):
+            self.tell(Ready(("10.0.0.1", 5)))
+        elif isinstance(order, Start):
+            self.ranks = [plan.number for plan in order.plans]
+            for rank in self.ranks:
+                self.tell(Output(rank, "stdout", b"rank %d\n" % rank))
+                self.finish(rank, Exit(0))
+        elif isinstance(order, End):
+            self.tell(Closed([]))
+
+
+class Job:
+    """A job on simulated hosts."""
+
+    def __init__(self, behaviour: Callable[[FarAgent, Any], bool]) -> None:
+        self.loop = Loop()
+        self.out, self.err = io.StringIO(), io.StringIO()
+        ranks = range(HOSTS * EACH)
+        self.departed: list[int] = []
+        self.accused: Failure | None = None
+        self.supervisor = Supervisor(
+            self.loop,
+            JobOutput(StreamSink(self.out), StreamSink(self.err), len(ranks)),
+            StaticPolicy(ranks, None),
+            places={rank: f"h{rank // EACH}, local rank {rank % EACH}" for rank in ranks},
+            accusation=lambda: self.accused,
+            departed=lambda rank, _: self.departed.append(rank),
+        )
+        wires = [Wire() for _ in range(HOSTS)]
+        begin = Begin("secret", "/", [("10.0.0.1", 5)], 5)
+        self.agents: list[Agent] = [
+            RemoteAgent(f"h{number}", self.loop, self.supervisor.report, wire, begin)
+            for number, wire in enumerate(wires)
+        ]
+        self.far = [FarAgent(self.loop, number, wire, behaviour) for number, wire in enumerate(wires)]
+
+    def run(self) -> Outcome:
+        def plans() -> list[Any]:
+            return [
+                ({"ALL": "x"}, [ProcessPlan(host * EACH + local, ("true",), {}) for local in range(EACH)])
+                for host in range(HOSTS)
+            ]
+
+        return self.supervisor.run(self.agents, plans, 20)
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.kill()
+        for far in self.far:
+            far.stream.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def job() -> Iterator[Callable[[Callable[[FarAgent, Any], bool]], Job]]:
+    made: list[Job] = []
+
+    def make(behaviour: Callable[[FarAgent, Any], bool]) -> Job:
+        made.append(Job(behaviour))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+Make = Callable[[Callable[[FarAgent, Any], bool]], Job]
+
+
+def test_all_do_well(job: Make) -> None:
+    made = job(lambda *_: False)
+    outcome = made.run()
+    assert not outcome.failed and len(outcome.exits) == HOSTS * EACH == len(made.departed)
+    assert sorted(made.out.getvalue().splitlines()) == sorted(f"[{r}]<stdout>:rank {r}" for r in range(HOSTS * EACH))
+
+
+def stay(far: FarAgent, order: Any) -> bool:
+    """Ranks run until they are told to end."""
+    if isinstance(order, Start):
+        far.ranks = [plan.number for plan in order.plans]
+        return True
+    if isinstance(order, End):
+        for rank in far.ranks:
+            far.finish(rank, Exit(143, signal.SIGTERM))
+    return False
+
+
+def test_one_failure_among_many_ends_all_and_is_the_only_one_named(job: Make) -> None:
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        handled = stay(far, order)
+        if isinstance(order, Start) and far.number == 37:
+            far.tell(Output(far.ranks[2], "stderr", b"out of luck\n"))
+            far.finish(far.ranks.pop(2), Exit(9))
+        return handled
+
+    made = job(behaviour)
+    outcome = made.run()
+    assert (outcome.culprit, outcome.exit, outcome.tail) == (37 * EACH + 2, Exit(9), ("out of luck",))
+    assert made.err.getvalue().count("exit with status code") == 1
+    assert len(outcome.exits) == HOSTS * EACH
+
+
+@pytest.mark.parametrize("ending", ["silently", "garbled"])
+def test_a_host_that_is_lost_is_named_and_the_others_end(job: Make, ending: str) -> None:
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        handled = stay(far, order)
+        if isinstance(order, Start) and far.number == 5:
+            if ending == "garbled":
+                far.stream.write(b"\xff" * 100)
+            else:
+                far.stream.close()
+        return handled
+
+    outcome = job(behaviour).run()
+    assert (outcome.culprit, outcome.exit.code) == (5 * EACH, 255)
+    assert outcome.unheard == ["h5"]
+    assert "Reason: the agent of h5 is lost: it is gone" in outcome.describe()
+
+
+def test_all_hosts_that_refuse_are_listed_and_nothing_starts(job: Make) -> None:
+    started: list[int] = []
+
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        if isinstance(order, Start):
+            started.append(far.number)
+        if isinstance(order, Begin) and far.number in (3, 60):
+            far.tell(Refused("no such folder"))
+            return True
+        return False
+
+    made = job(behaviour)
+    with pytest.raises(LaunchError) as caught:
+        made.run()
+    assert str(caught.value).splitlines() == [
+        "2 of 64 hosts cannot take part in this job:", "  h3   no such folder", "  h60  no such folder",
+    ]  # fmt: skip
+    assert started == []
+
+
+def test_a_host_that_is_lost_while_others_get_ready_is_listed(job: Make) -> None:
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        if isinstance(order, Begin) and far.number == 7:
+            far.tell(Ready(("10.0.0.1", 5)))
+            far.stream.close()
+            return True
+        if isinstance(order, Begin) and far.number == 8:
+            made.loop.after("late", 0.3, lambda: far.tell(Ready(("10.0.0.1", 5))))
+            return True
+        return False
+
+    made = job(behaviour)
+    with pytest.raises(LaunchError, match=r"1 of 64 hosts cannot take part in this job:\n  h7  it is gone"):
+        made.run()
+
+
+def test_a_process_that_cannot_start_ends_the_job(job: Make) -> None:
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        handled = stay(far, order)
+        if isinstance(order, Start) and far.number == 63:
+            far.tell(NotStarted(far.ranks[0], "cannot start rank 252 (x): command not found"))
+        return handled
+
+    with pytest.raises(LaunchError, match=r"^host h63: cannot start rank 252 \(x\): command not found$"):
+        job(behaviour).run()
