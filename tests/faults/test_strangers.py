@@ -162,8 +162,12 @@ def test_a_running_rank_has_no_open_port(ranks: Ranks) -> None:
     def ports() -> list[str]:
         import horovod.torch as hvd
 
+        def listening() -> set[str]:
+            return {str(c) for c in psutil.Process().net_connections("all") if c.status == psutil.CONN_LISTEN}
+
+        before = listening()  # what an earlier test of this pool has left to the garbage collector
         hvd.init()
-        found = [str(c) for c in psutil.Process().net_connections("all") if c.status == psutil.CONN_LISTEN]
+        found = sorted(listening() - before)
         hvd.barrier()
         hvd.shutdown()
         return found
