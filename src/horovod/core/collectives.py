@@ -425,7 +425,7 @@ def _check_reduction(
         if not can_fold(op, data_type):
             raise ValueError(
                 f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with {op.label}; use Sum or "
-                "Average, or reduce their real and imaginary parts (torch.view_as_real) by themselves"
+                "Average, or reduce their real and imaginary parts by themselves"
             )
         if scaled and not can_scale(data_type):
             raise ValueError(

@@ -117,11 +117,14 @@ def cases() -> list[tuple[str, Any, Callable[[Any], Any], Any]]:
     found += [("compression", None, lambda given: hvd.allreduce(x, compression=given), x)]
     for value in (1, "fp16", object()):
         found += [("compression", value, lambda given: hvd.allreduce(x, compression=given), REFUSED)]
-    for value in ("text", ["a"], object(), None, {1: 2}, [[1.0], [1.0, 2.0]], 1j):
+    for value in ("text", ["a"], object(), None, {1: 2}, [[1.0], [1.0, 2.0]]):
         found += [("tensor", value, lambda given: hvd.allreduce(given, op=hvd.Sum), REFUSED)]
         found += [("tensors", value, lambda given: hvd.grouped_allreduce([given], op=hvd.Sum), REFUSED)]
     for value in (2.0, np.float32(2), tf.constant(2.0), True):
         found += [("tensor", value, lambda given: hvd.allreduce(given, op=hvd.Max), value)]
+    found += [("tensor", 1j, lambda given: hvd.allreduce(given, op=hvd.Sum), 2j)]
+    if tf.executing_eagerly():  # a graph finds it when it runs
+        found += [("tensor", 1j, lambda given: hvd.allreduce(given, op=hvd.Max), REFUSED)]
     found += [("tensors", np.ones([2, 3]), lambda given: hvd.grouped_allreduce(given)[1], np.ones(3))]
     found += (
         [("tensors", iter([x]), lambda given: hvd.grouped_allreduce(given)[0], x)] if tf.executing_eagerly() else []
