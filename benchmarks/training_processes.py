@@ -109,11 +109,11 @@ def of_framework(framework: str, arrangement: str) -> dict[str, str]:
     if framework == "torch":
         return {}
     legacy = framework == "keras" and arrangement in (KERAS_2, MWMS)
-    silence = "3" if arrangement == MWMS else "2"  # its processes complain of one another when they end
+    stall = "3" if arrangement == MWMS else "2"  # its processes complain of one another when they end
     return {
         "KERAS_BACKEND": "tensorflow",
         "TF_USE_LEGACY_KERAS": str(int(legacy)),
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", silence),
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", stall),
     }
 
 

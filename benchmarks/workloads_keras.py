@@ -39,12 +39,12 @@ def convolution(x: Any, outputs: int, width: int, stride: int = 1) -> Any:
 
 def residual_block(x: Any, outputs: int, stride: int) -> Any:
     """Two 3x3 convolutions around which the input passes unchanged, or through a 1x1 convolution where sizes change."""
-    shortcut = x
+    fast_path = x
     if stride != 1 or x.shape[-1] != outputs:
-        shortcut = convolution(x, outputs, 1, stride)
+        fast_path = convolution(x, outputs, 1, stride)
     x = layers.ReLU()(convolution(x, outputs, 3, stride))
     x = convolution(x, outputs, 3)
-    return layers.ReLU()(layers.Add()([x, shortcut]))
+    return layers.ReLU()(layers.Add()([x, fast_path]))
 
 
 def cnn() -> Workload:

@@ -52,8 +52,8 @@ PAGES = (
         needs="torch",
         parts={
             "What a distributed optimizer has": (
-                "horovod.torch.gradient_optimizer.GradientOptimizer",
-                "horovod.torch.wrapped_optimizer.WrappedOptimizer",
+                "horovod.torch.optimizer.gradient_optimizer.GradientOptimizer",
+                "horovod.torch.optimizer.wrapped.WrappedOptimizer",
             )
         },
     ),
@@ -66,7 +66,7 @@ SECTIONS = (
     ("Making gradients smaller", r"\w*Compress(ion|or)"),
     ("Reducing", r"\w*allreduce\w*"),
     ("Kinds of reduction", r"Average|Sum|Adasum|Min|Max|Product"),
-    ("Gathering", r"(grouped_)?allgather(_async)?"),
+    ("RendezvousGroup", r"(grouped_)?allgather(_async)?"),
     ("Broadcasting", r"broadcast(_async)?_?"),
     ("Exchanging rows", r"alltoall\w*"),
     ("Reducing and scattering", r"\w*reducescatter\w*"),

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from horovod.comm.arena import Arena
 from horovod.comm.base import Communicator
-from horovod.comm.shm import ShmCommunicator
+from horovod.comm.shm.arena import Arena
+from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
-from horovod.comm.tcp import TcpCommunicator
+from horovod.comm.tcp.communicator import TcpCommunicator
 
 _T = TypeVar("_T")
 

@@ -41,9 +41,9 @@ def violations() -> list[str]:
 @contextlib.contextmanager
 def reachable() -> Iterator[None]:
     """A block in which Horovod stages late tensors as it does those of CUDA devices, in memory that is not pinned."""
-    from horovod.torch import staging
-    from horovod.torch.pinned import PinnedPool
-    from horovod.torch.tensors import REACHABLE
+    from horovod.torch.device import staging
+    from horovod.torch.device.pinned import PinnedPool
+    from horovod.torch.ops.tensors import REACHABLE
 
     def allocate(size: int) -> torch.Tensor:
         return torch.full((size,), 205, dtype=torch.uint8)

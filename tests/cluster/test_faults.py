@@ -15,7 +15,7 @@ import pytest
 from cluster.conftest import Cluster
 from cluster.hosts import Hosts
 
-SILENCE_SECONDS = 15
+LOST_AFTER_SECONDS = 15
 """How long a host may be silent until ssh and the agent give the other side up."""
 ENDING_SECONDS = 20
 """What an ending job may take beyond that: the ranks' last words, grace, and a machine that is busy."""
@@ -92,11 +92,11 @@ def test_a_cable_that_is_pulled_out_ends_the_job_on_both_sides(
     cluster: Cluster, job: subprocess.Popen[str], side: str
 ) -> None:
     cluster.hosts.link(side, up=False)
-    done = cluster.finish(job, SILENCE_SECONDS + ENDING_SECONDS)
+    done = cluster.finish(job, LOST_AFTER_SECONDS + ENDING_SECONDS)
     assert done.returncode != 0
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("horovodrun: the job failed.")]
     assert "(hostB, local rank" in line, done.stderr
-    cluster.hosts.await_nothing(SILENCE_SECONDS + ENDING_SECONDS)
+    cluster.hosts.await_nothing(LOST_AFTER_SECONDS + ENDING_SECONDS)
 
 
 def test_a_killed_launcher_leaves_nothing_on_either_host(cluster: Cluster, job: subprocess.Popen[str]) -> None:
@@ -109,7 +109,7 @@ def test_a_launcher_that_is_killed_while_the_cable_is_out_leaves_nothing(
 ) -> None:
     cluster.hosts.link("hostB", up=False)
     os.kill(cluster.launcher_of(job), signal.SIGKILL)
-    cluster.hosts.await_nothing(SILENCE_SECONDS + ENDING_SECONDS)
+    cluster.hosts.await_nothing(LOST_AFTER_SECONDS + ENDING_SECONDS)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -126,12 +126,12 @@ def test_ctrl_c_ends_both_hosts(cluster: Cluster, job: subprocess.Popen[str], ti
 
 def test_a_launcher_that_is_stopped_for_a_while_is_waited_for(cluster: Cluster) -> None:
     process = cluster.start(
-        "-np", "1", "-H", "hostB:1", "sh", "-c", f"echo ready; sleep {SILENCE_SECONDS + 5}; echo here"
+        "-np", "1", "-H", "hostB:1", "sh", "-c", f"echo ready; sleep {LOST_AFTER_SECONDS + 5}; echo here"
     )
     cluster.await_line(process, "ready")
     launcher = cluster.launcher_of(process)
     os.kill(launcher, signal.SIGSTOP)
-    time.sleep(SILENCE_SECONDS + 3)
+    time.sleep(LOST_AFTER_SECONDS + 3)
     for stopped in (launcher, process.pid):  # who entered the host has stopped as well
         os.kill(stopped, signal.SIGCONT)
     done = cluster.finish(process)

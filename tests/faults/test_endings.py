@@ -18,7 +18,8 @@ from horovod.control.secret import encode_secret, make_secret
 
 SCRIPT = """
 import os, sys, time
-from horovod.core import collectives, context
+from horovod.core.submission import collectives
+from horovod.core.lifecycle import context
 from horovod.core.errors import HorovodInternalError
 
 context.init()

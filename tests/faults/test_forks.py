@@ -138,8 +138,9 @@ def test_a_killed_rank_whose_child_lives_on(ranks: Ranks, tmp_path: Path, kind: 
     def work(alive: str) -> str:
         import subprocess
 
-        from horovod.core import collectives, context
         from horovod.core.errors import HorovodInternalError
+        from horovod.core.lifecycle import context
+        from horovod.core.submission import collectives
 
         context.init()
         collectives.barrier().wait()

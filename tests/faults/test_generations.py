@@ -41,12 +41,12 @@ def cycles(count: int) -> tuple[int, int, int]:
 
 def test_two_hundred_generations(ranks: Ranks) -> None:
     pool = ranks(2, framework="torch")
-    (meeting_place,) = pool.processes() - set(pool.run(os.getpid))
+    (rendezvous_point,) = pool.processes() - set(pool.run(os.getpid))
     with pool.leaves_nothing():
         warm = pool.run(cycles, CYCLES // 4)
-        before = size_of(psutil.Process(meeting_place))
+        before = size_of(psutil.Process(rendezvous_point))
         done = pool.run(cycles, CYCLES - CYCLES // 4)
-    for found, earlier in zip([*done, size_of(psutil.Process(meeting_place))], [*warm, before], strict=True):
+    for found, earlier in zip([*done, size_of(psutil.Process(rendezvous_point))], [*warm, before], strict=True):
         assert found[:2] == earlier[:2]
         assert found[2] - earlier[2] < SLACK
 

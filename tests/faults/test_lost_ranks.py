@@ -35,7 +35,7 @@ HELD_UP = 7
 
 
 class Blow(NamedTuple):
-    """What strikes whom, and when: on the lane's thread, between two pieces of an allreduce."""
+    """What strikes whom, and when: on the worker thread, between two pieces of an allreduce."""
 
     rank: int
     how: str
@@ -44,12 +44,14 @@ class Blow(NamedTuple):
 
     def arm(self) -> None:
         """Called on every rank after ``init()``."""
-        from horovod.comm import direct, shm, tcp
-        from horovod.core import context
+        from horovod.comm.shm import communicator as shm_communicator
+        from horovod.comm.shm import direct
+        from horovod.comm.tcp import communicator as tcp_communicator
+        from horovod.core.lifecycle import context
 
         if context.current().identity.rank != self.rank:
             return
-        communicator: Any = context.current().lanes[0].communicator
+        communicator: Any = context.current().workers[0].communicator
         calls, pieces = [0], [0]
         allreduce = communicator.allreduce
 
@@ -58,7 +60,7 @@ class Blow(NamedTuple):
             allreduce(*arguments)
 
         communicator.allreduce = counted
-        for module in (direct, shm, tcp):
+        for module in (direct, shm_communicator, tcp_communicator):
             module.reduce_into = self._struck(module.reduce_into, calls, pieces)  # type: ignore[attr-defined]
 
     def _struck(self, reduce_into: Callable[..., None], calls: list[int], pieces: list[int]) -> Callable[..., None]:
@@ -80,7 +82,7 @@ def strike(how: str) -> None:
         ctypes.PyDLL(None).sleep(HELD_UP)  # keeps the interpreter's lock: no thread of this process does anything
         return
     if how == "stick":
-        from horovod.core import context
+        from horovod.core.lifecycle import context
 
         deadline = time.monotonic() + LIMIT / 2
         while context.current().stopped is None and time.monotonic() < deadline:
@@ -94,8 +96,9 @@ def reduce(name: str, elements: int) -> None:
     """A synchronous allreduce of ones."""
     from horovod.comm.datatypes import DataType
     from horovod.comm.reduction import ReduceOp
-    from horovod.core import collectives, context
-    from horovod.core.tensor import Tensor
+    from horovod.core.lifecycle import context
+    from horovod.core.submission import collectives
+    from horovod.core.submission.tensor import Tensor
 
     array = np.ones(elements, np.float32)
     tensor = Tensor(array, DataType.FLOAT32, (elements,))
@@ -119,8 +122,8 @@ class Survival(NamedTuple):
 
 def work(blow: Blow) -> Survival:
     """Reduce until something happens."""
-    from horovod.core import context
     from horovod.core.errors import HorovodInternalError
+    from horovod.core.lifecycle import context
     from leaks import Inventory, left_behind
 
     before = Inventory.take()
@@ -140,8 +143,8 @@ def work(blow: Blow) -> Survival:
 
 def work_on(blow: Blow) -> str:
     """Reduce, whatever happens; the error, if there is one."""
-    from horovod.core import context
     from horovod.core.errors import HorovodInternalError
+    from horovod.core.lifecycle import context
 
     context.init()
     blow.arm()

@@ -26,12 +26,15 @@ LIMIT = 60.0
 
 def work(engine: str, elements: int, marker: str) -> str:
     """Reduce until the second rank dies inside; what became of the memory of this rank after the error was caught."""
-    from horovod.comm import direct, link, segments
+    from horovod.comm import segments
     from horovod.comm.datatypes import DataType
     from horovod.comm.reduction import ReduceOp
-    from horovod.core import collectives, context
+    from horovod.comm.shm import direct
+    from horovod.comm.tcp import link
     from horovod.core.errors import HorovodInternalError
-    from horovod.core.tensor import Tensor
+    from horovod.core.lifecycle import context
+    from horovod.core.submission import collectives
+    from horovod.core.submission.tensor import Tensor
 
     context.init()
     generation = context.current()
@@ -79,7 +82,7 @@ def work(engine: str, elements: int, marker: str) -> str:
     except HorovodInternalError as error:
         caught[0] = True
         array[:] = -1
-        thread = generation.lanes[0]._thread
+        thread = generation.workers[0]._thread
         thread.join(20)
         assert not thread.is_alive()
         assert "rank 1" in str(error)

@@ -174,8 +174,9 @@ def stopped() -> Iterator[dict[int, list[str]]]:
     """By stopped rank: the errors of those that wait for it outside of any collective. Both jobs run side by side."""
 
     def wait() -> str:
-        from horovod.core import collectives, context
         from horovod.core.errors import HorovodInternalError
+        from horovod.core.lifecycle import context
+        from horovod.core.submission import collectives
 
         context.init()
         collectives.barrier().wait()

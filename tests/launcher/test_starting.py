@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import horovod
-from horovod.core.context import init
+from horovod.core.lifecycle.context import init
 from launcher.harness import Launcher, finish
 
 SCRIPT = """
 import os, signal, sys, time
-from horovod.core.context import init, shutdown
+from horovod.core.lifecycle.context import init, shutdown
 rank = int(os.environ["HOROVOD_RANK"])
 """
 NEVER = "3600"
@@ -76,7 +76,7 @@ def test_a_rank_that_is_done_is_not_waited_for_in_a_second_init(launcher: Launch
 
 
 LEAVES = """
-from horovod.core.collectives import barrier
+from horovod.core.submission.collectives import barrier
 init()
 barrier().wait()
 if rank == 1:

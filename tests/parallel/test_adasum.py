@@ -198,7 +198,7 @@ def test_an_infinite_element_spoils_its_own_tensor_only() -> None:
     with group_of("tcp", 3) as group, np.errstate(all="ignore"):
 
         def run(communicator: Communicator) -> list[Array]:
-            with np.errstate(all="ignore"):  # as in a lane
+            with np.errstate(all="ignore"):  # as in a worker thread
                 adasum(communicator, batches[communicator.rank], batches[communicator.rank], 1.0, 1.0)
             return batches[communicator.rank]
 

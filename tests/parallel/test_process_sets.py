@@ -72,10 +72,10 @@ def test_a_set_that_one_rank_cannot_make_is_an_error_on_all_and_leaves_nothing(r
         import torch
 
         import horovod.torch as hvd
-        from horovod.core import dynamic_sets
+        from horovod.core.lifecycle import dynamic_process_sets
 
         hvd.init()
-        assemble = dynamic_sets.assemble
+        assemble = dynamic_process_sets.assemble
 
         def fail(*arguments: Any) -> Any:
             made = assemble(*arguments)  # the others have no reason to fail
@@ -84,13 +84,13 @@ def test_a_set_that_one_rank_cannot_make_is_an_error_on_all_and_leaves_nothing(r
 
         seen: list[Any] = []
         if hvd.rank() == broken:
-            dynamic_sets.assemble = fail
+            dynamic_process_sets.assemble = fail
         try:
             hvd.add_process_set([1, 2])
         except RuntimeError as error:
             seen.append(str(error))
         finally:
-            dynamic_sets.assemble = assemble
+            dynamic_process_sets.assemble = assemble
         for members in ([1, 2], [0, 2]):
             some = hvd.add_process_set(members)
             seen.append(some.process_set_id)
@@ -112,24 +112,24 @@ def test_a_rank_that_dies_while_a_set_is_removed_is_named_by_the_others(ranks: C
         import os
 
         import horovod.torch as hvd
-        from horovod.core.lane import Lane
+        from horovod.core.execution.worker import WorkerThread
 
         hvd.init()
         some = hvd.add_process_set([0, 1])
-        leave = Lane.leave
+        leave = WorkerThread.leave
 
-        def die(lane: Lane, reason: str) -> None:
+        def die(worker: WorkerThread, reason: str) -> None:
             if hvd.rank() == 0:
                 os._exit(3)  # as the one that would tell the others that all have left
-            leave(lane, reason)
+            leave(worker, reason)
 
-        Lane.leave = die  # type: ignore[method-assign]
+        WorkerThread.leave = die  # type: ignore[method-assign]
         try:
             hvd.remove_process_set(some)
         except hvd.HorovodInternalError as error:
             return str(error)
         finally:
-            Lane.leave = leave  # type: ignore[method-assign]
+            WorkerThread.leave = leave  # type: ignore[method-assign]
             hvd.shutdown()
         return "removed"
 
@@ -385,19 +385,19 @@ def test_that_a_rank_may_leave_while_others_still_make_a_set_without_it(ranks: C
         import torch
 
         import horovod.torch as hvd
-        from horovod.core import dynamic_sets
-        from horovod.core.context import current
+        from horovod.core.lifecycle import dynamic_process_sets
+        from horovod.core.lifecycle.context import current
 
         def late(*arguments: Any) -> Any:
-            lane = assemble(*arguments)
+            worker = assemble(*arguments)
             deadline = time.monotonic() + 20
             while current().stopped is None and time.monotonic() < deadline:  # until rank 1 has left
                 time.sleep(0.01)
-            return lane
+            return worker
 
-        assemble = dynamic_sets.assemble
+        assemble = dynamic_process_sets.assemble
         hvd.init()
-        with mock.patch.object(dynamic_sets, "assemble", late):
+        with mock.patch.object(dynamic_process_sets, "assemble", late):
             pair = hvd.add_process_set([0, 2])
         try:
             if pair.included():

@@ -38,9 +38,9 @@ def force(engine: str) -> dict[str, str]:
 
 
 def engine_in_use() -> str:
-    from horovod.core import context
+    from horovod.core.lifecycle import context
 
-    return context.current().lanes[0].communicator.name
+    return context.current().workers[0].communicator.name
 
 
 def handful() -> tuple[str, bytes]:

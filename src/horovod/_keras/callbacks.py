@@ -14,7 +14,7 @@ from horovod._keras import learning_rate
 from horovod._keras.values import all_say, broadcast_variables, described, highest
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
-from horovod.core.collectives import allreduce_request, submit
+from horovod.core.submission.collectives import allreduce_request, submit
 
 
 class _NotGiven:

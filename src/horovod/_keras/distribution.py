@@ -10,7 +10,7 @@ from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import size
 from horovod.common.buckets import cut_by_groups
-from horovod.core.context import running
+from horovod.core.lifecycle.context import running
 
 Key = Callable[[Any], Any]
 """What identifies a variable, whichever of its wrappers is at hand."""

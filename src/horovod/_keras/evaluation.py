@@ -15,9 +15,9 @@ from horovod._keras import contents
 from horovod._keras.values import described
 from horovod.comm.reduction import ReduceOp
 from horovod.common.sharding import place
-from horovod.core.collectives import allreduce_request, submit
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.observe.whereabouts import caller
+from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.observe.call_site import caller
 
 _NAME = "evaluate"
 

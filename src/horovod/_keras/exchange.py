@@ -14,11 +14,11 @@ from horovod._keras.settings import Settings
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import optimizer_name
-from horovod.core.collectives import allreduce_request, submit
-from horovod.core.context import running
-from horovod.core.handle import all_of
-from horovod.core.messages import Request
-from horovod.core.tensor import Tensor
+from horovod.core.coordination.messages import Request
+from horovod.core.lifecycle.context import running
+from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.core.submission.handle import all_of
+from horovod.core.submission.tensor import Tensor
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 """Type and shape of every gradient."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import keras
 
-from horovod._keras import backend, compilation, loss_scale, naming
+from horovod._keras import compilation, loss_scale, naming
+from horovod._keras.backends import backend
 from horovod._keras.distribution import Distribution
 from horovod._keras.settings import MODULE, Settings
 

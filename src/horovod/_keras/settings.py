@@ -9,9 +9,9 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
 from horovod.common.reductions import check_predivide, reduction
 from horovod.common.scalars import positive_whole, real, whole, whole_if_number
-from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.observe.whereabouts import caller
+from horovod.core.submission.arguments import set_id
+from horovod.observe.call_site import caller
 
 MODULE = "horovod._keras"
 """The ``__module__`` of every class that wraps an optimizer's."""

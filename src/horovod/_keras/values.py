@@ -17,10 +17,10 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.common.reductions import Average, reduction
 from horovod.common.scalars import real, whole
-from horovod.core import collectives
-from horovod.core.execution import shard_rows
-from horovod.core.handle import Handle
-from horovod.core.tensor import Tensor
+from horovod.core.execution.batch import shard_rows
+from horovod.core.submission import collectives
+from horovod.core.submission.handle import Handle
+from horovod.core.submission.tensor import Tensor
 
 
 def described(array: Array) -> Tensor:

@@ -1,6 +1,6 @@
 """The Communicator contract: what every data-plane engine does, and all that the rest of the house knows of engines.
 
-A communicator is bound to one group of ranks. Its lane calls the collectives one after another, every rank of the
+A communicator is bound to one group of ranks. Its worker thread calls the collectives one after another, every rank of the
 group in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check).
 Arrays are one-dimensional, C-contiguous NumPy arrays in host memory. ``abort`` alone may be called from other threads.
 """
@@ -32,7 +32,7 @@ class PeerFailure(Exception):
         self.suspected = suspected
 
 
-class Silence(NamedTuple):
+class Stall(NamedTuple):
     """A peer makes no progress while it is waited for in a collective.
 
     Attributes:
@@ -50,14 +50,14 @@ class Silence(NamedTuple):
         return f"it made no progress in a collective for {self.seconds:.3g} seconds"
 
 
-OnSilence: TypeAlias = Callable[[Silence], None]
+OnStall: TypeAlias = Callable[[Stall], None]
 """Called on the waiting thread when a peer has made no progress for the communicator's patience, and each time as long after
 that. It returns to have it waited for, or raises. Must not block."""
 
 
-def give_up(silence: Silence) -> None:
-    """Do not wait any longer: the ``OnSilence`` of a communicator that nobody watches."""
-    raise PeerFailure(silence.rank, silence.reason, suspected=True)
+def give_up(stall: Stall) -> None:
+    """Do not wait any longer: the ``OnStall`` of a communicator that nobody watches."""
+    raise PeerFailure(stall.rank, stall.reason, suspected=True)
 
 
 class Aborted(Exception):
@@ -73,7 +73,7 @@ class Communicator(ABC):
     scaling as in :func:`horovod.comm.reduction.scale`.
 
     Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``; a peer that makes
-    no progress is told to the communicator's :data:`OnSilence`. After an error the communicator can only be closed.
+    no progress is told to the communicator's :data:`OnStall`. After an error the communicator can only be closed.
     """
 
     name: ClassVar[str]
@@ -125,7 +125,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Wake the lane thread out of whatever it waits for. Any thread, any number of times, even after ``close()``."""
+        """Wake the worker thread out of whatever it waits for. Any thread, any number of times, even after ``close()``."""
 
     def descriptors(self) -> list[int]:
         """Open file descriptors, which a forked child must close; shared memory is not passed on to it anyway."""

@@ -107,7 +107,7 @@ def scale(array: Array, factor: float) -> None:
 
 
 class Workspace:
-    """Scratch memory of one lane, grown as needed and reused, so that a steady state allocates nothing."""
+    """Scratch memory of one worker thread, grown as needed and reused, so that a steady state allocates nothing."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[int, np.dtype[Any]], Array] = {}
@@ -136,7 +136,7 @@ def reduce_into(
     Args:
         target: result; may be the memory of any one contribution, and of no part of another.
         contributions: one vector a rank, in rank order, of the target's length and dtype.
-        workspace: scratch of the calling lane.
+        workspace: scratch of the calling worker thread.
     """
     fold = _FOLD[op]
     if data_type_of(target) in HALF_PRECISION:

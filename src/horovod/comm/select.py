@@ -23,16 +23,18 @@ def choose(forced: Sequence[str], shm_obstacles: Sequence[str], variable: str) -
     Raises:
         EngineError: the ranks ask for different engines, for one that does not exist, or for one that cannot run here.
     """
-    wishes = {wish for wish in forced if wish}
-    unknown = sorted(wishes - set(HOST_ENGINES))
+    requested_sets = {wish for wish in forced if wish}
+    unknown = sorted(requested_sets - set(HOST_ENGINES))
     if unknown:
         raise EngineError(
             f"{variable}={unknown[0]}: there is no such engine for host memory in this version; available are "
             f"{', '.join(HOST_ENGINES)}. Unset it to let the best one be chosen."
         )
-    if len(wishes) > 1:
-        raise EngineError(f"ranks ask for different engines with {variable}: {', '.join(sorted(wishes))}; use one")
-    wish = next(iter(wishes), "")
+    if len(requested_sets) > 1:
+        raise EngineError(
+            f"ranks ask for different engines with {variable}: {', '.join(sorted(requested_sets))}; use one"
+        )
+    wish = next(iter(requested_sets), "")
     obstacles = {rank: obstacle for rank, obstacle in enumerate(shm_obstacles) if obstacle}
     if wish == "shm" and obstacles:
         rank, obstacle = next(iter(obstacles.items()))

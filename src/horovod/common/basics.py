@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from horovod.core import context
-from horovod.core.arguments import shown, truth
 from horovod.core.config import DYNAMIC_PROCESS_SETS
+from horovod.core.lifecycle import context
 from horovod.core.process_set import ProcessSet
+from horovod.core.submission.arguments import shown, truth
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from horovod.common.util import split_list
-from horovod.core.context import running
+from horovod.core.lifecycle.context import running
 
 FIRST_BYTES = 1 << 20
 OVERLAPPING_BYTES = 16 << 20

@@ -15,11 +15,11 @@ import numpy as np
 
 from horovod.comm.datatypes import Array, DataType
 from horovod.common.basics import rank
-from horovod.core import collectives
-from horovod.core.arguments import full_name, set_id, whole_number
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.core.tensor import Tensor
-from horovod.observe.whereabouts import caller
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import full_name, set_id, whole_number
+from horovod.core.submission.tensor import Tensor
+from horovod.observe.call_site import caller
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def _prepared(make: Callable[[], T]) -> tuple[T | None, Array, Exception | None]
 
 
 def _name(name: str | None) -> str:
-    """``name`` of a call, or the default. Raises as :func:`horovod.core.arguments.full_name`."""
+    """``name`` of a call, or the default. Raises as :func:`horovod.core.submission.arguments.full_name`."""
     full_name("", name)
     return name or "object"
 

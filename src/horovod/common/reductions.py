@@ -7,8 +7,8 @@ from typing import Any
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rocm_built
 from horovod.common.util import get_average_backwards_compatibility_fun
-from horovod.core.arguments import shown, truth, whole_number
 from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission.arguments import shown, truth, whole_number
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM

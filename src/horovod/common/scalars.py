@@ -1,4 +1,4 @@
-"""Numbers as :mod:`horovod.core.arguments` takes them, and those that scripts keep in a framework's variables."""
+"""Numbers as :mod:`horovod.core.submission.arguments` takes them, and those that scripts keep in a framework's variables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from horovod.core.arguments import real_number, whole_number
+from horovod.core.submission.arguments import real_number, whole_number
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number, also one in a variable. Raises as :func:`horovod.core.arguments.whole_number`."""
+    """A whole number, also one in a variable. Raises as :func:`horovod.core.submission.arguments.whole_number`."""
     return value if type(value) is int else whole_number(_content(value), what)
 
 
 def real(value: Any, what: str) -> float:
-    """A finite number, also one in a variable. Raises as :func:`horovod.core.arguments.real_number`."""
+    """A finite number, also one in a variable. Raises as :func:`horovod.core.submission.arguments.real_number`."""
     return real_number(_content(value), what)
 
 

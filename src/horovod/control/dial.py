@@ -6,7 +6,7 @@ import socket
 import time
 
 from horovod.control.handshake import GREETING, MAC, ClientHandshake, HandshakeError
-from horovod.control.reception import is_same_user
+from horovod.control.listener import is_same_user
 
 Address = tuple[str, int] | str
 """``(host, port)``, or the name of a Unix socket (an abstract one starts with a NUL character)."""
@@ -86,11 +86,11 @@ def dial_until(
         ConnectionError: none answered; the message lists each address and its last error.
     """
     pause = 0.002
-    patience = _LONGEST_ATTEMPT_SECONDS if len(addresses) == 1 else _FIRST_ATTEMPT_SECONDS
+    stall_timeout = _LONGEST_ATTEMPT_SECONDS if len(addresses) == 1 else _FIRST_ATTEMPT_SECONDS
     errors: dict[str, str] = {}
     while True:
         for address in addresses:
-            attempt = min(deadline, time.monotonic() + patience)
+            attempt = min(deadline, time.monotonic() + stall_timeout)
             try:
                 return dial(address, secret, purpose, attempt, same_user)
             except (OSError, HandshakeError) as error:
@@ -100,10 +100,10 @@ def dial_until(
             raise ConnectionError(f"nobody could be reached in time ({tried or 'no address was given'})")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.25)
-        patience = min(patience * 2, _LONGEST_ATTEMPT_SECONDS)
+        stall_timeout = min(stall_timeout * 2, _LONGEST_ATTEMPT_SECONDS)
 
 
-def limit_silence(connection: socket.socket, seconds: float) -> None:
+def set_keepalive(connection: socket.socket, seconds: float) -> None:
     """Have the kernel break a TCP connection whose other host acknowledges nothing for about ``seconds``, sent or not.
 
     The kernel asks by itself where nothing is sent. A host acknowledges what its processes

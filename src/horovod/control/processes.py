@@ -10,7 +10,7 @@ KILLED = "its process ended without hvd.shutdown(): it crashed, was killed, or i
 STOPPED = "it does not answer any more: its process is stopped (SIGSTOP, Ctrl-Z)"
 
 
-def own_sight() -> str:
+def own_process_namespace() -> str:
     """Processes that return the same see one another by their process ids; "" if this one is not known to see any.
 
     On Linux, the host since it was started last, and the process id namespace (a container mostly has its own).
@@ -22,7 +22,7 @@ def own_sight() -> str:
         return ""
 
 
-def what_is_wrong(pid: int) -> str | None:
+def why_not_running(pid: int) -> str | None:
     """Why this process cannot answer, or "" if it runs; None if that cannot be found out.
 
     A process that a debugger or profiler holds up counts as running: that was somebody's intention, and mostly ends soon.

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from horovod.control.channel import Channel, ChannelClosed
-from horovod.control.gathering import Gathering, abandonment, contradicting, disagreement, lateness
-from horovod.control.reception import Reception
+from horovod.control.listener import Listener
 from horovod.control.rendezvous import (
     PURPOSE,
     VALUE_LIMIT,
@@ -26,6 +25,7 @@ from horovod.control.rendezvous import (
     decode_request,
     encode,
 )
+from horovod.control.rendezvous_group import RendezvousGroup, abandonment, contradicting, disagreement, lateness
 from horovod.control.wakeup import WakeUp
 
 _LONGEST_SLEEP = 86400.0
@@ -59,7 +59,7 @@ class RendezvousServer:
         self._arrived = threading.Condition(self._lock)
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[tuple[Channel, float]]] = {}
-        self._gatherings: dict[str, Gathering] = {}
+        self._rendezvous_groups: dict[str, RendezvousGroup] = {}
         self._refused: dict[str, _Refused] = {}
         self._departed: dict[int, str] = {}
         self._awaited: tuple[int, str] | None = None
@@ -149,22 +149,22 @@ class RendezvousServer:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
-            reception = Reception(selector, [self._listener], self._secret, self._welcome, self._same_user)
+            listener = Listener(selector, [self._listener], self._secret, self._welcome, self._same_user)
             while not self._stopping:
-                for key, events in selector.select(self._sleep(reception.next_deadline())):
+                for key, events in selector.select(self._sleep(listener.next_deadline())):
                     key.data(events)
-                reception.expire()
+                listener.expire()
                 self._answer_waiting()
                 self._refuse_abandoned()
                 self._expire()
-            reception.close()
+            listener.close()
             self._listener.close()
             for guest in list(self._guests):
                 self._dismiss(guest)
 
     def _sleep(self, reception_deadline: float | None) -> float | None:
         deadlines = [deadline for queue in self._waiting.values() for _, deadline in queue]
-        deadlines += [gathering.deadline for gathering in self._gatherings.values()]
+        deadlines += [group.deadline for group in self._rendezvous_groups.values()]
         if reception_deadline is not None:
             deadlines.append(reception_deadline)
         return min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_SLEEP) if deadlines else None
@@ -209,45 +209,45 @@ class RendezvousServer:
         if len(request.members) not in (0, request.size):
             self._answer(guest, Refusal(f"{len(request.members)} members for {request.size} ranks", False))
             return
-        gathering = self._gatherings.get(request.key)
-        if gathering is None:
+        group = self._rendezvous_groups.get(request.key)
+        if group is None:
             deadline = time.monotonic() + request.seconds
-            gathering = Gathering(request.size, deadline, request.seconds, request.members)
-            self._gatherings[request.key] = gathering
-        if request.size != gathering.size or not 0 <= request.rank < gathering.size:
+            group = RendezvousGroup(request.size, deadline, request.seconds, request.members)
+            self._rendezvous_groups[request.key] = group
+        if request.size != group.size or not 0 <= request.rank < group.size:
             reason = (
-                f"rank {request.rank} says the job has {request.size} ranks, others say {gathering.size}; "
+                f"rank {request.rank} says the job has {request.size} ranks, others say {group.size}; "
                 "start all ranks with the same size"
             )
             self._answer(guest, Refusal(reason, False))
             return
-        if request.rank in gathering.values:
+        if request.rank in group.values:
             reason = (
-                f"two processes say they are rank {gathering.launched(request.rank)}; is the job started twice with one "
+                f"two processes say they are rank {group.launched(request.rank)}; is the job started twice with one "
                 "rendezvous address?"
             )
             self._answer(guest, Refusal(reason, False))
             return
-        gathering.values[request.rank] = request.value
-        gathering.guests[request.rank] = guest
-        if len(gathering.values) == gathering.size:
-            del self._gatherings[request.key]
-            answer = Values([gathering.values[rank] for rank in range(gathering.size)])
-            for waiting in list(gathering.guests.values()):
+        group.values[request.rank] = request.value
+        group.guests[request.rank] = guest
+        if len(group.values) == group.size:
+            del self._rendezvous_groups[request.key]
+            answer = Values([group.values[rank] for rank in range(group.size)])
+            for waiting in list(group.guests.values()):
                 self._answer(waiting, answer)
-        elif len(self._gatherings) > 1:
+        elif len(self._rendezvous_groups) > 1:
             self._refuse_contradictions(request.key)
 
     def _refuse_contradictions(self, key: str) -> None:
         """End gatherings that wait for one another's guests, which would be in vain: their ranks contradict each other."""
-        names = contradicting(self._gatherings, key)
-        ended = [self._gatherings.pop(name) for name in names]
+        names = contradicting(self._rendezvous_groups, key)
+        ended = [self._rendezvous_groups.pop(name) for name in names]
         refusal = Refusal(disagreement(ended), False)
-        aware = {rank for gathering in ended for rank in gathering.present()}
-        for name, gathering in zip(names, ended, strict=True):
-            if unaware := set(gathering.missing()) - aware:
-                self._refused[name] = _Refused(refusal, gathering.deadline, unaware)
-            for waiting in list(gathering.guests.values()):
+        aware = {rank for group in ended for rank in group.present()}
+        for name, group in zip(names, ended, strict=True):
+            if unaware := set(group.missing()) - aware:
+                self._refused[name] = _Refused(refusal, group.deadline, unaware)
+            for waiting in list(group.guests.values()):
                 self._answer(waiting, refusal)
 
     def _was_refused(self, guest: Channel, request: Exchange) -> bool:
@@ -276,26 +276,26 @@ class RendezvousServer:
                 for guest in late:
                     self._answer(guest, Refusal(f"nobody delivered {key!r} in time", True))
         self._refused = {key: refused for key, refused in self._refused.items() if refused.deadline > now}
-        for key, gathering in list(self._gatherings.items()):
-            if gathering.deadline <= now:
-                del self._gatherings[key]
-                reason = lateness(gathering, self._gatherings.values())
-                for guest in list(gathering.guests.values()):
+        for key, group in list(self._rendezvous_groups.items()):
+            if group.deadline <= now:
+                del self._rendezvous_groups[key]
+                reason = lateness(group, self._rendezvous_groups.values())
+                for guest in list(group.guests.values()):
                     self._answer(guest, Refusal(reason, True))
 
     def _refuse_abandoned(self) -> None:
         """End gatherings that wait for ranks that have departed."""
         with self._lock:
-            departed = dict(self._departed) if self._gatherings else {}
-        for key, gathering in list(self._gatherings.items()):
-            missing = {rank: how for rank, how in departed.items() if gathering.awaits(rank)}
+            departed = dict(self._departed) if self._rendezvous_groups else {}
+        for key, group in list(self._rendezvous_groups.items()):
+            missing = {rank: how for rank, how in departed.items() if group.awaits(rank)}
             if not missing:
                 continue
-            del self._gatherings[key]
-            told, reason = abandonment(gathering, missing)
+            del self._rendezvous_groups[key]
+            told, reason = abandonment(group, missing)
             with self._lock:
                 self._awaited = self._awaited or (next(iter(missing)), reason)
-            for waiting in list(gathering.guests.values()):
+            for waiting in list(group.guests.values()):
                 self._answer(waiting, Refusal(told, False))
 
     def _keep_waiting(self, key: str, queue: list[tuple[Channel, float]]) -> None:
@@ -326,9 +326,9 @@ class RendezvousServer:
         guest.close()
         for key, queue in list(self._waiting.items()):
             self._keep_waiting(key, [(waiting, deadline) for waiting, deadline in queue if waiting is not guest])
-        for key, gathering in list(self._gatherings.items()):
-            left = [gathering.launched(rank) for rank, waiting in gathering.guests.items() if waiting is guest]
+        for key, group in list(self._rendezvous_groups.items()):
+            left = [group.launched(rank) for rank, waiting in group.guests.items() if waiting is guest]
             if left and not self._stopping:
-                del self._gatherings[key]
-                for waiting in list(gathering.guests.values()):
+                del self._rendezvous_groups[key]
+                for waiting in list(group.guests.values()):
                     self._answer(waiting, Refusal(f"rank {left[0]} left while the ranks were meeting in init()", False))

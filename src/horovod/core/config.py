@@ -183,7 +183,7 @@ class Config:
     bucket_bytes: int = 0
     """Bytes of gradients that an optimizer submits at a time; 0 leaves it to the optimizer."""
     thread_affinity: tuple[int, ...] = ()
-    """Core for the lane threads, by local rank; empty leaves placement to the kernel."""
+    """Core for the worker thread, by local rank; empty leaves placement to the kernel."""
     start_timeout: timedelta = timedelta(seconds=30)
     timeout: timedelta = timedelta(seconds=30)
     """How long one rank may make no progress inside a collective, or not answer at all, before the job is ended."""

@@ -1,7 +1,7 @@
 """Process sets as users see them: a subset of the job's ranks that runs collectives of its own.
 
 Source: the common contract of the public interface, section 9. ``membership`` says which sets the running generation has;
-``core.generation`` fills it, the objects here only look.
+``core.lifecycle.generation`` fills it, the objects here only look.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from horovod.core.errors import NOT_INITIALIZED
-from horovod.core.roster import is_communicator
+from horovod.core.lifecycle.world import is_communicator
 
 _INVALID = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 
-from horovod._keras import backend as _backend
-from horovod._keras import versions as _versions
+from horovod._keras.backends import backend as _backend
+from horovod._keras.legacy import versions as _versions
 from horovod._keras.settings import checked as _checked
 from horovod.common import interface
 from horovod.common.interface import *  # noqa: F403
@@ -43,7 +43,7 @@ __all__ = [
 __all__ += interface.__all__
 
 if _backend.name() == "tensorflow":
-    from horovod._keras.tensorflow_values import allgather, allreduce, broadcast, reducescatter
+    from horovod._keras.backends.tensorflow_values import allgather, allreduce, broadcast, reducescatter
     from horovod.tensorflow.lifecycle import init, shutdown
 else:
     from horovod._keras.values import allgather, allreduce, broadcast, reducescatter
@@ -169,7 +169,7 @@ def _is_layer(thing: Any) -> bool:
 
 def _distribute(optimizer: Any, settings: Any) -> Any:
     if _versions.of_keras_2(optimizer, "optimizers"):
-        from horovod._keras import legacy_optimizer
+        from horovod._keras.legacy import optimizer as legacy_optimizer
 
         return legacy_optimizer.distribute(optimizer, settings)
     from horovod._keras import optimizer as of_keras_3
@@ -210,7 +210,7 @@ def load_model(
     settings = _checked(compression=compression)
     legacy_keras = _versions.legacy_tensorflow_keras()
     if legacy_keras is not None and _versions.saved_by_keras_2(filepath):
-        from horovod._keras import legacy_optimizer
+        from horovod._keras.legacy import optimizer as legacy_optimizer
 
         return legacy_optimizer.load(legacy_keras, filepath, custom_optimizers, custom_objects, settings)
     from horovod._keras import loading

@@ -9,7 +9,8 @@ from typing import Any
 
 import keras
 
-from horovod._keras import callbacks, versions
+from horovod._keras import callbacks
+from horovod._keras.legacy import versions
 
 __all__ = [
     "BestModelCheckpoint",

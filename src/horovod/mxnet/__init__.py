@@ -19,11 +19,11 @@ except Exception as error:  # with a NumPy that is too new for it, MXNet fails w
 from horovod.common.util import check_extension, split_list
 from horovod.mxnet import mpi_ops
 from horovod.mxnet.compression import Compression
-from horovod.mxnet.errors import HorovodInternalError
 from horovod.mxnet.functions import allgather_object, broadcast_object, broadcast_parameters
 from horovod.mxnet.mpi_ops import *  # noqa: F403
-from horovod.mxnet.optimizer import DistributedOptimizer
-from horovod.mxnet.trainer import DistributedTrainer
+from horovod.mxnet.ops.errors import HorovodInternalError
+from horovod.mxnet.training.optimizer import DistributedOptimizer
+from horovod.mxnet.training.trainer import DistributedTrainer
 
 __all__ = [
     "Compression",

@@ -10,9 +10,9 @@ from mxnet.gluon.parameter import DeferredInitializationError
 
 from horovod.common import objects
 from horovod.common.basics import size
-from horovod.mxnet.arguments import whole
-from horovod.mxnet.broadcast import broadcast_
-from horovod.mxnet.errors import of_both_kinds
+from horovod.mxnet.ops.arguments import whole
+from horovod.mxnet.ops.broadcast import broadcast_
+from horovod.mxnet.ops.errors import of_both_kinds
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 

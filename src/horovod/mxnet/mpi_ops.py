@@ -7,11 +7,11 @@ from horovod.common import interface
 from horovod.common.basics import init, shutdown
 from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
-from horovod.mxnet.allgather import allgather, grouped_allgather
-from horovod.mxnet.allreduce import allreduce, allreduce_, grouped_allreduce, grouped_allreduce_
-from horovod.mxnet.alltoall import alltoall
-from horovod.mxnet.broadcast import broadcast, broadcast_
-from horovod.mxnet.reducescatter import grouped_reducescatter, reducescatter
+from horovod.mxnet.ops.allgather import allgather, grouped_allgather
+from horovod.mxnet.ops.allreduce import allreduce, allreduce_, grouped_allreduce, grouped_allreduce_
+from horovod.mxnet.ops.alltoall import alltoall
+from horovod.mxnet.ops.broadcast import broadcast, broadcast_
+from horovod.mxnet.ops.reducescatter import grouped_reducescatter, reducescatter
 
 __all__ = [
     "Adasum",

@@ -1,4 +1,5 @@
-"""The project's log lines: ``[2026-01-31 12:00:00.000000: W lane.py:120] [3]: text``, level and time as the user has set them.
+"""The project's log lines: ``[2026-01-31 12:00:00.000000: W worker.py:120] [3]: text``, level and time as the user has
+set them.
 
 Source of the format and the variables: the public interface that existing scripts rely on. TRACE to INFO go to standard
 output, the rest to standard error. Nothing is configured for an application that has set up the ``horovod`` logger itself.

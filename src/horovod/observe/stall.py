@@ -1,4 +1,4 @@
-"""Finds tensors that some ranks submitted and others do not. Pure: the coordinator's lane asks it now and then."""
+"""Finds tensors that some ranks submitted and others do not. Pure: the coordinator's worker thread asks it now and then."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class StallInspector:
         self._shutdown = shutdown_seconds
         self._next_report = 0.0
 
-    def report(self, stalled: Sequence[Stalled], now: float, whereabouts: Mapping[int, str]) -> tuple[str, int]:
+    def report(self, stalled: Sequence[Stalled], now: float, call_sites: Mapping[int, str]) -> tuple[str, int]:
         """What to log now, and which rank to blame for ending the job.
 
         Args:
             stalled: all incomplete names, oldest first.
-            whereabouts: where ranks said they are, as far as known.
+            call site: where ranks said they are, as far as known.
 
         Returns:
             The text, "" when nothing is to be said; and the global rank to blame, -1 while the job may go on.
@@ -62,7 +62,7 @@ class StallInspector:
                 missing.setdefault(rank, []).append(item.name)
         for rank, names in sorted(missing.items()):
             shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
-            place = f" (it is at {whereabouts[rank]})" if rank in whereabouts else ""
+            place = f" (it is at {call_sites[rank]})" if rank in call_sites else ""
             lines.append(f"{rank}{'!' if rank in guilty else ''}: [{shown}]{place}")
         lines += [f"{item.name} was submitted as: {item.view}" for item in late[:SHOWN]]
         if end:

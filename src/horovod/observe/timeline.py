@@ -3,10 +3,10 @@
 Rank 0 writes it. Every tensor is a row ("process") of its own: ``NEGOTIATE_<OPERATION>``, with a mark when each rank was
 ready, then ``<OPERATION>`` with the engine's activity inside. Event names and nesting are those that existing tools read.
 
-Lanes only append to a queue; a thread writes. The file is a JSON array that is complete after every write, because each
-write begins by overwriting the closing bracket: a job that is killed leaves a file that can be read. A process can be killed
-in the middle of a long write, between two pages of the file; so a write holds a few events, and reaches into a second page
-only where an event does.
+Worker threads only append to a queue; a thread writes. The file is a JSON array that is complete after every write,
+because each write begins by overwriting the closing bracket: a job that is killed leaves a file that can be read. A
+process can be killed in the middle of a long write, between two pages of the file; so a write holds a few events, and
+reaches into a second page only where an event does.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _TABLE: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         ("CCL", ("horovod.comm.oneccl", "oneccl")),
         ("MPI", ("horovod.comm.mpi", "mpi4py")),
         ("Gloo", ("horovod.comm.gloo", "torch")),
-        ("Shared memory (built in)", ("horovod.comm.shm",)),
-        ("TCP (built in)", ("horovod.comm.tcp",)),
+        ("Shared memory (built in)", ("horovod.comm.shm.communicator",)),
+        ("TCP (built in)", ("horovod.comm.tcp.communicator",)),
     ),
 }
 

@@ -13,7 +13,7 @@ def describe(
     command: Sequence[str],
     slots: Sequence[SlotInfo],
     agents: Sequence[Agent],
-    meeting: Sequence[tuple[str, int]],
+    rendezvous: Sequence[tuple[str, int]],
     environment: Mapping[str, str],
     *,
     asked: Mapping[str, str],
@@ -31,7 +31,7 @@ def describe(
     """
     words = [f"horovodrun: {len(slots)} ranks of: {' '.join(command)}"]
     words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in slots]
-    words += [f"  they meet at {host}:{port}" for host, port in dict.fromkeys(meeting)]
+    words += [f"  they meet at {host}:{port}" for host, port in dict.fromkeys(rendezvous)]
     if reader is not None:
         words.append(f"  rank {reader} reads standard input")
     words += [f"  {name}={value}" for name, value in sorted(asked.items())]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from horovod.runner import errand
-from horovod.runner.errand import ERRAND_KEY, Errand, Result
+from horovod.runner import remote_call
 from horovod.runner.job import Job
 from horovod.runner.options import Options
 from horovod.runner.outcome import Outcome
 from horovod.runner.output import StreamSink
+from horovod.runner.remote_call import REMOTE_CALL_KEY, RemoteCall, Result
 
 
 def run_function(
@@ -31,20 +31,20 @@ def run_function(
     """
     command = (executable or sys.executable, "-m", "horovod.runner.run_task")
     job = Job(replace(options, command=command), os.environ, hosts_python=executable is None)
-    task = Errand.of(function, arguments, keywords)
-    published = dict(errand.to_parts(ERRAND_KEY, errand.dumps(task)))
+    task = RemoteCall.of(function, arguments, keywords)
+    published = dict(remote_call.to_parts(REMOTE_CALL_KEY, remote_call.dumps(task)))
     outcome = job.run(StreamSink(sys.stdout), StreamSink(sys.stderr), published=published)
     results: dict[int, Result] = {}
     for slot in job.slots:
-        data = errand.from_parts(errand.result_key(slot.rank), job.delivered)
+        data = remote_call.from_parts(remote_call.result_key(slot.rank), job.delivered)
         if data is not None:
-            results[slot.rank] = errand.loads(data)
+            results[slot.rank] = remote_call.loads(data)
     if outcome.failed:
         _raise(outcome, results)
     for slot in job.slots:
         if slot.rank not in results:
             raise RuntimeError(f"rank {slot.rank} ended, with exit code 0, before the function had returned a value")
-    return [errand.loads(results[slot.rank].value) for slot in job.slots]
+    return [remote_call.loads(results[slot.rank].value) for slot in job.slots]
 
 
 def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
@@ -57,7 +57,7 @@ def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
 
 def _exception(result: Result) -> BaseException | None:
     try:
-        error = errand.loads(result.error)
+        error = remote_call.loads(result.error)
     except Exception:  # its class may run anything while it is unpickled; the text tells the same
         return None
     return error if isinstance(error, BaseException) else None

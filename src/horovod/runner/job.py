@@ -131,7 +131,7 @@ class Job:
                 output,
                 StaticPolicy([slot.rank for slot in self.slots], self._reader),
                 places={slot.rank: f"{slot.hostname}, local rank {slot.local_rank}" for slot in self.slots},
-                accusation=self._accusation,
+                reported_failure=self._reported_failure,
                 departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
                 signals=signals,
                 reader=self._reader,
@@ -160,17 +160,17 @@ class Job:
                 )
 
             def plans() -> list[Plans]:
-                meeting = [self._meeting_point(agent, agents, port) for agent in agents]
+                rendezvous = [self._rendezvous_address(agent, agents, port) for agent in agents]
                 if options.verbose:
                     from horovod.runner.description import describe
 
                     output.say(
                         describe(
-                            options.command, self.slots, agents, meeting, self._launcher_environment,
+                            options.command, self.slots, agents, rendezvous, self._launcher_environment,
                             asked=self._asked, memory=self._memory, reader=self._reader,
                         )
                     )  # fmt: skip
-                return [self._plans(agent, place, secret) for agent, place in zip(agents, meeting, strict=True)]
+                return [self._plans(agent, place, secret) for agent, place in zip(agents, rendezvous, strict=True)]
 
             return supervisor.run(agents, plans, self._seconds)
 
@@ -179,7 +179,7 @@ class Job:
         return None if self._server is None else self._server.peek(key)
 
     @staticmethod
-    def _meeting_point(agent: Agent, agents: Sequence[Agent], port: int) -> tuple[str, int]:
+    def _rendezvous_address(agent: Agent, agents: Sequence[Agent], port: int) -> tuple[str, int]:
         """Where the ranks of a host reach the rendezvous server.
 
         On the launcher's own host that is where the first of the others reaches it, if there is one.
@@ -187,7 +187,7 @@ class Job:
         found = [each.facts.rendezvous for each in (agent, *agents) if each.facts and each.facts.rendezvous]
         return found[0] if found else (LOOPBACK, port)
 
-    def _plans(self, agent: Agent, meeting: tuple[str, int], secret: str) -> Plans:
+    def _plans(self, agent: Agent, rendezvous: tuple[str, int], secret: str) -> Plans:
         """What to start on a host."""
         facts = agent.facts
         assert facts is not None
@@ -202,7 +202,7 @@ class Job:
             **worker_environment.interfaces(self._interfaces(agent.name, facts)),
             **worker_environment.threads(own, facts.cores, len(slots)),
             **self._memory,
-            **worker_environment.meeting_place(meeting, secret),
+            **worker_environment.rendezvous_point(rendezvous, secret),
         }, [
             ProcessPlan(slot.rank, command, worker_environment.of_rank(slot), slot.rank == self._reader)
             for slot in slots
@@ -231,7 +231,7 @@ class Job:
             )
             return None
 
-    def _accusation(self) -> Failure | None:
+    def _reported_failure(self) -> Failure | None:
         value = self.delivered(FAILURE_KEY)
         if value is None:
             awaited = None if self._server is None else self._server.awaited_in_vain()

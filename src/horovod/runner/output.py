@@ -21,7 +21,7 @@ from horovod.runner.signals import SignalPipe
 
 TAIL_LINES = 20
 TAIL_LINE_CHARACTERS = 4096
-_LAST_WORDS_SECONDS = 0.5
+_FINAL_OUTPUT_SECONDS = 0.5
 """How long to wait for a reader when the launcher has been asked to end."""
 ERASE_LINE = "\x1b[K"
 
@@ -116,8 +116,8 @@ class DescriptorSink(Sink):
             poll.register(self._descriptor, select.POLLOUT)
             if self._signals is not None and not ending:
                 poll.register(self._signals, select.POLLIN)
-            patience = (0 if self._given_up else _LAST_WORDS_SECONDS * 1000) if ending else None
-            ready = [descriptor for descriptor, _ in poll.poll(patience)]
+            stall_timeout = (0 if self._given_up else _FINAL_OUTPUT_SECONDS * 1000) if ending else None
+            ready = [descriptor for descriptor, _ in poll.poll(stall_timeout)]
             if self._descriptor in ready:
                 return True
             if ending:
@@ -151,10 +151,10 @@ class StreamSink(Sink):
 class FileSink(Sink):
     """A file of its own. A full disk ends the file, not the job."""
 
-    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, report_no_progress: Callable[[str], None]) -> None:
         super().__init__()
         self._path = path
-        self._complain = complain
+        self._complain = report_no_progress
         self._file = path.open("wb", buffering=0)
 
     def write(self, text: str) -> None:

@@ -13,9 +13,9 @@ from horovod.runner.agent.messages import Exit
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.outcome import Failure
 
-_ACCUSED_SECONDS = 1.0
+_REPORTED_SECONDS = 1.0
 """How long to wait for the end of the rank that others accuse, before everybody is ended."""
-_LAST_WORDS_SECONDS = 1.0
+_FINAL_OUTPUT_SECONDS = 1.0
 """How long ranks that still run have, after the first failure, to end by themselves: the runtime has told them of it, so
 they raise, say where they were, and let go of what they hold."""
 
@@ -42,7 +42,7 @@ class EndAll(NamedTuple):
 Decision = Say | Wake | EndAll
 
 
-class Verdict(NamedTuple):
+class FirstFailure(NamedTuple):
     """Which rank failed first."""
 
     culprit: int
@@ -72,9 +72,9 @@ class StaticPolicy:
         self._reader = reader
         self._first_failed: int | None = None  # the first rank that ended badly by itself
         self._interrupt_passed_on = False
-        self._judging = False
+        self._deciding = False
         self.exits: dict[int, Exit] = {}
-        self.verdict: Verdict | None = None
+        self.first_failure: FirstFailure | None = None
         self.interrupted = 0
         self.ending = False
 
@@ -83,7 +83,7 @@ class StaticPolicy:
         """Ranks that have not ended."""
         return frozenset(self._running)
 
-    def ended(self, rank: int, end: Exit, accused: Failure | None) -> list[Decision]:
+    def ended(self, rank: int, end: Exit, reported: Failure | None) -> list[Decision]:
         """A rank has ended.
 
         Args:
@@ -96,18 +96,18 @@ class StaticPolicy:
         if self._interrupt_passed_on and rank == self._reader and end.code == 128 + signal.SIGINT:
             self.interrupted = signal.SIGINT
             return self._end_all()
-        if self.verdict is not None:  # these were its last words
+        if self.first_failure is not None:  # these were its last words
             return [] if self._running else self._end_all()
         if end.code and self._first_failed is None:
             self._first_failed = rank
-        return self._judge(accused, patient=True)
+        return self._lead(reported, wait_for_it=True)
 
-    def woken(self, reason: str, accused: Failure | None) -> list[Decision]:
+    def woken(self, reason: str, reported: Failure | None) -> list[Decision]:
         """The time that a decision asked for is over."""
         if self.ending:
             return []
-        if reason == "accused" and self.verdict is None:
-            return self._judge(accused, patient=False)
+        if reason == "reported" and self.first_failure is None:
+            return self._lead(reported, wait_for_it=False)
         return self._end_all() if reason == "last words" else []
 
     def signalled(self, number: int) -> list[Decision]:
@@ -136,27 +136,27 @@ class StaticPolicy:
             )
         ]
 
-    def _judge(self, accused: Failure | None, patient: bool) -> list[Decision]:
+    def _lead(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
         """Decide which rank failed first: one that suffers from another's failure may well end before it."""
         if self._first_failed is None:
             return []
-        known = accused is not None and (accused.rank in self._running or accused.rank in self.exits)
-        culprit = accused.rank if accused is not None and known else self._first_failed
-        if culprit in self._running and patient:
-            first, self._judging = not self._judging, True
-            return [Wake("accused", _ACCUSED_SECONDS)] if first else []
+        known = reported is not None and (reported.rank in self._running or reported.rank in self.exits)
+        culprit = reported.rank if reported is not None and known else self._first_failed
+        if culprit in self._running and wait_for_it:
+            first, self._deciding = not self._deciding, True
+            return [Wake("reported", _REPORTED_SECONDS)] if first else []
         # A culprit that still runs, or says it did well, has no exit code to pass on; its first victim has.
         own = self.exits.get(culprit)
         ended = culprit if own is not None and own.code else self._first_failed
-        reason = accused.reason if accused is not None and known else ""
-        self.verdict = Verdict(culprit, ended, self.exits[ended], reason)
+        reason = reported.reason if reported is not None and known else ""
+        self.first_failure = FirstFailure(culprit, ended, self.exits[ended], reason)
         words = f"horovodrun: Process {ended} exit with status code {self.exits[ended]}."
         if ended != culprit:
             words += f" Rank {culprit} failed first."
         others = len(self._running)
         if others:
             words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
-            return [Say(words), Wake("last words", _LAST_WORDS_SECONDS)]
+            return [Say(words), Wake("last words", _FINAL_OUTPUT_SECONDS)]
         return [Say(words), *self._end_all()]
 
     def _end_all(self) -> list[Decision]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from horovod.control.wiring import own_addresses
+from horovod.control.mesh import own_addresses
 from horovod.runner import ssh
 from horovod.runner.agent.base import Agent, Report
 from horovod.runner.agent.messages import Begin

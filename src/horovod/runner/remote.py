@@ -11,6 +11,7 @@ import horovod
 from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.messages import (
     GREETING,
+    AgentReady,
     Begin,
     Closed,
     End,
@@ -21,7 +22,6 @@ from horovod.runner.agent.messages import (
     NotStarted,
     Order,
     ProcessPlan,
-    Ready,
     Refused,
     Signal,
     Start,
@@ -123,7 +123,7 @@ class RemoteAgent(Agent):
                 )
             else:
                 self._order(self._begin)
-        elif isinstance(event, Ready) and self._hello is not None:
+        elif isinstance(event, AgentReady) and self._hello is not None:
             hello = self._hello
             self.facts = HostFacts(hello.python, hello.cores, hello.interfaces, event.rendezvous)
         elif isinstance(event, Refused):

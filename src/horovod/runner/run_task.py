@@ -14,8 +14,8 @@ from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.secret import decode_secret
 from horovod.core import config
 from horovod.environments import identity
-from horovod.runner import errand
-from horovod.runner.errand import ERRAND_KEY, Errand, Result
+from horovod.runner import remote_call
+from horovod.runner.remote_call import REMOTE_CALL_KEY, RemoteCall, Result
 
 _PATIENCE_SECONDS = 60.0
 
@@ -23,10 +23,10 @@ _PATIENCE_SECONDS = 60.0
 def main() -> int:
     """Returns the exit status: 1 if the function raised."""
     rank = identity().rank
-    task: Errand = errand.loads(errand.from_parts(ERRAND_KEY, _fetch) or b"")
+    task: RemoteCall = remote_call.loads(remote_call.from_parts(REMOTE_CALL_KEY, _fetch) or b"")
     result = _call(task)
-    with _meeting_place() as client:
-        for key, part in errand.to_parts(errand.result_key(rank), errand.dumps(result)):
+    with _rendezvous_point() as client:
+        for key, part in remote_call.to_parts(remote_call.result_key(rank), remote_call.dumps(result)):
             client.put(key, part)
     if result.traceback:
         print(result.traceback, end="", file=sys.stderr, flush=True)
@@ -34,7 +34,7 @@ def main() -> int:
     return 0
 
 
-def _call(task: Errand) -> Result:
+def _call(task: RemoteCall) -> Result:
     try:
         value = task.run()
     except BaseException as error:  # SystemExit too: the caller waits for a value and must learn why there is none
@@ -42,31 +42,31 @@ def _call(task: Errand) -> Result:
             sys.last_value = error  # as Python notes what ends a script: the runtime tells the other ranks of it
         text = "".join(traceback.format_exception(error.with_traceback(_users_part(error.__traceback__))))
         try:
-            return Result(error=errand.dumps(error), traceback=text)
+            return Result(error=remote_call.dumps(error), traceback=text)
         except Exception:
             return Result(traceback=text)
     try:
-        return Result(value=errand.dumps(value))
+        return Result(value=remote_call.dumps(value))
     except Exception:
         return Result(traceback=f"The value that the function returned cannot be sent back:\n{traceback.format_exc()}")
 
 
 def _users_part(frames: TracebackType | None) -> TracebackType | None:
     """The traceback without our own frames at its beginning, unless there are no others."""
-    own = (__file__, errand.__file__)
+    own = (__file__, remote_call.__file__)
     rest = frames
     while rest is not None and rest.tb_frame.f_code.co_filename in own:
         rest = rest.tb_next
     return rest or frames
 
 
-def _meeting_place() -> RendezvousClient:
+def _rendezvous_point() -> RendezvousClient:
     address = os.environ[config.RENDEZVOUS_ADDRESS], int(os.environ[config.RENDEZVOUS_PORT])
     return RendezvousClient(address, decode_secret(os.environ[config.SECRET_KEY]), _PATIENCE_SECONDS)
 
 
 def _fetch(key: str) -> bytes:
-    with _meeting_place() as client:
+    with _rendezvous_point() as client:
         return client.get(key, _PATIENCE_SECONDS)
 
 

@@ -18,8 +18,8 @@ from horovod.core import config
 from horovod.runner.errors import UsageError
 from horovod.runner.remote import Connection
 
-SILENCE_SECONDS = 5
-SILENCES = 3
+LOST_AFTER_SECONDS = 5
+UNANSWERED_PROBES = 3
 """After so many periods in which a host answers nothing, ssh gives it up."""
 _LONGEST_CONNECT_SECONDS = 10
 _LETTING_GO_SECONDS = 1.0
@@ -90,8 +90,8 @@ def command_line(options: SshOptions, host: str, python: str, environment: Mappi
         "BatchMode": "yes",  # no questions
         "StrictHostKeyChecking": "accept-new",
         "ConnectTimeout": str(max(1, min(_LONGEST_CONNECT_SECONDS, round(options.seconds / 2)))),
-        "ServerAliveInterval": str(SILENCE_SECONDS),
-        "ServerAliveCountMax": str(SILENCES),
+        "ServerAliveInterval": str(LOST_AFTER_SECONDS),
+        "ServerAliveCountMax": str(UNANSWERED_PROBES),
         "LogLevel": "ERROR",
         # What a user's configuration may ask for an interactive session would be in the way of this one:
         "ControlPath": "none",
@@ -175,7 +175,7 @@ def explain(status: int, errors: str, chatter: str = "") -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     if _NOT_RESPONDING.search(errors):
-        return f"it has not answered for {SILENCE_SECONDS * SILENCES} seconds ({last})"
+        return f"it has not answered for {LOST_AFTER_SECONDS * UNANSWERED_PROBES} seconds ({last})"
     for pattern, words in _EXPLANATIONS:
         match = re.search(pattern, errors, re.IGNORECASE)
         if match:

@@ -54,7 +54,7 @@ class Supervisor:
         policy: StaticPolicy,
         *,
         places: Mapping[int, str],
-        accusation: Callable[[], Failure | None],
+        reported_failure: Callable[[], Failure | None],
         departed: Callable[[int, Exit], None],
         signals: SignalPipe | None = None,
         reader: int | None = None,
@@ -63,7 +63,7 @@ class Supervisor:
         self._output = output
         self._policy = policy
         self._places = places
-        self._accusation = accusation
+        self._reported_failure = reported_failure
         self._departed = departed
         self._signals = signals
         self._reader = reader
@@ -209,7 +209,7 @@ class Supervisor:
         self._departed(rank, end)
         if rank == self._reader and self._signals is not None:
             self._signals.passes_interrupts_on = False
-        self._do(self._policy.ended(rank, end, self._accusation()))
+        self._do(self._policy.ended(rank, end, self._reported_failure()))
 
     def _on_lost(self, agent: Agent, reason: str) -> None:
         for rank in sorted(rank for rank, home in self._home.items() if home is agent):
@@ -261,25 +261,25 @@ class Supervisor:
                 agent.kill()
 
     def _wake(self, reason: str) -> None:
-        self._do(self._policy.woken(reason, self._accusation()))
+        self._do(self._policy.woken(reason, self._reported_failure()))
 
     def _outcome(self) -> Outcome:
-        exits, verdict, interrupted = self._policy.exits, self._policy.verdict, self._policy.interrupted
+        exits, first_failure, interrupted = self._policy.exits, self._policy.first_failure, self._policy.interrupted
         immortal = frozenset(pid for pids in self._immortal.values() for pid in pids)
         unheard = [agent.name for agent in self._agents if agent.unheard]
-        if verdict is None:
+        if first_failure is None:
             return Outcome(exits, interrupted=interrupted, immortal=immortal, unheard=unheard)
-        accused = self._accusation()  # the others may have told only after they had heard of its end
-        known = accused.reason if accused is not None and accused.rank == verdict.culprit else ""
+        reported = self._reported_failure()  # the others may have told only after they had heard of its end
+        known = reported.reason if reported is not None and reported.rank == first_failure.culprit else ""
         return Outcome(
             exits,
-            culprit=verdict.culprit,
-            exit=verdict.exit,
-            victim=None if verdict.ended == verdict.culprit else verdict.ended,
-            place=self._places[verdict.culprit],
-            reason=verdict.reason or known,
+            culprit=first_failure.culprit,
+            exit=first_failure.exit,
+            victim=None if first_failure.ended == first_failure.culprit else first_failure.ended,
+            place=self._places[first_failure.culprit],
+            reason=first_failure.reason or known,
             reader=self._reader,
-            tail=tuple(self._tails[verdict.culprit].tail),
+            tail=tuple(self._tails[first_failure.culprit].tail),
             interrupted=interrupted,
             immortal=immortal,
             unheard=unheard,

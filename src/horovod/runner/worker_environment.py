@@ -100,7 +100,7 @@ def memory(environment: Mapping[str, str]) -> dict[str, str]:
     return _MEMORY | pages
 
 
-def meeting_place(address: tuple[str, int], secret: str) -> dict[str, str]:
+def rendezvous_point(address: tuple[str, int], secret: str) -> dict[str, str]:
     """Where the ranks of the job meet, and by what they know one another."""
     return {
         config.RENDEZVOUS_ADDRESS: address[0],

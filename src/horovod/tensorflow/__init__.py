@@ -18,7 +18,6 @@ except ImportError as error:
 
 from horovod.common.util import split_list
 from horovod.tensorflow import data, mpi_ops
-from horovod.tensorflow.adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -32,7 +31,12 @@ from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelp
 from horovod.tensorflow.mpi_ops import *  # noqa: F403
 from horovod.tensorflow.optimizer import DistributedOptimizer, _DistributedOptimizer
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
-from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape, _DistributedGradientTape
+from horovod.tensorflow.training.adasum_optimizer import _DistributedAdasumOptimizer
+from horovod.tensorflow.training.tape import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+    _DistributedGradientTape,
+)
 from horovod.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
 
 __all__ = [

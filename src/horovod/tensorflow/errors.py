@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.core import context
 from horovod.core.errors import HorovodInternalError
+from horovod.core.lifecycle import context
 
 
 class _WithMessage:

@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from horovod.common import objects
 from horovod.common.scalars import whole
-from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.tensorflow.arguments import root
-from horovod.tensorflow.arguments import variables as checked_variables
-from horovod.tensorflow.broadcast import broadcast_, broadcast_leg, of_tensorflow
-from horovod.tensorflow.crossing import run
-from horovod.tensorflow.decorators import unconverted
+from horovod.core.submission.arguments import set_id
 from horovod.tensorflow.errors import of_both_kinds
-from horovod.tensorflow.names import collective_name
-from horovod.tensorflow.tensors import check_type
+from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.graph.names import collective_name
+from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.arguments import root
+from horovod.tensorflow.ops.arguments import variables as checked_variables
+from horovod.tensorflow.ops.broadcast import broadcast_, broadcast_submission, of_tensorflow
+from horovod.tensorflow.ops.tensors import check_type
 
 KIND = "HorovodBroadcast"
 
@@ -63,7 +63,7 @@ def broadcast_variables(
     for value in values:
         check_type(value, KIND)
     names = collective_name(KIND, "broadcast_variables", values)
-    received = run(names.node, [broadcast_leg(KIND, names.negotiated, values, root_rank, process_set)])[0]
+    received = run(names.node, [broadcast_submission(KIND, names.negotiated, values, root_rank, process_set)])[0]
     assigned = [variable.assign(value) for variable, value in zip(variables, received, strict=True)]
     if tf.executing_eagerly():
         return None

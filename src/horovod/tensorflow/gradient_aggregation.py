@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.tensorflow.decorators import unconverted
-from horovod.tensorflow.local import LocalSources
+from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.training.local import LocalSources
 
 AllreduceFunction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 """Of gradients and their variables, the reduced gradients."""
@@ -28,7 +28,7 @@ class LocalGradientAggregationHelper:
         average_aggregated_gradients: divide the sums by ``backward_passes_per_step``.
         rank: part of the variables' names.
         optimizer_type: accepted for compatibility.
-        process_set, scale_local_gradients: as of :class:`horovod.tensorflow.local.LocalSources`.
+        process_set, scale_local_gradients: as of :class:`horovod.tensorflow.training.local.LocalSources`.
         name: part of the variables' names.
 
     Raises:

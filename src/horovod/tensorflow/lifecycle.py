@@ -9,13 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common import basics
-from horovod.core import collectives
-from horovod.core.context import running
-from horovod.tensorflow import deliveries
-from horovod.tensorflow.crossing import run
-from horovod.tensorflow.decorators import unconverted
-from horovod.tensorflow.names import collective_name
-from horovod.tensorflow.site import Leg, Outputs
+from horovod.core.lifecycle.context import running
+from horovod.core.submission import collectives
+from horovod.tensorflow.graph import completions
+from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.graph.names import collective_name
+from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.run import run
 
 
 def init(*args: Any, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ def _share_cores(threads: str) -> None:
 def shutdown() -> None:
     """Stop Horovod on this rank, which ends it on all ranks."""
     basics.shutdown()
-    deliveries.stop()
+    completions.stop()
 
 
 @unconverted
@@ -68,4 +68,4 @@ def join() -> Any:
         return handle, outputs
 
     names = collective_name("HorovodJoin", "HorovodJoin", [])
-    return run(names.node, [Leg([], start, [tf.TensorSpec([], tf.int32)])])[0][0]
+    return run(names.node, [Submission([], start, [tf.TensorSpec([], tf.int32)])])[0][0]

@@ -17,14 +17,14 @@ from horovod.common.reductions import (
 )
 from horovod.common.util import check_extension, gpu_available
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
-from horovod.tensorflow.allgather import allgather, grouped_allgather
-from horovod.tensorflow.allreduce import allreduce, grouped_allreduce
-from horovod.tensorflow.alltoall import alltoall
-from horovod.tensorflow.broadcast import broadcast, broadcast_
+from horovod.tensorflow.graph.names import _normalize_name
 from horovod.tensorflow.lifecycle import init, join, shutdown
-from horovod.tensorflow.names import _normalize_name
-from horovod.tensorflow.reducescatter import grouped_reducescatter, reducescatter
-from horovod.tensorflow.topology import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from horovod.tensorflow.ops.allgather import allgather, grouped_allgather
+from horovod.tensorflow.ops.allreduce import allreduce, grouped_allreduce
+from horovod.tensorflow.ops.alltoall import alltoall
+from horovod.tensorflow.ops.broadcast import broadcast, broadcast_
+from horovod.tensorflow.ops.reducescatter import grouped_reducescatter, reducescatter
+from horovod.tensorflow.ops.topology import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 
 __all__ = [
     "Adasum",

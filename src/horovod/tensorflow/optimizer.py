@@ -12,12 +12,12 @@ from horovod.common.buckets import chosen_groups
 from horovod.common.reductions import Adasum, Average, reduction
 from horovod.common.scalars import positive_whole, whole
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.tensorflow.adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.decorators import unconverted
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from horovod.tensorflow.gradients import Reduction, reduce_gradients
-from horovod.tensorflow.local import LocalSources
+from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.training.adasum_optimizer import _DistributedAdasumOptimizer
+from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
+from horovod.tensorflow.training.local import LocalSources
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untyped base
@@ -28,7 +28,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         reduction: how gradients are reduced.
         passes: backward passes over which gradients are added up first.
         average_passes: whether the sum is divided by ``passes``.
-        scale_local: as of :class:`horovod.tensorflow.local.LocalSources`.
+        scale_local: as of :class:`horovod.tensorflow.training.local.LocalSources`.
     """
 
     def __init__(
@@ -135,7 +135,8 @@ def DistributedOptimizer(
         sparse_as_dense: make ``tf.IndexedSlices`` dense before they are reduced; otherwise they are gathered.
         backward_passes_per_step: gradients are added up locally over this many passes before they are reduced.
         op: ``hvd.Average``, ``hvd.Sum`` or another reduction. With ``hvd.Adasum`` every rank makes a step of its own and
-            what the steps change is combined: :mod:`horovod.tensorflow.adasum_optimizer`; only for ``tf.compat.v1.train``.
+            what the steps change is combined: :mod:`horovod.tensorflow.training.adasum_optimizer`; only for
+            ``tf.compat.v1.train``.
         gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
         average_aggregated_gradients: divide what was added up locally by ``backward_passes_per_step``.
         num_groups: deprecated; the same as an integer for ``groups``.

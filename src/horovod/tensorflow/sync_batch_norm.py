@@ -18,12 +18,12 @@ import tensorflow as tf
 from horovod.common.basics import size
 from horovod.common.reductions import Sum
 from horovod.core.process_set import global_process_set
-from horovod.tensorflow.allgather import allgather_leg
-from horovod.tensorflow.allreduce import allreduce_leg
-from horovod.tensorflow.crossing import run
-from horovod.tensorflow.decorators import unconverted, with_gradient
-from horovod.tensorflow.names import collective_name
-from horovod.tensorflow.tensors import dimensions
+from horovod.tensorflow.graph.decorators import unconverted, with_gradient
+from horovod.tensorflow.graph.names import collective_name
+from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.allgather import allgather_submission
+from horovod.tensorflow.ops.allreduce import allreduce_submission
+from horovod.tensorflow.ops.tensors import dimensions
 
 _KERAS_2 = hasattr(tf.keras.layers.BatchNormalization, "_fused_can_be_used")
 _GATHER = "HorovodAllgather"
@@ -125,11 +125,11 @@ def _gather(row: Any) -> Any:
     row = tf.expand_dims(row, 0)
     # Keras numbers layers and models by process, and puts that into the scopes.
     names = collective_name(_GATHER, "sync_batch_norm", [row], ignore_name_scope=True)
-    gathered = run(names.node, [allgather_leg(_GATHER, names.negotiated, [row], global_process_set)])[0][0]
+    gathered = run(names.node, [allgather_submission(_GATHER, names.negotiated, [row], global_process_set)])[0][0]
     return tf.ensure_shape(gathered, [size(), *(dimensions(row) or [])[1:]])
 
 
 def _add_up(sums: Any) -> Any:
     names = collective_name(_REDUCE, "sync_batch_norm", [sums], ignore_name_scope=True)
-    leg = allreduce_leg(_REDUCE, names.negotiated, [sums], Sum, 1.0, 1.0, global_process_set)
-    return run(names.node, [leg])[0][0]
+    submission = allreduce_submission(_REDUCE, names.negotiated, [sums], Sum, 1.0, 1.0, global_process_set)
+    return run(names.node, [submission])[0][0]

@@ -11,8 +11,8 @@ import torch
 from horovod.common.util import check_extension
 from horovod.core.errors import HorovodInternalError
 from horovod.torch import mpi_ops
-from horovod.torch.bucket_compression import BucketCompressor
 from horovod.torch.compression import Compression
+from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from horovod.torch.mpi_ops import *  # noqa: F403
 from horovod.torch.optimizer import DistributedOptimizer

@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 import torch
 
 from horovod.common.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
-from horovod.core.agreement import list_ranks
-from horovod.core.arguments import full_name, whole_number
-from horovod.torch.broadcast import broadcast_async_
-from horovod.torch.compression_memory import for_all_ranks
-from horovod.torch.handles import synchronize
+from horovod.core.coordination.agreement import list_ranks
+from horovod.core.submission.arguments import full_name, whole_number
 from horovod.torch.mpi_ops import rank, size
-from horovod.torch.tensors import check_kind, plain
+from horovod.torch.ops.broadcast import broadcast_async_
+from horovod.torch.ops.handles import synchronize
+from horovod.torch.ops.tensors import check_kind, plain
+from horovod.torch.optimizer.compressor_state import for_all_ranks
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 

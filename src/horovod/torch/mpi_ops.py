@@ -8,12 +8,13 @@ from typing import Any
 from horovod.common import basics, interface
 from horovod.common.basics import is_homogeneous
 from horovod.common.interface import *  # noqa: F403
-from horovod.core import collectives
-from horovod.core.arguments import set_id
-from horovod.core.context import running
+from horovod.core.lifecycle.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.torch import handles, staging
-from horovod.torch.allgather import (
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.torch.device import staging
+from horovod.torch.ops import handles
+from horovod.torch.ops.allgather import (
     HorovodAllgather,
     HorovodGroupedAllgather,
     allgather,
@@ -21,7 +22,7 @@ from horovod.torch.allgather import (
     grouped_allgather,
     grouped_allgather_async,
 )
-from horovod.torch.allreduce import (
+from horovod.torch.ops.allreduce import (
     HorovodAllreduce,
     HorovodGroupedAllreduce,
     allreduce,
@@ -34,8 +35,8 @@ from horovod.torch.allreduce import (
     grouped_allreduce_async_,
     sparse_allreduce_async,
 )
-from horovod.torch.alltoall import HorovodAlltoall, alltoall, alltoall_async
-from horovod.torch.arguments import (
+from horovod.torch.ops.alltoall import HorovodAlltoall, alltoall, alltoall_async
+from horovod.torch.ops.arguments import (
     Adasum,
     Average,
     Max,
@@ -44,9 +45,9 @@ from horovod.torch.arguments import (
     Sum,
     handle_average_backwards_compatibility,
 )
-from horovod.torch.broadcast import HorovodBroadcast, broadcast, broadcast_, broadcast_async, broadcast_async_
-from horovod.torch.handles import poll, synchronize
-from horovod.torch.reducescatter import (
+from horovod.torch.ops.broadcast import HorovodBroadcast, broadcast, broadcast_, broadcast_async, broadcast_async_
+from horovod.torch.ops.handles import poll, synchronize
+from horovod.torch.ops.reducescatter import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,
     grouped_reducescatter,

@@ -17,11 +17,11 @@ import torch
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from horovod.core.arguments import set_id
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.torch.allgather import allgather
-from horovod.torch.allreduce import allreduce_
-from horovod.torch.arguments import Sum
+from horovod.core.submission.arguments import set_id
+from horovod.torch.ops.allgather import allgather
+from horovod.torch.ops.allreduce import allreduce_
+from horovod.torch.ops.arguments import Sum
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from horovod.core.handle import Driver, Handle, drive_plainly
+from horovod.core.submission.handle import Driver, Handle, drive_plainly
 
 _apart: Callable[[Driver, Handle], None] | None = None
 

@@ -176,7 +176,7 @@ def test_several_passes_for_one_step(job: Any, averaged: bool) -> None:
         import keras
 
         import horovod.keras as hvd
-        from horovod.core import context
+        from horovod.core.lifecycle import context
 
         rate = 0.1 if averaged else 0.05
         wrapped = hvd.DistributedOptimizer(
@@ -190,14 +190,14 @@ def test_several_passes_for_one_step(job: Any, averaged: bool) -> None:
         assert_moved(model, network(keras))
 
         sent = [0]
-        lane = context.current().lanes[0]
-        submit = lane.submit
-        lane.submit = lambda entry, **how: (sent.__setitem__(0, sent[0] + 1), submit(entry, **how))[1]
+        worker = context.current().workers[0]
+        submit = worker.submit
+        worker.submit = lambda entry, **how: (sent.__setitem__(0, sent[0] + 1), submit(entry, **how))[1]
         x, y = data(hvd.size(), hvd.rank())
         for step in range(4):
             model.train_on_batch(x[step * BATCH :][:BATCH], y[step * BATCH :][:BATCH])
         keras.ops.convert_to_numpy(model.weights[0])
-        lane.submit = submit
+        worker.submit = submit
         assert sent[0] == 2, sent
         return digest(model)
 

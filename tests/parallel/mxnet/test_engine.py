@@ -136,7 +136,7 @@ def test_arrays_in_a_layout_of_onednn(job: Any) -> None:
 
 def test_an_array_of_another_device_goes_through_host_memory(job: Any) -> None:
     def check() -> None:
-        from horovod.mxnet import arrays, submission
+        from horovod.mxnet.ops import arrays, submission
 
         def is_host(array: Any) -> bool:  # what lies on cpu(1) is to be on a device
             return bool(array.context.device_id == 0)

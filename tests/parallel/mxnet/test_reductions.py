@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import horovod.mxnet as hvd
-from horovod.mxnet.arrays import DATA_TYPES
+from horovod.mxnet.ops.arrays import DATA_TYPES
 
 TYPES = [np.dtype(kind) for kind in DATA_TYPES]
 SHAPES = [(1,), (5,), (3, 1, 7)]

@@ -135,7 +135,7 @@ def cases() -> list[tuple[str, Any, Callable[[Any], Any], Any]]:
 
 def test_operations_work_or_refuse_in_the_call(job: Any) -> None:
     def check() -> None:
-        from horovod.core import collectives
+        from horovod.core.submission import collectives
 
         for what, value, call, wanted in cases():
             if wanted is REFUSED:
@@ -157,7 +157,7 @@ def test_operations_work_or_refuse_in_the_call(job: Any) -> None:
 
 def test_graphs_are_refused_while_they_are_built(job: Any) -> None:
     def check() -> None:
-        from horovod.core import collectives
+        from horovod.core.submission import collectives
 
         for what, value, call, wanted in cases():
             with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -188,7 +188,7 @@ def test_variables_tapes_and_optimizers(job: Any) -> None:
         import keras
 
         import horovod.tensorflow.keras as hvd_keras
-        from horovod.core import collectives
+        from horovod.core.submission import collectives
 
         for make in (tf.Variable, keras.Variable):
             for function in (hvd.broadcast_variables, hvd.broadcast_):

@@ -73,7 +73,7 @@ print("total", float(train(tf.constant(6))))
 """
 
 
-def test_python_that_autograph_turns_into_a_graph(tmp_path: Path) -> None:
+def test_python_that_autograph_progress_into_a_graph(tmp_path: Path) -> None:
     done = run(tmp_path, AUTOGRAPH, "-np", "2", TF_NUM_INTEROP_THREADS="1")
     assert done.returncode == 0 and done.stdout.count("total 6.0") == 2, done.stderr
     assert "AutoGraph" not in done.stderr

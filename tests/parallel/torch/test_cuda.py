@@ -21,8 +21,9 @@ import torch.utils.backend_registration
 from torch import nn
 
 import horovod.torch as hvd
-from horovod.torch import HorovodInternalError, staging
-from horovod.torch.tensors import DATA_TYPES
+from horovod.torch import HorovodInternalError
+from horovod.torch.device import staging
+from horovod.torch.ops.tensors import DATA_TYPES
 from jobs import Job, make_job
 from ranks import RankPool
 
@@ -390,7 +391,7 @@ def test_submitting_waits_for_nothing_and_holds_up_nobody(job: Job) -> None:
         held = hvd.allreduce_async(x, name="held", op=hvd.Sum)
         new = hvd.allgather_async(x, name="rows")
         hvd.barrier()
-        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]  # the lanes are free
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]  # the worker threads are free
         assert not hvd.poll(held) and not hvd.poll(new)
         gate.set()
         later = threading.Event()
@@ -450,7 +451,7 @@ def test_a_device_that_fails(job: Job, way: str) -> None:
     """One rank's copy fails: it is told so, the buffers are let go of, and the other is told when it leaves."""
 
     def check() -> str:
-        from horovod.torch import staging
+        from horovod.torch.device import staging
 
         x = made(LATE, (3,))
         torch.late.synchronize()  # type: ignore[attr-defined]
@@ -477,7 +478,7 @@ def test_a_device_that_fails(job: Job, way: str) -> None:
 @NEEDS_STAND_IN
 def test_a_copy_that_cannot_be_started_is_the_callers_error(job: Job) -> None:
     def check() -> None:
-        from horovod.torch import staging
+        from horovod.torch.device import staging
 
         x = made(LATE, (3,))
         port = staging.port(x.device)

@@ -215,7 +215,7 @@ def test_lbfgs_whose_loss_is_a_number(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_two_optimizers_in_turns_and_together(job: Any, size: int) -> None:
+def test_two_optimizers_in_progress_and_together(job: Any, size: int) -> None:
     def check() -> None:
         for together in (True, False):
             for first in MAKERS:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from horovod.control.dial import describe, dial, dial_until, limit_silence, receive_exactly
+from horovod.control.dial import describe, dial, dial_until, receive_exactly, set_keepalive
 from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
 from unit.control.together import Together
 
@@ -158,7 +158,7 @@ def test_a_closed_door_is_no_silence() -> None:
 def test_another_users_unix_socket_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"\0horovod-test-user-{os.getpid()}"
     with listening(name), monkeypatch.context() as patch:
-        patch.setattr("horovod.control.reception.os.getuid", lambda: 1 << 20)
+        patch.setattr("horovod.control.listener.os.getuid", lambda: 1 << 20)
         with pytest.raises(HandshakeError, match="another user"):
             dial(name, SECRET, b"", soon(), same_user=True)
 
@@ -191,7 +191,7 @@ def test_an_address_that_swallows_everything_does_not_keep_from_the_next() -> No
 
 def test_the_kernel_is_asked_to_notice_a_silent_host() -> None:
     with listening() as listener, socket.create_connection(listener.getsockname()) as connection:
-        limit_silence(connection, 15)
+        set_keepalive(connection, 15)
         idle, each, probes = (
             connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}"))
             for name in ("IDLE", "INTVL", "CNT")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from horovod.control.processes import KILLED, STOPPED, own_sight, what_is_wrong
+from horovod.control.processes import KILLED, STOPPED, own_process_namespace, why_not_running
 from unit.control.together import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -25,27 +25,27 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_that_runs(process: subprocess.Popen[bytes]) -> None:
-    assert what_is_wrong(os.getpid()) == ""
-    assert what_is_wrong(process.pid) == ""
+    assert why_not_running(os.getpid()) == ""
+    assert why_not_running(process.pid) == ""
 
 
 def test_a_process_that_is_stopped_and_goes_on(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: what_is_wrong(process.pid) == STOPPED, "the stop")
+    wait_until(lambda: why_not_running(process.pid) == STOPPED, "the stop")
     process.send_signal(signal.SIGCONT)
-    wait_until(lambda: what_is_wrong(process.pid) == "", "the end of the stop")
+    wait_until(lambda: why_not_running(process.pid) == "", "the end of the stop")
 
 
 def test_a_process_that_is_gone(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    wait_until(lambda: what_is_wrong(process.pid) == KILLED, "the end")  # nobody has asked for its status yet
+    wait_until(lambda: why_not_running(process.pid) == KILLED, "the end")  # nobody has asked for its status yet
     process.wait()
-    assert what_is_wrong(process.pid) == KILLED
+    assert why_not_running(process.pid) == KILLED
 
 
 def test_a_process_that_a_debugger_holds_up_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil.Process, "status", lambda self: psutil.STATUS_TRACING_STOP)
-    assert what_is_wrong(os.getpid()) == ""
+    assert why_not_running(os.getpid()) == ""
 
 
 def test_a_process_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,14 +53,14 @@ def test_a_process_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) ->
         raise psutil.AccessDenied(self.pid)
 
     monkeypatch.setattr(psutil.Process, "status", refuse)
-    assert what_is_wrong(os.getpid()) is None
+    assert why_not_running(os.getpid()) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are not known to see each other")
 def test_processes_of_one_namespace_have_the_same_sight() -> None:
     code = "from horovod.control.processes import own_sight; print(own_sight())"
     here = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert here.stdout.strip() == own_sight() != ""
+    assert here.stdout.strip() == own_process_namespace() != ""
     apart = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--pid", "--fork", sys.executable, "-c", code],
         capture_output=True,
@@ -69,4 +69,4 @@ def test_processes_of_one_namespace_have_the_same_sight() -> None:
     )
     if apart.stderr.startswith("unshare:"):
         pytest.skip(f"no namespace can be made here: {apart.stderr.strip()}")
-    assert apart.stdout.strip() not in ("", own_sight())
+    assert apart.stdout.strip() not in ("", own_process_namespace())

@@ -134,7 +134,7 @@ def test_the_timeout_names_several_missing_ranks_and_not_thousands(server: Rende
 
 def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
     legitimate = Together(partial(exchange, server, 0, 2, b"real"))
-    wait_until(lambda: server._gatherings, "the first claim")
+    wait_until(lambda: server._rendezvous_groups, "the first claim")
     with pytest.raises(RendezvousError, match="two processes say they are rank 0"):
         exchange(server, 0, 2, b"double")
     assert exchange(server, 1, 2, b"one") == [b"real", b"one"]
@@ -143,7 +143,7 @@ def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
 
 def test_ranks_that_differ_about_the_size(server: RendezvousServer) -> None:
     legitimate = Together(partial(exchange, server, 0, 2, b"zero"))
-    wait_until(lambda: server._gatherings, "the first claim")
+    wait_until(lambda: server._rendezvous_groups, "the first claim")
     with pytest.raises(RendezvousError, match=r"rank 1 says the job has 3 ranks, others say 2"):
         exchange(server, 1, 3)
     assert exchange(server, 1, 2, b"one") == [b"zero", b"one"]
@@ -164,7 +164,7 @@ def test_groups_of_launched_ranks_meet_apart(server: RendezvousServer) -> None:
 def test_groups_that_wait_for_one_another_are_refused_and_who_comes_later_too(server: RendezvousServer) -> None:
     for _ in range(2):
         waiting = Together(partial(members, server, 0, [0, 1, 3]), partial(members, server, 2, [2, 0]))
-        wait_until(lambda: len(server._gatherings) == 2, "both")
+        wait_until(lambda: len(server._rendezvous_groups) == 2, "both")
         closing = Together(partial(members, server, 1, [1, 2])).outcomes()
         outcomes = [*waiting.outcomes(), *closing, *Together(partial(members, server, 3, [0, 1, 3])).outcomes()]
         for outcome in outcomes:
@@ -177,7 +177,7 @@ def test_groups_that_wait_for_one_another_are_refused_and_who_comes_later_too(se
 
 def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousServer) -> None:
     first = Together(partial(members, server, 0, [0, 1]))
-    wait_until(lambda: server._gatherings, "the one that waits")
+    wait_until(lambda: server._rendezvous_groups, "the one that waits")
     assert together(*(partial(members, server, rank, [1, 2]) for rank in (1, 2))) == [[b"1", b"2"]] * 2
     assert members(server, 1, [0, 1]) == [b"0", b"1"]
     assert first.results() == [[b"0", b"1"]]
@@ -185,7 +185,7 @@ def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousS
 
 def test_who_waits_for_a_rank_that_departs_is_told_at_once_and_who_comes_later_too(server: RendezvousServer) -> None:
     early = Together(partial(exchange, server, 0, 3))
-    wait_until(lambda: server._gatherings, "rank 0")
+    wait_until(lambda: server._rendezvous_groups, "rank 0")
     server.depart(1, "exit code 0")
     outcomes = [*early.outcomes(), *Together(partial(exchange, server, 2, 3)).outcomes()]
     for error in outcomes:
@@ -236,7 +236,7 @@ class Guest:
 
 
 def arrived(server: RendezvousServer, key: str, count: int) -> Callable[[], bool]:
-    return lambda: key in server._gatherings and len(server._gatherings[key].values) == count
+    return lambda: key in server._rendezvous_groups and len(server._rendezvous_groups[key].values) == count
 
 
 def test_who_leaves_in_the_middle_ends_the_wait_of_the_others_at_once(server: RendezvousServer) -> None:
@@ -268,7 +268,7 @@ def test_after_somebody_left_the_next_attempt_starts_from_nothing(server: Rendez
     with Guest(server) as leaver:
         leaver.say(Exchange("k", 1, 2, b"stale", SECONDS))
         wait_until(arrived(server, "k", 1), "an arrival")
-    wait_until(lambda: "k" not in server._gatherings, "its end")
+    wait_until(lambda: "k" not in server._rendezvous_groups, "its end")
     assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 

@@ -1,4 +1,4 @@
-"""Lanes of several ranks for one test."""
+"""Worker threads of several ranks for one test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from unit.core.lanes import Set
+from unit.core.workers import Set
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from horovod.runner.agent.messages import Exit
 from horovod.runner.outcome import Failure
-from horovod.runner.policy import EndAll, Say, StaticPolicy, Verdict, Wake
+from horovod.runner.policy import EndAll, FirstFailure, Say, StaticPolicy, Wake
 
 
 def job(size: int, reader: int | None = None) -> StaticPolicy:
@@ -25,7 +25,7 @@ def test_ranks_that_do_well_need_no_decision() -> None:
     policy = job(2)
     assert policy.ended(1, Exit(0), None) == []
     assert policy.ended(0, Exit(0), None) == []
-    assert (policy.verdict, policy.running) == (None, frozenset())
+    assert (policy.first_failure, policy.running) == (None, frozenset())
 
 
 def test_the_others_may_say_what_they_saw_before_they_are_ended() -> None:
@@ -35,7 +35,7 @@ def test_the_others_may_say_what_they_saw_before_they_are_ended() -> None:
     assert isinstance(wake, Wake)
     assert policy.ended(0, Exit(1), None) == []
     assert [type(decision) for decision in policy.woken(wake.reason, None)] == [EndAll]
-    assert policy.verdict == Verdict(1, 1, Exit(7), "")
+    assert policy.first_failure == FirstFailure(1, 1, Exit(7), "")
     assert policy.woken(wake.reason, None) == []
 
 
@@ -46,29 +46,29 @@ def test_the_job_ends_at_once_when_the_last_one_has_said_what_it_saw() -> None:
 
 
 def test_a_victim_that_ends_first_is_not_blamed() -> None:
-    policy, accused = job(2), Failure(1, "left")
-    (wake,) = policy.ended(0, Exit(1), accused)
+    policy, reported = job(2), Failure(1, "left")
+    (wake,) = policy.ended(0, Exit(1), reported)
     assert isinstance(wake, Wake)
-    said, _ = policy.ended(1, Exit(9), accused)
+    said, _ = policy.ended(1, Exit(9), reported)
     assert said == Say("horovodrun: Process 1 exit with status code 9.")
-    assert policy.verdict == Verdict(1, 1, Exit(9), "left")
+    assert policy.first_failure == FirstFailure(1, 1, Exit(9), "left")
 
 
 def test_a_culprit_that_hangs_is_named_and_its_victims_exit_is_reported() -> None:
-    policy, accused = job(2), Failure(1, "hangs")
-    (wake,) = policy.ended(0, Exit(5), accused)
+    policy, reported = job(2), Failure(1, "hangs")
+    (wake,) = policy.ended(0, Exit(5), reported)
     assert isinstance(wake, Wake)
-    decisions = policy.woken(wake.reason, accused)
+    decisions = policy.woken(wake.reason, reported)
     assert words(decisions).startswith(
         "horovodrun: Process 0 exit with status code 5. Rank 1 failed first. Terminating"
     )
-    assert policy.verdict == Verdict(1, 0, Exit(5), "hangs")
+    assert policy.first_failure == FirstFailure(1, 0, Exit(5), "hangs")
 
 
 def test_a_rank_that_does_not_exist_cannot_be_blamed() -> None:
     policy = job(1)
     policy.ended(0, Exit(5), Failure(77, "nonsense"))
-    assert policy.verdict == Verdict(0, 0, Exit(5), "")
+    assert policy.first_failure == FirstFailure(0, 0, Exit(5), "")
 
 
 def test_ranks_that_are_lost_with_their_host_say_why() -> None:
@@ -84,7 +84,7 @@ def test_a_signal_ends_the_job_once(number: signal.Signals) -> None:
     assert said == Say(f"horovodrun: {number.name}: ending the job") and isinstance(end, EndAll)
     assert policy.signalled(number) == []
     assert policy.ended(0, Exit(143, 15), None) == []
-    assert policy.verdict is None
+    assert policy.first_failure is None
 
 
 def test_a_rank_that_ends_of_a_ctrl_c_it_was_given_ends_the_job_as_ctrl_c() -> None:
@@ -92,16 +92,16 @@ def test_a_rank_that_ends_of_a_ctrl_c_it_was_given_ends_the_job_as_ctrl_c() -> N
     assert "Ctrl-C went to rank 1" in words(policy.interrupt_passed_on())
     assert policy.interrupt_passed_on() == []
     assert [type(decision) for decision in policy.ended(1, Exit(130, 2), None)] == [EndAll]
-    assert policy.interrupted == signal.SIGINT and policy.verdict is None
+    assert policy.interrupted == signal.SIGINT and policy.first_failure is None
 
 
-def test_a_thousand_ranks_that_fall_in_any_order_have_one_verdict_and_one_end() -> None:
+def test_a_thousand_ranks_that_fall_in_any_order_have_one_failure_and_one_end() -> None:
     for seed in range(20):
         shuffled = random.Random(seed)
         policy, ranks = job(1000), list(range(1000))
         shuffled.shuffle(ranks)
-        accused = Failure(ranks[500], "first of all")
-        made = [decision for rank in ranks for decision in policy.ended(rank, Exit(1), accused)]
+        reported = Failure(ranks[500], "first of all")
+        made = [decision for rank in ranks for decision in policy.ended(rank, Exit(1), reported)]
         assert sum(isinstance(decision, EndAll) for decision in made) == 1
-        assert policy.verdict is not None and policy.verdict.culprit == ranks[500]
+        assert policy.first_failure is not None and policy.first_failure.culprit == ranks[500]
         assert words(made).count("exit with status code") == 1

@@ -14,6 +14,7 @@ import horovod
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import (
     GREETING,
+    AgentReady,
     Begin,
     Closed,
     End,
@@ -23,7 +24,6 @@ from horovod.runner.agent.messages import (
     NotStarted,
     Output,
     ProcessPlan,
-    Ready,
     Refused,
     Start,
     decode_order,
@@ -42,7 +42,7 @@ from horovod.runner.supervisor import Supervisor
 HOSTS, EACH = 64, 4
 
 
-class Wire(Connection):
+class ConnectionKey(Connection):
     """A pipe each way, and one for what the transport says."""
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class Wire(Connection):
 class FarAgent:
     """What runs on a host, as far as messages tell. By default every rank says something and ends well."""
 
-    def __init__(self, loop: Loop, number: int, wire: Wire, behaviour: Callable[[FarAgent, Any], bool]) -> None:
+    def __init__(self, loop: Loop, number: int, key: ConnectionKey, behaviour: Callable[[FarAgent, Any], bool]) -> None:
         self.number = number
         self.ranks: list[int] = []
         self._behaviour = behaviour
         self.stream = MessageStream(
-            loop, wire.far_reader, wire.far_writer, decode_order, self._obey, lambda _: self.stream.close()
+            loop, key.far_reader, key.far_writer, decode_order, self._follow, lambda _: self.stream.close()
         )
         self.stream.write(b"Welcome!\n" + GREETING)
         self.tell(Hello(horovod.__version__, "python", 8, ["eth0"]))
@@ -79,11 +79,11 @@ class FarAgent:
         for name in ("stdout", "stderr"):
             self.tell(Output(rank, name, b""))
 
-    def _obey(self, order: Any) -> None:
+    def _follow(self, order: Any) -> None:
         if self._behaviour(self, order):
             return
         if isinstance(order, Begin):
-            self.tell(Ready(("10.0.0.1", 5)))
+            self.tell(AgentReady(("10.0.0.1", 5)))
         elif isinstance(order, Start):
             self.ranks = [plan.number for plan in order.plans]
             for rank in self.ranks:
@@ -101,22 +101,21 @@ class Job:
         self.out, self.err = io.StringIO(), io.StringIO()
         ranks = range(HOSTS * EACH)
         self.departed: list[int] = []
-        self.accused: Failure | None = None
+        self.reported: Failure | None = None
         self.supervisor = Supervisor(
             self.loop,
             JobOutput(StreamSink(self.out), StreamSink(self.err), len(ranks)),
             StaticPolicy(ranks, None),
             places={rank: f"h{rank // EACH}, local rank {rank % EACH}" for rank in ranks},
-            accusation=lambda: self.accused,
+            reported_failure=lambda: self.reported,
             departed=lambda rank, _: self.departed.append(rank),
         )
-        wires = [Wire() for _ in range(HOSTS)]
+        keys = [ConnectionKey() for _ in range(HOSTS)]
         begin = Begin("secret", "/", [("10.0.0.1", 5)], 5)
         self.agents: list[Agent] = [
-            RemoteAgent(f"h{number}", self.loop, self.supervisor.report, wire, begin)
-            for number, wire in enumerate(wires)
+            RemoteAgent(f"h{number}", self.loop, self.supervisor.report, key, begin) for number, key in enumerate(keys)
         ]
-        self.far = [FarAgent(self.loop, number, wire, behaviour) for number, wire in enumerate(wires)]
+        self.far = [FarAgent(self.loop, number, key, behaviour) for number, key in enumerate(keys)]
 
     def run(self) -> Outcome:
         def plans() -> list[Any]:
@@ -224,11 +223,11 @@ def test_all_hosts_that_refuse_are_listed_and_nothing_starts(job: Make) -> None:
 def test_a_host_that_is_lost_while_others_get_ready_is_listed(job: Make) -> None:
     def behaviour(far: FarAgent, order: Any) -> bool:
         if isinstance(order, Begin) and far.number == 7:
-            far.tell(Ready(("10.0.0.1", 5)))
+            far.tell(AgentReady(("10.0.0.1", 5)))
             far.stream.close()
             return True
         if isinstance(order, Begin) and far.number == 8:
-            made.loop.after("late", 0.3, lambda: far.tell(Ready(("10.0.0.1", 5))))
+            made.loop.after("late", 0.3, lambda: far.tell(AgentReady(("10.0.0.1", 5))))
             return True
         return False
 

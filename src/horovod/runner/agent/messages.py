@@ -112,7 +112,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """The names of the host's network interfaces."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class AgentReady(msgspec.Struct, frozen=True, tag=True):
     """Processes can be started."""
 
     rendezvous: tuple[str, int]
@@ -165,7 +165,7 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Begin | Start | Signal | Input | End
-Event = Hello | Ready | Refused | NotStarted | Output | Wanted | Ended | Lost | Closed
+Event = Hello | AgentReady | Refused | NotStarted | Output | Wanted | Ended | Lost | Closed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Order).decode

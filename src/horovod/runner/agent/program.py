@@ -15,7 +15,7 @@ import sys
 import time
 
 import horovod
-from horovod.control.dial import Address, dial_until, limit_silence
+from horovod.control.dial import Address, dial_until, set_keepalive
 from horovod.control.rendezvous import PURPOSE
 from horovod.control.secret import decode_secret
 from horovod.core import config
@@ -24,6 +24,7 @@ from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import (
     GREETING,
+    AgentReady,
     Begin,
     Closed,
     End,
@@ -32,7 +33,6 @@ from horovod.runner.agent.messages import (
     Input,
     Lost,
     Order,
-    Ready,
     Refused,
     Signal,
     Start,
@@ -44,7 +44,7 @@ from horovod.runner.agent.stream import MessageStream
 from horovod.runner.loop import Loop
 from horovod.runner.machine import usable_cores
 
-SILENCE_SECONDS = 15.0
+LOST_AFTER_SECONDS = 15.0
 """How long the launcher's host may acknowledge nothing."""
 _FAREWELL_SECONDS = 5.0
 """How long to try to get rid of the last messages."""
@@ -61,7 +61,7 @@ class Program:
         self._directory = "/"
         self._over = False
         self._stream = MessageStream(
-            self._loop, reader, writer, decode_order, self._obey, self._on_launcher_gone, self._on_congestion
+            self._loop, reader, writer, decode_order, self._follow, self._on_launcher_gone, self._on_congestion
         )
 
     def run(self) -> None:
@@ -89,7 +89,7 @@ class Program:
     def _tell(self, event: Event) -> None:
         self._stream.send(encode(event))
 
-    def _obey(self, order: Order) -> None:
+    def _follow(self, order: Order) -> None:
         if isinstance(order, Begin):
             self._begin(order)
         elif self._local is None:
@@ -120,7 +120,7 @@ class Program:
         except ConnectionError as error:
             self._refuse(f"the launcher cannot be reached from there: {error}")
             return
-        limit_silence(self._way, SILENCE_SECONDS)
+        set_keepalive(self._way, LOST_AFTER_SECONDS)
         host, port = self._way.getpeername()[:2]
         self._loop.watch(self._way.fileno(), self._on_way_lost)
         mark = f"{config.SECRET_KEY}={order.secret}".encode()
@@ -132,7 +132,7 @@ class Program:
         self._local = LocalAgent(
             (), self._loop, self._report, self._facts(), mark=mark, guardian=self._guardian, inherits_input=False
         )
-        self._tell(Ready((host, port)))
+        self._tell(AgentReady((host, port)))
 
     def _refuse(self, reason: str) -> None:
         self._tell(Refused(reason))

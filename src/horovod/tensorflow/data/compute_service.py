@@ -32,8 +32,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common import basics
-from horovod.core import context
-from horovod.core.collectives import barrier
+from horovod.core.lifecycle import context
+from horovod.core.submission.collectives import barrier
 from horovod.runner.common.service.compute_service import Addresses, ComputeClient
 from horovod.runner.common.util.timeout import TimeoutException
 

@@ -19,7 +19,7 @@ import horovod.tensorflow as hvd
 from horovod.common import basics
 from horovod.control.secret import make_secret
 from horovod.core import config as settings
-from horovod.core.collectives import barrier
+from horovod.core.submission.collectives import barrier
 from horovod.runner.common.service.compute_service import ComputeService
 from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, work
 

@@ -11,8 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from horovod._keras.backends.tensorflow_values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    reducescatter,
+)
 from horovod._keras.settings import checked as _checked
-from horovod._keras.tensorflow_values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from horovod.common import interface
 from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import Average, Sum

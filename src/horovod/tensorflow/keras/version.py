@@ -21,7 +21,7 @@ if not LEGACY and tf.keras.backend.backend() != "tensorflow":
 def distribute(optimizer: Any, settings: Settings) -> Any:
     """Wrap an optimizer of whichever Keras it is."""
     if LEGACY:
-        from horovod._keras import legacy_optimizer
+        from horovod._keras.legacy import optimizer as legacy_optimizer
 
         return legacy_optimizer.distribute(optimizer, settings)
     from horovod._keras import optimizer as of_keras_3
@@ -32,7 +32,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
 def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: Settings) -> Any:
     """Load a model of whichever Keras it is."""
     if LEGACY:
-        from horovod._keras import legacy_optimizer
+        from horovod._keras.legacy import optimizer as legacy_optimizer
 
         return legacy_optimizer.load(tf.keras, filepath, custom_optimizers, custom_objects, settings)
     from horovod._keras import loading

@@ -23,10 +23,10 @@ from contextlib import contextmanager
 import psutil
 
 from horovod.control.dial import Address, dial_until
+from horovod.control.mesh import own_addresses
 from horovod.control.rendezvous import PURPOSE, RendezvousError
 from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.rendezvous_server import RendezvousServer
-from horovod.control.wiring import own_addresses
 from horovod.runner.common.util.timeout import TimeoutException
 
 Addresses = dict[str, list[tuple[str, int]]]

@@ -1,0 +1,1 @@
+"""What differs between TensorFlow, PyTorch and JAX under Keras 3."""

@@ -1,0 +1,61 @@
+"""Keras on PyTorch: gradients are reduced in place, through ``horovod.torch``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod._keras.distribution import Reducer
+from horovod._keras.exchange import Identity
+from horovod._keras.settings import Settings
+from horovod.comm.reduction import ReduceOp
+from horovod.core.submission.handle import all_of
+from horovod.torch.compression import Compression
+from horovod.torch.ops.allreduce import grouped_allreduce_async_
+from horovod.torch.ops.handles import synchronize
+
+__all__ = ["Compression", "TorchReducer"]
+
+
+class TorchReducer(Reducer):
+    """One optimizer's gradients, each time they are applied."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._identity = Identity()
+
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        cut: Sequence[Sequence[int]] | None,
+        op: ReduceOp,
+        factor: float,
+    ) -> list[Any]:
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break()  # a collective is no part of a compiled graph
+        settings = self._settings
+        result: list[Any] = list(gradients)
+        with torch.no_grad():
+            travelling = [settings.compression.compress(each.detach().contiguous()) for each in gradients]
+            signature = tuple((str(each.dtype), tuple(each.shape)) for each, _ in travelling)
+            name = self._identity.name(signature)
+            prescale, postscale = settings.scales(op, factor)
+            handles = [
+                grouped_allreduce_async_(
+                    [travelling[i][0] for i in members],
+                    name=f"{name}.{op.label}.{number}",
+                    op=op,
+                    prescale_factor=prescale,
+                    postscale_factor=postscale,
+                    process_set=settings.process_set,
+                )
+                for number, members in enumerate([range(len(travelling))] if cut is None else cut)
+            ]
+            all_of(functools.partial(synchronize, handle) for handle in handles)
+            for number, (tensor, context) in enumerate(travelling):
+                result[number] = settings.compression.decompress(tensor, context)
+        return result

@@ -1,0 +1,1 @@
+"""The engine for ranks of one host: shared memory."""

@@ -1,0 +1,373 @@
+"""The engine for ranks of one host: NumPy over a shared arena. The default for CPU tensors.
+
+A reduction streams through the arena in pieces that stay in the cache. Of each piece every rank owns one shard::
+
+    pack     copy the shards that others own from the tensors into my contribution          then count "packed"
+    reduce   fold everybody's contributions to my shard, in rank order, into the result     then count "reduced"
+    unpack   copy the whole result into the tensors
+
+My own shard is read straight from the tensors. Between counting and waiting there is always work: the next piece is packed
+before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.pieces`); why none is overwritten
+too early:
+
+* contributions of piece k are written after this rank has seen every peer count k-1 packed pieces, and a peer counts a
+  piece as packed only when it has finished reading the contributions of the piece before;
+* the result of piece k is written after every peer has packed piece k, which it does after unpacking piece k-2.
+
+Small reductions pack everything, wait once, and every rank folds all of it. The other operations wait once a piece.
+
+What is large need not go through the arena where the kernel lets ranks read one another's memory
+(:mod:`horovod.comm.shm.direct`). Only addresses do then, a piece each time. Which way is quicker is tried out
+(:mod:`horovod.comm.shm.large`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+
+from horovod.comm.base import Communicator, OnStall, give_up
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.segments import Segments, shard_bounds, source_and_target, split, split_by_rank
+from horovod.comm.shm.arena import Arena
+from horovod.comm.shm.counters import LONG_SPIN, Counters
+from horovod.comm.shm.large import SCATTERED, Large
+from horovod.comm.shm.pieces import Pieces
+from horovod.comm.shm.words import PACKED, REDUCED
+from horovod.comm.spans import Vectors
+
+SMALL = 32 << 10
+"""Bytes up to which every rank folds the whole vector after a single wait."""
+
+MANY = 32
+"""From so many vectors on the kernel copies them, even if they are small together: it saves more than a second wait costs."""
+
+
+class ShmCommunicator(Communicator):
+    """One rank's end of the arena.
+
+    Args:
+        rank, size: this rank in the group.
+        arena: attached by every rank; owned by the communicator from here on.
+        patience: how long a peer may make no progress while it is waited for, before
+        on_silence: is told.
+        spins: whether to look for a peer a while before sleeping; not where a peer may need the core.
+        reading: how large tensors travel, see :class:`~horovod.comm.shm.large.Large`.
+    """
+
+    name: ClassVar[str] = "shm"
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        arena: Arena,
+        stall_timeout: timedelta,
+        reading: str,
+        on_stall: OnStall = give_up,
+        spins: bool = True,
+    ) -> None:
+        super().__init__(rank, size)
+        self._arena = arena
+        self._counters = Counters(arena, rank, size, stall_timeout, on_stall, spins)
+        self._workspace = Workspace()
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._pieces = pieces = Pieces(arena, self._counters, rank, size)
+        self._begin, self._region, self._start = pieces.begin, pieces.region, pieces.start
+        self._reduced = 0
+        self._large = Large(rank, reading, pieces.exchange, arena.piece_bytes, self._counters.advance, self._workspace)
+
+    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
+        self._counters.check()
+        source, target = source_and_target(inputs, outputs)
+        if source.length == 0:
+            return
+        dtype = source.dtype
+        # What decides must be the same on all ranks, and whether vectors are known by their addresses is not.
+        nbytes = source.length * dtype.itemsize
+        if source.count < MANY and nbytes <= min(SMALL, self._arena.piece_bytes):
+            self._allreduce_small(source, target, dtype, op, prescale, postscale)
+            return
+        self._large.run(
+            "allreduce",
+            nbytes,
+            source.count,
+            2 * source.count,
+            lambda direct: direct.allreduce(source, target, op, prescale, postscale),
+            lambda: self._allreduce_streamed(source, target, dtype, op, prescale, postscale),
+        )
+
+    def _allreduce_small(
+        self, source: Segments, target: Segments, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        length = source.length
+        piece = self._begin()
+        source.read(0, length, self._region(piece, self.rank, dtype)[:length])
+        self._counters.signal(PACKED, piece)
+        self._counters.wait_all(PACKED, piece, LONG_SPIN)
+        contributions = [self._region(piece, rank, dtype)[:length] for rank in range(self.size)]
+        target.reduce(0, length, contributions, op, prescale, postscale, self._workspace)
+
+    def _allreduce_streamed(
+        self, source: Segments, target: Segments, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        counters, size, rank = self._counters, self.size, self.rank
+        factor = 1.0
+        scattered = source.length * dtype.itemsize < SCATTERED * source.count
+        if dtype.kind == "f" and dtype.itemsize >= 4 and not scattered:
+            # Scaled by everybody while unpacking: a multiplication costs no more than a copy, and saves the owner a pass.
+            postscale, factor = 1.0, postscale
+        step = self._arena.piece_bytes // dtype.itemsize
+        starts = range(0, source.length, step)
+        pack = self._pack_all if scattered else self._pack_shards
+        piece = pack(source, 0, min(step, source.length), dtype)
+        for start in starts:
+            stop = min(start + step, source.length)
+            bounds = shard_bounds(stop - start, size)
+            counters.wait_all(PACKED, piece)
+            if bounds[rank] < bounds[rank + 1]:
+                own = [] if scattered else source.runs(start + bounds[rank], start + bounds[rank + 1])
+                self._reduce_shard(own, bounds, piece, dtype, op, prescale, postscale)
+            self._reduced += 1
+            counters.signal(REDUCED, self._reduced)
+            current = piece
+            if stop < source.length:
+                piece = pack(source, stop, min(stop + step, source.length), dtype)
+            counters.wait_all(REDUCED, self._reduced)
+            if scattered:
+                self._unpack_all(target, start, stop, current, dtype)
+            else:
+                target.write(start, stop, self._region(current, size, dtype)[: stop - start], factor)
+
+    def _pack_shards(self, source: Segments, start: int, stop: int, dtype: np.dtype[Any]) -> int:
+        """Contribute elements ``[start, stop)`` less my own shard as the next piece; returns its number."""
+        piece = self._begin()
+        region = self._region(piece, self.rank, dtype)
+        bounds = shard_bounds(stop - start, self.size)
+        before, after = bounds[self.rank], bounds[self.rank + 1]
+        source.read(start, start + before, region[:before])
+        source.read(start + after, stop, region[after : stop - start])
+        self._counters.signal(PACKED, piece)
+        return piece
+
+    def _pack_all(self, source: Segments, start: int, stop: int, dtype: np.dtype[Any]) -> int:
+        """The same with my own shard."""
+        piece = self._begin()
+        if source.spans is not None:
+            self._arena.gather(self._start(piece, self.rank), source.spans.places(start, stop))
+        else:
+            source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
+        self._counters.signal(PACKED, piece)
+        return piece
+
+    def _unpack_all(self, target: Segments, start: int, stop: int, piece: int, dtype: np.dtype[Any]) -> None:
+        """Copy a piece's result over elements ``[start, stop)``."""
+        begin = self._start(piece, self.size)
+        if target.spans is not None:
+            self._arena.scatter(begin, target.spans.places(start, stop))
+        elif dtype.kind != "V":
+            self._arena.scatter_over(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
+        else:  # no type of NumPy's own, so it has no buffer protocol
+            target.write(start, stop, self._region(piece, self.size, dtype)[: stop - start])
+
+    def _reduce_shard(
+        self,
+        own: Sequence[Array],
+        bounds: Sequence[int],
+        piece: int,
+        dtype: np.dtype[Any],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        """Fold my shard of a piece into the result.
+
+        Args:
+            own: the vectors that make up my own contribution; none where it has been packed.
+        """
+        low, high = bounds[self.rank], bounds[self.rank + 1]
+        regions = [self._region(piece, rank, dtype) for rank in range(self.size)]
+        result = self._region(piece, self.size, dtype)
+        for run in own or [regions[self.rank][low:high]]:
+            contributions = [region[low : low + run.size] for region in regions]
+            contributions[self.rank] = run
+            reduce_into(result[low : low + run.size], contributions, op, prescale, postscale, self._workspace)
+            low += run.size
+
+    def allgather(self, inputs: Sequence[Array], outputs: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
+        self._counters.check()
+        targets = [Segments(views) for views in split_by_rank(outputs, counts)]
+        longest = max((target.length for target in targets), default=0)
+        if longest == 0:
+            return
+        source, dtype = Segments(inputs), inputs[0].dtype
+        nbytes = sum(target.length for target in targets) * dtype.itemsize
+        self._large.run(
+            "allgather",
+            nbytes,
+            self.size * source.count,
+            source.count,
+            lambda direct: direct.allgather(source, targets),
+            lambda: self._allgather_streamed(source, targets, longest, dtype),
+        )
+
+    def _allgather_streamed(
+        self, source: Segments, targets: Sequence[Segments], longest: int, dtype: np.dtype[Any]
+    ) -> None:
+        step = self._arena.piece_bytes // dtype.itemsize
+        for start in range(0, longest, step):
+            piece = self._begin()
+            stop = min(start + step, source.length)
+            if start < stop:
+                source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
+            self._counters.signal(PACKED, piece)
+            for rank in range(self.size):
+                target = targets[rank]
+                stop = min(start + step, target.length)
+                if rank != self.rank:
+                    self._counters.wait(rank, PACKED, piece)
+                if start < stop:
+                    target.write(start, stop, self._region(piece, rank, dtype)[: stop - start])
+
+    def broadcast(self, array: Array, root: int) -> None:
+        self._counters.check()
+        self._large.run(
+            "broadcast",
+            array.nbytes,
+            1,
+            1,
+            lambda direct: direct.broadcast(array, root),
+            lambda: self._broadcast_streamed(array, root),
+        )
+
+    def _broadcast_streamed(self, array: Array, root: int) -> None:
+        step = self._arena.piece_bytes // array.itemsize
+        for start in range(0, array.size, step):
+            part = array[start : start + step]
+            if self.rank == root:
+                piece = self._begin()
+                self._region(piece, root, array.dtype)[: part.size] = part
+                self._counters.signal(PACKED, piece)
+            else:
+                piece = self._pieces.skip()
+                self._counters.wait(root, PACKED, piece)
+                part[:] = self._region(piece, root, array.dtype)[: part.size]
+
+    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
+        self._counters.check()
+        step = self._arena.piece_bytes // source.itemsize // self.size
+        outgoing, incoming = split(source, send_counts), split(target, receive_counts)
+        # Nobody knows others' counts: in the first round each tells how many rounds it needs.
+        piece = self._alltoall_round(outgoing, incoming, 0, step, max(1, -(-max(send_counts) // step)))
+        rounds = max(self._counters.read_note(rank, piece & 1) for rank in range(self.size))
+
+        def streamed() -> None:
+            for number in range(1, rounds):
+                self._alltoall_round(outgoing, incoming, number, step)
+
+        self._large.run(
+            "alltoall",
+            (rounds - 1) * step * self.size * source.itemsize,
+            self.size,
+            self.size,
+            lambda direct: direct.alltoall([part[step:] for part in outgoing], [part[step:] for part in incoming]),
+            streamed,
+        )
+        np.copyto(incoming[self.rank], outgoing[self.rank])
+
+    def _alltoall_round(
+        self, outgoing: Sequence[Array], incoming: Sequence[Array], number: int, step: int, note: int = 0
+    ) -> int:
+        """Exchange elements ``[number * step, (number + 1) * step)`` of what goes to each rank; returns the piece's number."""
+        piece, part, dtype = self._begin(), slice(number * step, (number + 1) * step), outgoing[0].dtype
+        region = self._region(piece, self.rank, dtype)
+        for rank in self._peers:
+            some = outgoing[rank][part]
+            region[rank * step : rank * step + some.size] = some
+        if note:
+            self._counters.note(piece & 1, note)
+        self._counters.signal(PACKED, piece)
+        for rank in self._peers:
+            self._counters.wait(rank, PACKED, piece)
+            some = incoming[rank][part]
+            some[:] = self._region(piece, rank, dtype)[self.rank * step : self.rank * step + some.size]
+        return piece
+
+    def reducescatter(
+        self,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        self._counters.check()
+        shards = [Segments(views) for views in split_by_rank(inputs, counts)]
+        longest = max((shard.length for shard in shards), default=0)
+        if longest == 0:
+            return
+        target, dtype = Segments(outputs), inputs[0].dtype
+        nbytes = sum(shard.length for shard in shards) * dtype.itemsize
+        self._large.run(
+            "reducescatter",
+            nbytes,
+            self.size * target.count,
+            self.size * target.count,
+            lambda direct: direct.reducescatter(shards, target, op, prescale, postscale),
+            lambda: self._reducescatter_streamed(shards, target, longest, dtype, op, prescale, postscale),
+        )
+
+    def _reducescatter_streamed(
+        self,
+        shards: Sequence[Segments],
+        target: Segments,
+        longest: int,
+        dtype: np.dtype[Any],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        step = self._arena.piece_bytes // dtype.itemsize // self.size
+        result = self._workspace.array(2, dtype, min(step, longest))
+        own = self._workspace.array(3, dtype, min(step, longest))
+        for start in range(0, longest, step):
+            piece = self._begin()
+            region = self._region(piece, self.rank, dtype)
+            for rank in self._peers:
+                stop = min(start + step, shards[rank].length)
+                if start < stop:
+                    shards[rank].read(start, stop, region[rank * step : rank * step + stop - start])
+            self._counters.signal(PACKED, piece)
+            self._counters.wait_all(PACKED, piece)
+            length = min(start + step, target.length) - start
+            if length > 0:
+                shards[self.rank].read(start, start + length, own[:length])
+                contributions = [
+                    self._region(piece, rank, dtype)[self.rank * step : self.rank * step + length]
+                    for rank in range(self.size)
+                ]
+                contributions[self.rank] = own[:length]
+                reduce_into(result[:length], contributions, op, prescale, postscale, self._workspace)
+                target.write(start, start + length, result[:length])
+
+    def barrier(self) -> None:
+        self._counters.check()
+        piece = self._begin()
+        self._counters.signal(PACKED, piece)
+        self._counters.wait_all(PACKED, piece)
+
+    def abort(self) -> None:
+        self._counters.abort()
+
+    def descriptors(self) -> list[int]:
+        return [self._arena.descriptor]
+
+    def close(self) -> None:
+        self._counters.release()
+        self._pieces.release()
+        self._arena.close()

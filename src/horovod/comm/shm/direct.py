@@ -1,0 +1,272 @@
+"""Collectives of large tensors on one host: every rank reads what it needs where it lies, in the others' memory.
+
+Nothing is laid down for others, so each byte is copied once, or not at all before it is folded; and the ranks wait for each
+other two or three times a collective, however large it is, not for every piece. A reduction::
+
+    exchange   everybody tells where its tensors lie, and whether others can read them there; if not, this is not the way
+    reduce     read the others' parts of my shard, some hundred kilobytes at a time, and fold them in rank order with mine
+    exchange   everybody has its shard, and nobody reads the others' parts any more
+    gather     read the others' shards into my tensors
+    exchange   nobody reads my tensors any more
+
+Small tensors do not gain: a page of memory costs the kernel as much as a few kilobytes of copying. Huge pages cost it little.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from horovod.comm.base import PeerFailure
+from horovod.comm.datatypes import HALF_PRECISION, Array
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.segments import Segments, shard_bounds
+from horovod.comm.shm import cross_memory
+from horovod.comm.shm.copy_plan import PLACE_BYTES, copy_plan
+from horovod.comm.shm.words import WORD
+from horovod.comm.spans import Layout, address_of
+
+_log = logging.getLogger(__name__)
+
+Exchange = Callable[[Array], list[Array]]
+"""Lay down a vector of 64-bit words and return everybody's, by rank, once everybody has laid down its own."""
+
+_FOLDED = 1 << 20
+_FOLDED_AT_LEAST = 512 << 10
+"""Bytes that are read from the other ranks together before they are folded, and from each at least: they stay in the cache."""
+
+_SCALED = 256 << 10
+"""Bytes that are folded at a time where they are scaled as well: they stay in a nearer one."""
+
+_READ = 8 << 20
+"""Bytes that are read at a time where nothing is folded: between two reads an abort is noticed."""
+
+NOTHING: Array = np.empty(0, np.uintp)
+"""What is exchanged only to wait for each other."""
+
+
+def exchange_rank_infos(rank: int, exchange: Exchange) -> list[int] | None:
+    """Find out whether the ranks of a group can read one another's memory. Every rank must call it.
+
+    Returns:
+        The process ids by rank, or None, the same on all ranks, where one of them cannot.
+    """
+    token = np.frombuffer(os.urandom(2 * WORD), np.uintp)
+    process = os.getpid() if cross_memory.available else 0
+    cross_memory.permit_siblings()
+    cards = exchange(np.array([process, address_of(token), *token], np.uintp))
+    obstacle = "" if process else "the system has no call for it"
+    found = np.empty_like(token)
+    for peer, card in enumerate(cards):
+        if not process or peer == rank:
+            continue
+        try:
+            theirs, mine = _place(int(card[1]), found.nbytes), _place(address_of(found), found.nbytes)
+            cross_memory.read(int(card[0]), found.nbytes, address_of(theirs), 1, address_of(mine), 1)
+        except OSError as error:
+            obstacle = f"rank {peer} of the group: {error.strerror or error}"
+            break
+        if (found != card[2:]).any():
+            obstacle = f"rank {peer} of the group has another process id than it sees itself"
+            break
+    able = [bool(answer[0]) for answer in exchange(np.array([not obstacle], np.uintp))]
+    if all(able):
+        return [int(card[0]) for card in cards]
+    if obstacle:
+        _log.info("large tensors go through shared memory, as this rank cannot read others' memory: %s", obstacle)
+    return None
+
+
+def _place(address: int, nbytes: int) -> Array:
+    return np.array([[address, nbytes]], np.uintp)
+
+
+_HALVES = {data_type.numpy for data_type in HALF_PRECISION}
+
+
+class Direct:
+    """The collectives as one rank sees them. Each returns False, on all ranks, if it has done nothing since somebody's tensors
+    lie where others cannot read them.
+
+    Args:
+        processes: the ranks' process ids, as :func:`exchange_rank_infos` returned them.
+        exchange: as there.
+        advance: called before each step; tells the others that this rank makes progress, and raises after an abort.
+    """
+
+    def __init__(
+        self, rank: int, processes: Sequence[int], exchange: Exchange, advance: Callable[[], None], workspace: Workspace
+    ) -> None:
+        self._rank = rank
+        self._size = len(processes)
+        self._processes = processes
+        self._peers = [(rank + distance) % self._size for distance in range(1, self._size)]
+        self._exchange = exchange
+        self._advance = advance
+        self._workspace = workspace
+
+    def allreduce(self, source: Segments, target: Segments, op: ReduceOp, prescale: float, postscale: float) -> bool:
+        layout, count = source.layout, source.count
+        tables = self._tell(source, target)
+        if tables is None:
+            return False
+        bounds = shard_bounds(source.length, self._size)
+        inputs = [table[:count] for table in tables]
+        self._fold(inputs, source, target, bounds[self._rank], bounds[self._rank + 1], op, prescale, postscale)
+        self._exchange(NOTHING)
+        for peer in self._peers:
+            self._gather(peer, tables[peer][count:], layout, target.addresses, bounds[peer], bounds[peer + 1])
+        self._exchange(NOTHING)
+        return True
+
+    def reducescatter(
+        self, shards: Sequence[Segments], target: Segments, op: ReduceOp, prescale: float, postscale: float
+    ) -> bool:
+        """Reduce what belongs to this rank.
+
+        Args:
+            shards: by rank, the parts of this rank's vectors that belong to it.
+        """
+        tables = self._tell(*shards)
+        if tables is None:
+            return False
+        inputs = [table.reshape(self._size, -1)[self._rank] for table in tables]
+        self._fold(inputs, shards[self._rank], target, 0, target.length, op, prescale, postscale)
+        self._exchange(NOTHING)
+        return True
+
+    def allgather(self, source: Segments, targets: Sequence[Segments]) -> bool:
+        """Copy everybody's vectors.
+
+        Args:
+            targets: by rank, where its vectors go.
+        """
+        tables = self._tell(source)
+        if tables is None:
+            return False
+        for run, into in zip(source.arrays, targets[self._rank].arrays, strict=True):
+            self._advance()
+            np.copyto(into, run)
+        for peer in self._peers:
+            self._gather_all(peer, tables[peer], targets[peer])
+        self._exchange(NOTHING)
+        return True
+
+    def broadcast(self, array: Array, root: int) -> bool:
+        mine = Segments([array])
+        tables = self._tell(mine)
+        if tables is None:
+            return False
+        if self._rank != root:
+            self._gather_all(root, tables[root], mine)
+        self._exchange(NOTHING)
+        return True
+
+    def alltoall(self, parts: Sequence[Array], targets: Sequence[Array]) -> bool:
+        """Move what goes to other ranks; what stays here is not touched.
+
+        Args:
+            parts, targets: by rank, what goes to it and what comes from it.
+        """
+        tables = self._tell(Segments(parts))
+        if tables is None:
+            return False
+        for peer in self._peers:
+            self._gather_all(peer, tables[peer][self._rank : self._rank + 1], Segments([targets[peer]]))
+        self._exchange(NOTHING)
+        return True
+
+    def _tell(self, *vectors: Segments) -> list[Array] | None:
+        """Everybody's addresses, by rank; None, on all ranks, if what is there cannot be read by others."""
+        addresses = np.concatenate([each.addresses for each in vectors])
+        there = np.concatenate([each.layout.lengths for each in vectors]) > 0
+        tables = self._exchange(np.insert(addresses, 0, cross_memory.readable(addresses[there])))
+        return [table[1:] for table in tables] if all(table[0] for table in tables) else None
+
+    def _fold(
+        self,
+        inputs: Sequence[Array],
+        source: Segments,
+        target: Segments,
+        start: int,
+        stop: int,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        """Reduce elements ``[start, stop)`` of everybody's vectors into those of ``target``.
+
+        Args:
+            inputs: by rank, the addresses of its vectors.
+            source: my own of them.
+        """
+        dtype, rank = source.dtype, self._rank
+        way = copy_plan(source.layout, start, stop, max(_FOLDED // len(self._peers), _FOLDED_AT_LEAST))
+        places = {peer: way.places(inputs[peer]) for peer in self._peers}
+        longest = max((step.length for step in way.steps), default=0)
+        buffers = [self._workspace.array(3 + peer, dtype, longest) for peer in range(self._size)]
+        into = np.array([[address_of(buffer), 0] for buffer in buffers], np.uintp)
+        # 16-bit floats are folded faster into memory that is none of the contributions.
+        aside = dtype in _HALVES and target is source
+        most = longest if postscale == 1.0 else _SCALED // dtype.itemsize
+        for step in way.steps:
+            into[:, 1] = step.nbytes
+            for peer in self._peers:
+                self._read(peer, step.nbytes, places[peer], step.first, len(step.runs), into, peer, 1)
+            position = 0
+            for vector, begin, end in step.runs:
+                for low in range(begin, end, most):
+                    high = min(low + most, end)
+                    contributions = [buffer[position : position + high - low] for buffer in buffers]
+                    contributions[rank] = source.part(vector, low, high)
+                    result = contributions[rank] if target is source else target.part(vector, low, high)
+                    folded = buffers[rank][: high - low] if aside else result
+                    reduce_into(folded, contributions, op, prescale, postscale, self._workspace)
+                    if aside:
+                        np.copyto(result, folded)
+                    position += high - low
+
+    def _gather_all(self, peer: int, theirs: Array, target: Segments) -> None:
+        self._gather(peer, theirs, target.layout, target.addresses, 0, target.length)
+
+    def _gather(self, peer: int, theirs: Array, layout: Layout, mine: Array, start: int, stop: int) -> None:
+        """Read elements ``[start, stop)`` of a peer's vectors into mine; both by their addresses."""
+        way = copy_plan(layout, start, stop, _READ)
+        places, into = way.places(theirs), way.places(mine)
+        for step in way.steps:
+            self._read(peer, step.nbytes, places, step.first, len(step.runs), into, step.first, len(step.runs))
+
+    def _read(
+        self,
+        peer: int,
+        nbytes: int,
+        places: Array,
+        first: int,
+        count: int,
+        into: Array,
+        into_first: int,
+        into_count: int,
+    ) -> None:
+        self._advance()
+        try:
+            cross_memory.read(
+                self._processes[peer],
+                nbytes,
+                address_of(places) + first * PLACE_BYTES,
+                count,
+                address_of(into) + into_first * PLACE_BYTES,
+                into_count,
+            )
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                raise PeerFailure(peer, "its process has ended", suspected=True) from None
+            raise PeerFailure(
+                peer,
+                f"its tensor cannot be read, or this rank's cannot be written: {error.strerror or error}."
+                " Was one resized or freed while it travelled?",
+                suspected=True,
+            ) from None

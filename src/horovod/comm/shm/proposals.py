@@ -1,0 +1,200 @@
+"""Small collectives of one host in a single step: all ranks lay down what they want, and one sees whether it is the same.
+
+To agree by messages takes longer than a small collective does. Here every rank writes an offer into shared memory: what it asks
+for, to the last byte, and its contribution. The group's first rank, the judge, ends each attempt for all: either the offers are
+alike, and everybody computes the result from the contributions; or it is over, and everybody goes the ordinary way.
+
+Words of the arena's counters, each with one writer::
+
+    offer     of every rank: the number of the attempt it takes part in
+    verdict   of the judge: how many attempts are over, times two, plus one if an odd number of them succeeded
+    shut      of the judge: 1 while it goes the ordinary way, so that no offer can succeed
+
+Attempt a+1 begins when attempt a is over. An offer cannot be taken back, only the judge ends an attempt; a rank that has waited
+long enough tells it so by message. Contributions to success m lie in slot m mod 2. Success m needed an offer of every rank,
+made when it had finished success m-1; so nobody still reads that one, whose slot the offers for success m+1 are written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp, Workspace
+from horovod.comm.segments import Segments
+from horovod.comm.shm import futex
+from horovod.comm.shm.arena import PROPOSAL_BYTES, Arena
+from horovod.comm.shm.words import CLOSED, OUTCOME, PROPOSAL, Words, word_index
+from horovod.comm.spans import Vectors
+
+IDENTITY_BYTES = 1000
+"""How long the description of a collective may be."""
+
+_HEAD_BYTES = 1 << 10
+_NOTE = slice(_HEAD_BYTES - 8, _HEAD_BYTES)
+
+
+class Proposals:
+    """One rank's end of it. One thread at a time may use it, but for :meth:`over` and :meth:`closed`.
+
+    Args:
+        arena: attached by every rank.
+        rank, size: this rank in the group; rank 0 is the judge.
+    """
+
+    def __init__(self, arena: Arena, rank: int, size: int) -> None:
+        self.leads = rank == 0
+        self.data_bytes = PROPOSAL_BYTES - _HEAD_BYTES
+        self._words = Words(arena.words, arena.address, rank, size)
+        self._rank = rank
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._proposal, self._outcome, self._closed = (
+            word_index(rank, PROPOSAL),
+            word_index(0, OUTCOME),
+            word_index(0, CLOSED),
+        )
+        self._blocks = [[arena.proposal_block(slot, each, size) for each in range(size)] for slot in range(2)]
+        self._heads = [[block[:_HEAD_BYTES].data for block in row] for row in self._blocks]
+        self._typed: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
+        self._workspace = Workspace()
+        self._slot = 0
+        self._last_success = 0
+
+    # For every rank.
+
+    def propose(self, identity: bytes, vectors: Vectors, note: int = 0) -> int:
+        """Take part in the attempt that is on, whose number is returned.
+
+        Args:
+            identity: what must be the same on all ranks, at most ``IDENTITY_BYTES``; none may be the beginning of another.
+            vectors: this rank's contribution, of one dtype, together at most ``data_bytes``.
+            note: a number of this rank for the others, see :meth:`notes`.
+        """
+        outcome = self._words.values[self._outcome]
+        number = (outcome >> 1) + 1
+        self._slot = slot = ~outcome & 1  # this rank has taken part in every success so far
+        if vectors:
+            source = Segments(vectors)
+            source.read(0, source.length, self._contributions(source.dtype)[self._rank][: source.length])
+        head = self._heads[slot][self._rank]
+        head[: len(identity)] = identity
+        head[_NOTE] = note.to_bytes(8, "little")
+        self._words.publish(self._proposal, number)
+        return number
+
+    def closed(self) -> bool:
+        """Whether the judge goes the ordinary way. Asked after an offer, too: it may not have seen that one."""
+        return bool(self._words.values[self._closed])
+
+    def over(self, number: int) -> bool:
+        """Whether the attempt has been judged."""
+        return self._words.values[self._outcome] >> 1 >= number
+
+    def succeeded(self) -> bool:
+        """Whether the attempt succeeded that this rank's last offer took part in, and is :meth:`over`."""
+        self._words.read_fence()
+        return self._words.values[self._outcome] & 1 == self._slot
+
+    def await_outcome(self, number: int, spins: int, seconds: float) -> bool:
+        """Whether the attempt is over; looks ``spins`` times in a row, then sleeps for so long at most."""
+        return self._await(self._outcome, 2 * number, spins, seconds)
+
+    def notes(self) -> list[int]:
+        """After a success: everybody's notes, by rank."""
+        return [int.from_bytes(head[_NOTE], "little") for head in self._heads[self._slot]]
+
+    def allreduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """After a success: reduce everybody's contribution into ``outputs``, as an engine's allreduce does."""
+        if not outputs:
+            return
+        target = Segments(outputs)
+        contributions = [each[: target.length] for each in self._contributions(target.dtype)]
+        target.reduce(0, target.length, contributions, op, prescale, postscale, self._workspace)
+
+    def broadcast(self, outputs: Vectors, root: int) -> None:
+        """After a success: copy the contribution of ``root`` into ``outputs``."""
+        if outputs and root != self._rank:
+            target = Segments(outputs)
+            target.write(0, target.length, self._contributions(target.dtype)[root][: target.length])
+
+    def allgather(self, output: Array, counts: Sequence[int]) -> None:
+        """After a success: concatenate everybody's contribution, ``counts[r]`` elements of rank r, into ``output``."""
+        start = 0
+        for contribution, count in zip(self._contributions(output.dtype), counts, strict=True):
+            output[start : start + count] = contribution[:count]
+            start += count
+
+    # For the judge.
+
+    def await_proposal(self, peer: int, number: int, spins: int, seconds: float) -> bool:
+        """Whether a peer takes part in the attempt; looks ``spins`` times in a row, then sleeps for so long at most."""
+        return self._await(word_index(peer, PROPOSAL), number, spins, seconds)
+
+    def alike(self, peer: int, identity: bytes) -> bool:
+        """Whether a peer that takes part wants what this rank wants."""
+        self._words.read_fence()
+        return bool(self._heads[self._slot][peer][: len(identity)] == identity)
+
+    def leader(self, success: bool) -> None:
+        """End the attempt that is on; a success if all ranks take part and are alike."""
+        outcome = self._words.values[self._outcome]
+        if success:
+            self._last_success = (outcome >> 1) + 1
+        self._words.publish(self._outcome, (outcome + 2) ^ success)
+
+    def give_up(self, number: int) -> bool:
+        """A peer has given up an attempt: end it if it is still on. Returns whether it had succeeded.
+
+        Raises:
+            ValueError: there has been no such attempt.
+        """
+        over = self._words.values[self._outcome] >> 1
+        if not 0 < number <= over + 1:
+            raise ValueError(f"attempt {number} of {over + 1}")
+        if number > over:
+            self.leader(False)
+        return number == self._last_success
+
+    def shut(self) -> None:
+        """The judge goes the ordinary way: nobody need wait for it."""
+        if self._words.values[self._closed]:
+            return
+        self._words.values[self._closed] = 1
+        futex.fence()  # a peer that does not see this has made its offer, which is seen here
+        number = (self._words.values[self._outcome] >> 1) + 1
+        if any(self._words.values[word_index(peer, PROPOSAL)] == number for peer in self._peers):
+            self.leader(False)
+
+    def reopen(self) -> None:
+        """The judge has nothing more on the ordinary way."""
+        self._words.values[self._closed] = 0
+
+    def _await(self, index: int, value: int, spins: int, seconds: float) -> bool:
+        """Whether a word has reached ``value``. The sleep may end early."""
+        values = self._words.values
+        for _ in range(spins):
+            if values[index] >= value:
+                return True
+        if seconds:
+            seen = values[index]
+            if seen < value:
+                self._words.sleep(index, seen, seconds)
+        return values[index] >= value
+
+    def _contributions(self, dtype: np.dtype[Any]) -> list[Array]:
+        key = (self._slot, dtype)
+        found = self._typed.get(key)
+        if found is None:
+            found = [block[_HEAD_BYTES:].view(dtype) for block in self._blocks[self._slot]]
+            self._typed[key] = found
+        return found
+
+    def release(self) -> None:
+        """Forget the arena."""
+        self._typed.clear()
+        self._blocks.clear()
+        self._heads.clear()
+        self._words.release()

@@ -1,0 +1,104 @@
+"""The words of shared memory by which ranks wait for each other: each written by one rank, looked at and slept on by others.
+
+Every rank has a line of 128 bytes with 64-bit words::
+
+    packed | reduced | note 0 | note 1     see horovod.comm.shm.counters
+    offer | verdict | shut                 see horovod.comm.shm.proposals
+    asleep                                 1 while this rank sleeps on a word of another
+    progress                               see horovod.comm.shm.counters
+
+To wake somebody is a system call, which costs as much as a small collective's copies, and mostly nobody sleeps. So who writes a
+word first looks whether anybody does::
+
+    writer                              sleeper
+    word = value                        asleep = 1
+    (a full fence)                      (a full fence: the kernel's, before it compares)
+    wake, if anybody is asleep          sleep while the word is what was seen
+
+In whatever order that happens, the writer sees the sleeper, or the kernel sees the new value. Only one thread of a rank waits
+on these words at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from horovod.comm.shm import futex
+
+PACKED = 0
+REDUCED = 1
+NOTES = 2
+PROPOSAL = 4
+OUTCOME = 5
+CLOSED = 6
+ASLEEP = 7
+PROGRESS = 8
+
+LINE_WORDS = 16
+WORD = 8
+"""Bytes of a word."""
+
+_FUTEX_BITS = 0xFFFFFFFF
+
+NAP_SECONDS = 1.0
+"""The longest sleep. Who waits longer looks again in between."""
+
+
+def word_index(rank: int, kind: int) -> int:
+    """The index of a rank's word."""
+    return rank * LINE_WORDS + kind
+
+
+class Words:
+    """The words as one rank uses them.
+
+    Args:
+        words: all of them, shared, at ``address``.
+        rank, size: this rank in the group.
+    """
+
+    def __init__(self, words: memoryview, address: int, rank: int, size: int) -> None:
+        self.values = words
+        self._address = address
+        self._asleep = word_index(rank, ASLEEP)
+        self._sleepers = [word_index(peer, ASLEEP) for peer in range(size) if peer != rank]
+        self._lock = threading.Lock()
+
+    def publish(self, index: int, value: int) -> None:
+        """Write a word, after all that was written before and before all that is read later, and wake who sleeps on it."""
+        if futex.weakly_ordered:
+            futex.fence()
+            self.values[index] = value
+            futex.wake(self._address + index * WORD)
+            return
+        values, lock = self.values, self._lock
+        values[index] = value
+        lock.acquire()  # an atomic exchange, which on this architecture is a full fence
+        lock.release()
+        for sleeper in self._sleepers:
+            if values[sleeper]:
+                futex.wake(self._address + index * WORD)
+                return
+
+    def overwrite(self, index: int, value: int) -> None:
+        """Write a word, whoever's it is, and wake everybody who sleeps on it. Any thread."""
+        self.values[index] = value
+        futex.wake(self._address + index * WORD)
+
+    def sleep(self, index: int, seen: int, seconds: float) -> None:
+        """Sleep until a word is not ``seen`` any more, or for so long at most; may return early."""
+        values = self.values
+        values[self._asleep] = 1
+        try:
+            futex.wait(self._address + index * WORD, seen & _FUTEX_BITS, min(seconds, NAP_SECONDS))
+        finally:
+            values[self._asleep] = 0
+
+    def read_fence(self) -> None:
+        """What is read from now on is not older than the word that was looked at before."""
+        if futex.weakly_ordered:
+            futex.fence()
+
+    def release(self) -> None:
+        """Forget the memory."""
+        self.values = memoryview(b"")

@@ -1,0 +1,1 @@
+"""The engine between hosts: TCP connections."""

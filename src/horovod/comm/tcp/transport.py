@@ -1,0 +1,186 @@
+"""Framed bytes to and from all peers at once: the transport under ``comm.tcp.communicator``.
+
+The worker thread queues what it wants sent and received, by reference, and then waits for some of it; while it waits,
+everything queued in either direction moves, so ranks may all send first without a deadlock. One epoll loop, no threads,
+no polling: a wait ends when its bytes have moved, a peer has failed, or :meth:`Exchange.abort` was called.
+
+Knows nothing of reductions, data types or arrays. Must never wait for anything but its epoll object, which ``abort`` can
+always wake.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import TypeAlias
+
+from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall, give_up
+from horovod.comm.tcp.link import Collective, Flow, Link, header, tune
+
+_LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
+
+Mark: TypeAlias = tuple[Flow, int]
+"""A place in one direction of a link: reached once that many of its bytes have moved."""
+
+
+class Exchange:
+    """All connections of one rank of a group.
+
+    Args:
+        sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
+        patience: how long a peer that is waited for may move no byte, before
+        on_silence: is told.
+    """
+
+    def __init__(
+        self, sockets: Mapping[int, socket.socket], stall_timeout: timedelta, on_stall: OnStall = give_up
+    ) -> None:
+        self._stall_timeout = stall_timeout.total_seconds()
+        self._on_stall = on_stall
+        self._number = 0
+        self._collective = Collective.BARRIER
+        self._links = {rank: Link(rank, connection) for rank, connection in sockets.items()}
+        self._by_fd = {link.fd: link for link in self._links.values()}
+        self._fresh: set[Link] = set()  # links with something queued since the last wait
+        for link in self._links.values():
+            link.socket.setblocking(False)
+            tune(link.socket)
+        self._lock = threading.Lock()  # between abort() and close()
+        self._aborted = False
+        self._closed = False
+        self._owner = os.getpid()
+        self._epoll = select.epoll()
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable for ever after abort()
+        self._epoll.register(self._alarm, select.EPOLLIN)
+
+    def descriptors(self) -> list[int]:
+        """Everything open here."""
+        return [self._epoll.fileno(), self._alarm, *(link.fd for link in self._links.values())]
+
+    def begin(self, collective: Collective) -> None:
+        """Start the next collective: every transfer queued from now on is part of it, on all ranks alike."""
+        if self._aborted:
+            raise Aborted("this communicator was aborted")
+        self._collective = collective
+        self._number = (self._number + 1) & 0xFFFFFFFF
+
+    def send(self, rank: int, *buffers: memoryview) -> Mark:
+        """Queue one transfer to ``rank``. The buffers must stay as they are until the returned mark is reached."""
+        link = self._links[rank]
+        flow = link.outgoing
+        flow.append(memoryview(header(self._collective, self._number, buffers)))
+        for buffer in buffers:
+            flow.append(buffer)
+        self._fresh.add(link)
+        return flow, flow.queued
+
+    def receive(self, rank: int, *buffers: memoryview) -> Mark:
+        """Ask for one transfer from ``rank``. The buffers hold it once the returned mark is reached."""
+        link = self._links[rank]
+        flow = link.incoming
+        link.expect(header(self._collective, self._number, buffers))
+        for buffer in buffers:
+            flow.append(buffer)
+        self._fresh.add(link)
+        return flow, flow.queued
+
+    def wait(self, marks: Iterable[Mark]) -> None:
+        """Move bytes until every one of ``marks`` is reached.
+
+        Raises:
+            PeerFailure: a peer is gone or out of step.
+            Aborted: :meth:`abort` was called.
+        """
+        if self._aborted:
+            raise Aborted("this communicator was aborted")
+        for link in self._fresh:
+            if link.outgoing.buffers and not link.blocked:
+                link.send()
+            self._watch(link)
+        self._fresh.clear()
+        missing = [mark for mark in marks if mark[0].done < mark[1]]
+        if not missing:
+            return
+        now = time.monotonic()
+        for flow, _ in missing:
+            flow.link.stamp, flow.link.stalls = now, 0
+        while missing:
+            silent = min((flow.link for flow, _ in missing), key=lambda link: link.stamp)
+            remaining = silent.stamp + self._stall_timeout - now
+            if remaining <= 0:
+                silent.stamp, silent.stalls = now, silent.stalls + 1
+                self._on_stall(Stall(silent.rank, silent.stalls * self._stall_timeout, silent.stalls))
+                continue
+            events = self._epoll.poll(min(remaining, _LONGEST_POLL))
+            now = time.monotonic()
+            for fd, event in events:
+                if fd == self._alarm:
+                    raise Aborted("this communicator was aborted")
+                link = self._by_fd[fd]
+                link.stamp, link.stalls = now, 0
+                if event & ~select.EPOLLOUT:
+                    if link.incoming.buffers:
+                        link.receive()
+                    else:
+                        self._ignore(link, event)
+                if event & ~select.EPOLLIN and link.outgoing.buffers:
+                    link.send()
+                self._watch(link)
+            missing = [mark for mark in missing if mark[0].done < mark[1]]
+
+    def _watch(self, link: Link) -> None:
+        """Ask epoll for what the link waits for. Arrivals stay asked for until one is unwanted: that saves system calls."""
+        interest = link.interest & select.EPOLLIN
+        if link.incoming.buffers:
+            interest = select.EPOLLIN
+        if link.blocked:
+            interest |= select.EPOLLOUT | select.EPOLLRDHUP
+        if not link.registered:
+            if interest:
+                self._epoll.register(link.fd, interest)
+                link.registered = True
+        elif interest != link.interest:
+            self._epoll.modify(link.fd, interest)
+        link.interest = interest
+
+    def _ignore(self, link: Link, event: int) -> None:
+        """Something arrived of which nothing is wanted yet: a peer ahead of us, or one that is done and has left."""
+        if event & select.EPOLLRDHUP and link.outgoing.buffers:
+            raise PeerFailure(link.rank, "it closed its connection")
+        if event & (select.EPOLLHUP | select.EPOLLERR) and not link.outgoing.buffers:
+            self._epoll.unregister(link.fd)  # the only way to ask epoll not to report this
+            link.registered = False
+            link.interest = 0
+        elif event & select.EPOLLIN:
+            link.interest &= ~select.EPOLLIN
+            self._epoll.modify(link.fd, link.interest)
+
+    def abort(self) -> None:
+        """End the present wait and every later one with :class:`Aborted`. From any thread, any number of times."""
+        with self._lock:
+            self._aborted = True
+            if not self._closed:
+                os.eventfd_write(self._alarm, 1)
+
+    def close(self) -> None:
+        """Close every connection. Peers see it at once, even where a forked child still holds a copy of the sockets."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._alarm)
+        self._epoll.close()
+        for link in self._links.values():
+            link.incoming.buffers.clear()
+            link.outgoing.buffers.clear()
+            if os.getpid() == self._owner:
+                try:
+                    link.socket.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # the peer was faster
+            link.socket.close()

@@ -1,0 +1,143 @@
+"""The door of a listening socket: lets in who proves to be of the job, bounds what anybody else can cost.
+
+Runs inside its owner's selector loop and never blocks it: a stranger that sends nothing, rubbish, or a wrong proof is
+closed at once or after a few seconds; at most ``LARGEST_QUEUE`` connections may be in the middle of their handshake, and
+the oldest makes room for a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+
+from horovod.control.handshake import HandshakeError, ServerHandshake
+
+LARGEST_QUEUE = 256
+HANDSHAKE_SECONDS = 10.0
+
+_log = logging.getLogger("horovod.control")
+
+Welcome = Callable[[socket.socket, bytes, bytes], None]
+"""Called with each authenticated, non-blocking connection, its purpose, and bytes that already followed."""
+
+
+class Listener:
+    """Accepts on ``listeners`` and authenticates with ``secret``; everything happens in callbacks of ``selector``.
+
+    Every object registered with the selector has a callable as its data; the owner's loop calls ``key.data(events)``.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        listeners: Iterable[socket.socket],
+        secret: bytes,
+        welcome: Welcome,
+        same_user: bool = False,
+    ) -> None:
+        self._selector = selector
+        self._listeners = list(listeners)
+        self._secret = secret
+        self._welcome = welcome
+        self._same_user = same_user
+        self._pending: dict[socket.socket, tuple[ServerHandshake, float]] = {}
+        for server_socket in self._listeners:
+            server_socket.setblocking(False)
+            selector.register(
+                server_socket, selectors.EVENT_READ, lambda _, server_socket=server_socket: self._accept(server_socket)
+            )
+
+    def next_deadline(self) -> float | None:
+        """When (``time.monotonic``) the oldest unfinished handshake expires; the owner's loop must wake by then."""
+        for _, deadline in self._pending.values():
+            return deadline  # insertion order is age
+        return None
+
+    def expire(self) -> None:
+        """Close the connections whose handshake took too long."""
+        now = time.monotonic()
+        for connection in [c for c, (_, deadline) in self._pending.items() if deadline <= now]:
+            self._refuse(connection, "its handshake did not finish")
+
+    def close(self) -> None:
+        """Close every connection that is still in its handshake and let go of the listeners, which are their owner's."""
+        for connection in list(self._pending):
+            self._refuse(connection, "")
+        for server_socket in self._listeners:
+            self._selector.unregister(server_socket)
+
+    def _accept(self, server_socket: socket.socket) -> None:
+        for _ in range(64):  # bounded, so that a flood cannot keep the owner from its other work
+            try:
+                connection, _address = server_socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of descriptors: make room rather than spin on a readable listener
+                _log.warning("cannot accept a connection (%s); dropping the oldest unauthenticated one", error)
+                if not self._drop_oldest():
+                    time.sleep(0.05)  # nothing of ours to drop; do not burn a core until somebody else closes
+                return
+            if self._same_user and not is_same_user(connection):
+                connection.close()
+                continue
+            if len(self._pending) >= LARGEST_QUEUE:
+                self._drop_oldest()
+            connection.setblocking(False)
+            handshake = ServerHandshake(self._secret)
+            try:
+                connection.send(handshake.greeting)
+            except OSError:
+                connection.close()
+                continue
+            self._pending[connection] = (handshake, time.monotonic() + HANDSHAKE_SECONDS)
+            self._selector.register(
+                connection, selectors.EVENT_READ, lambda _, connection=connection: self._read(connection)
+            )
+
+    def _read(self, connection: socket.socket) -> None:
+        pending = self._pending.get(connection)
+        if pending is None:
+            return  # it made room for another one a moment ago
+        handshake, _ = pending
+        try:
+            data = connection.recv(4096)
+            if not data:
+                self._refuse(connection, "it closed during the handshake")
+                return
+            reply = handshake.receive(data)
+            if reply is None:
+                return
+            connection.send(reply)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (HandshakeError, OSError) as error:
+            self._refuse(connection, str(error))
+            return
+        del self._pending[connection]
+        self._selector.unregister(connection)
+        self._welcome(connection, handshake.purpose, handshake.rest)
+
+    def _drop_oldest(self) -> bool:
+        for connection in self._pending:
+            self._refuse(connection, "too many connections wait for their handshake")
+            return True
+        return False
+
+    def _refuse(self, connection: socket.socket, reason: str) -> None:
+        del self._pending[connection]
+        self._selector.unregister(connection)
+        connection.close()
+        if reason:
+            _log.debug("refused a connection: %s", reason)
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket runs as this process's user (Linux: SO_PEERCRED)."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.getuid())

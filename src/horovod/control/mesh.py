@@ -1,0 +1,258 @@
+"""How ranks find and connect to each other: address cards, and one round of dialling and accepting.
+
+A :class:`Mesh` lives for the moments in which connections are made; afterwards its listeners are closed, so a
+running job has no open port of its own. Between two ranks the higher one dials and the lower one accepts; every rank
+dials first, in ascending order, then accepts. The chain starts at rank 0, which dials nobody, so it cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Collection, Sequence
+from ipaddress import IPv4Address, IPv4Interface
+from typing import NamedTuple
+
+import msgspec
+import psutil
+
+from horovod.control.dial import Address, dial_until
+from horovod.control.listener import Listener
+from horovod.control.processes import own_process_namespace
+
+
+class Endpoint(msgspec.Struct, array_like=True, frozen=True):
+    """Where one rank can be reached, and who it is."""
+
+    rank: int
+    host: str
+    """The host name its launcher gave it, else the machine's: ranks with the same one are on one host."""
+    pid: int
+    port: int
+    addresses: tuple[str, ...]
+    name: str
+    """Its Unix socket, reachable only where a descriptor can be passed too; "" where there is none."""
+    secret: bytes = b""
+    """Rank 0's, where the launcher gave the job no secret: travels only between processes of one user on one host."""
+    process_namespace: str = ""
+    """Whom it can look at: :func:`horovod.control.processes.own_sight`."""
+
+
+class ConnectionKey(NamedTuple):
+    """One connection that a rank needs: with whom, in which role, for which process set."""
+
+    peer: int
+    role: str
+    group: int
+
+
+class _Purpose(msgspec.Struct, array_like=True):
+    generation: str
+    rank: int
+    role: str
+    group: int
+
+
+_decode_purpose = msgspec.msgpack.Decoder(_Purpose).decode
+
+
+class MeshError(RuntimeError):
+    """Some ranks could not be connected; the message says which."""
+
+
+class Mesh:
+    """This rank's listeners, open until :meth:`close`.
+
+    Args:
+        rank: this rank.
+        host: its host name, for its card.
+        local_only: all ranks are on this machine, so listen on the loopback interface only.
+        interface: restrict the advertised addresses to this network interface ("" for all).
+    """
+
+    def __init__(self, rank: int, host: str, local_only: bool, interface: str = "") -> None:
+        self._rank = rank
+        self._early: dict[tuple[str, ConnectionKey], socket.socket] = {}
+        tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listeners = [tcp]
+        try:
+            tcp.bind(("127.0.0.1" if local_only else "0.0.0.0", 0))
+            tcp.listen(1024)
+            name = ""
+            if sys.platform == "linux":
+                name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
+                unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._listeners.append(unix)
+                unix.bind(name)
+                unix.listen(1024)
+        except OSError:
+            self.close()
+            raise
+        addresses = ("127.0.0.1",) if local_only else own_addresses(interface)
+        self.endpoint = Endpoint(
+            rank, host, os.getpid(), tcp.getsockname()[1], addresses, name, process_namespace=own_process_namespace()
+        )
+
+    def connect(
+        self,
+        endpoints: Sequence[Endpoint],
+        keys: Collection[ConnectionKey],
+        generation: str,
+        secret: bytes,
+        deadline: float,
+    ) -> dict[ConnectionKey, socket.socket]:
+        """Make every connection of ``keys``; each peer must be doing the same with its own.
+
+        Args:
+            cards: of all ranks, by rank.
+            generation: distinguishes this round from earlier ones of the same job.
+            deadline: ``time.monotonic`` by which everybody must be there.
+
+        Returns:
+            Connected, authenticated, blocking sockets.
+
+        Raises:
+            WiringError: somebody could not be reached or did not come.
+        """
+        made: dict[ConnectionKey, socket.socket] = {}
+        try:
+            for key in sorted(key for key in keys if key.peer < self._rank):
+                made[key] = self._dial(endpoints[key.peer], key, generation, secret, deadline)
+            expected = {key for key in keys if key.peer > self._rank}
+            for key in list(expected):
+                early = self._early.pop((generation, key), None)
+                if early is not None:
+                    expected.discard(key)
+                    made[key] = early
+            self._accept(expected, made, len(endpoints), generation, secret, deadline)
+        except BaseException:
+            for connection in made.values():
+                connection.close()
+            raise
+        return made
+
+    def close(self) -> None:
+        """Close the listeners and what nobody asked for."""
+        for listener in self._listeners:
+            listener.close()
+        for connection in self._early.values():
+            connection.close()
+        self._early.clear()
+
+    def _dial(
+        self, endpoint: Endpoint, key: ConnectionKey, generation: str, secret: bytes, deadline: float
+    ) -> socket.socket:
+        addresses: list[Address] = []
+        if endpoint.host == self.endpoint.host:
+            if endpoint.name and self.endpoint.name:
+                addresses.append(endpoint.name)
+            addresses.append(("127.0.0.1", endpoint.port))
+        nearest = (
+            by_nearness(endpoint.addresses, _own_networks()) if len(endpoint.addresses) > 1 else endpoint.addresses
+        )
+        addresses += [(address, endpoint.port) for address in nearest if (address, endpoint.port) not in addresses]
+        purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, key.role, key.group))
+        try:
+            return dial_until(addresses, secret, purpose, deadline)
+        except ConnectionError as error:
+            raise MeshError(
+                f"rank {self._rank} cannot connect to rank {endpoint.rank} on {endpoint.host}: {error}"
+            ) from error
+
+    def _accept(
+        self,
+        expected: set[ConnectionKey],
+        made: dict[ConnectionKey, socket.socket],
+        size: int,
+        generation: str,
+        secret: bytes,
+        deadline: float,
+    ) -> None:
+        if not expected:
+            return
+
+        def welcome(connection: socket.socket, text: bytes, rest: bytes) -> None:
+            try:
+                purpose = _decode_purpose(text)
+            except msgspec.DecodeError:
+                connection.close()
+                return
+            key = ConnectionKey(purpose.rank, purpose.role, purpose.group)
+            known = key in made or (generation, key) in self._early
+            if purpose.generation != generation or rest or known or not self._rank < key.peer < size:
+                connection.close()
+                return
+            connection.setblocking(True)
+            if key in expected:
+                expected.discard(key)
+                made[key] = connection
+            else:  # a peer that is a round ahead
+                self._early[generation, key] = connection
+
+        with selectors.DefaultSelector() as selector:
+            listener = Listener(selector, self._listeners, secret, welcome)
+            try:
+                while expected:
+                    now = time.monotonic()
+                    if now >= deadline:
+                        missing = sorted({key.peer for key in expected})
+                        raise MeshError(f"ranks {missing} did not connect to rank {self._rank} in time")
+                    wake = min(deadline, listener.next_deadline() or deadline)
+                    for key, events in selector.select(max(0.0, wake - now)):
+                        key.data(events)
+                    listener.expire()
+            finally:
+                listener.close()
+
+
+def own_addresses(interface: str = "") -> tuple[str, ...]:
+    """The IPv4 addresses other hosts may reach this one by, loopback left out.
+
+    Raises:
+        ValueError: ``interface`` is given and this host has none of that name, or it has no address.
+    """
+    found = psutil.net_if_addrs()
+    if interface:
+        wanted = interface.split(",")
+        found = {name: addresses for name, addresses in found.items() if name in wanted}
+        if not found:
+            raise ValueError(
+                f"this host has no network interface {interface!r}; it has {', '.join(psutil.net_if_addrs())}"
+            )
+    addresses = [
+        entry.address
+        for entries in found.values()
+        for entry in entries
+        if entry.family == socket.AF_INET and (interface or not entry.address.startswith("127."))
+    ]
+    if interface and not addresses:
+        raise ValueError(f"network interface {interface!r} has no IPv4 address")
+    return tuple(addresses)
+
+
+def by_nearness(addresses: Sequence[str], own: Collection[IPv4Interface]) -> list[str]:
+    """Another host's addresses, the likeliest to be reached first: those in a network of our own, then those of others.
+
+    Last come those that we have as well: they are of the same bridge or tunnel on every host, and lead to ourselves.
+    """
+
+    def distance(address: str) -> int:
+        parsed = IPv4Address(address)
+        if any(parsed == each.ip for each in own):
+            return 2
+        return 0 if any(parsed in each.network for each in own) else 1
+
+    return sorted(addresses, key=distance)
+
+
+def _own_networks() -> list[IPv4Interface]:
+    return [
+        IPv4Interface(f"{entry.address}/{entry.netmask or 32}")
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    ]

@@ -1,0 +1,234 @@
+"""What ranks tell each other to agree on collectives, and its wire form.
+
+A member *announces* requests to its process set's coordinator; the coordinator answers with *orders*: batches of decisions,
+in the order in which every worker thread executes them. The first time a thing is said in full, afterwards as a small
+integer: each direction of a connection has a dictionary that the sending side fills (``Announcer``/``Listener`` for
+requests; decisions carry the id that the coordinator gave them). A dictionary belongs to one sender, so there is
+nothing to invalidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+import msgspec
+
+from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp
+
+
+class Operation(IntEnum):
+    """Kinds of collective, with the numbers of the public interface."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    JOIN = 3
+    ADASUM = 4
+    ALLTOALL = 5
+    BARRIER = 6
+    REDUCESCATTER = 7
+
+
+HOST = "cpu"
+"""The device of tensors that lie in host memory."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One tensor of a request: its name, type, and shape in elements."""
+
+    name: str
+    data_type: DataType
+    shape: tuple[int, ...]
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One rank's wish to run one collective on one tensor, or on a group of tensors that become ready together.
+
+    ``name`` identifies it within its process set. ``transient`` marks a name that will not come again, which no
+    dictionary should remember. ``caller`` is the line of the user's script, for errors.
+    """
+
+    operation: Operation
+    name: str
+    tensors: tuple[TensorSpec, ...] = ()
+    reduce_op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    splits: tuple[int, ...] = ()
+    device: str = HOST
+    caller: str = ""
+    transient: bool = False
+
+
+class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request said in full; ``identifier`` abbreviates it from now on, unless it is -1."""
+
+    identifier: int
+    request: Request
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """The coordinator's word on one request name: run it now, or fail it.
+
+    Attributes:
+        identifier: abbreviates this decision from now on, unless it is -1.
+        rows: for allgather, per tensor the first dimension of every rank.
+        splits: for alltoall, every rank's row of splits.
+        template: the request, for joined ranks that have none of their own.
+        last_joined: for join, the global rank that joined last.
+        error: the reason why it fails on every rank, "" otherwise.
+    """
+
+    identifier: int
+    name: str
+    operation: Operation
+    rows: tuple[tuple[int, ...], ...] = ()
+    splits: tuple[tuple[int, ...], ...] = ()
+    template: Request | None = None
+    last_joined: int = -1
+    error: str = ""
+
+
+class Announce(msgspec.Struct, tag=0, array_like=True):
+    """Member to coordinator: requests, each new or by its identifier, in order of submission.
+
+    Attributes:
+        attempt: the number of an attempt by fast path at the first of them, which this rank has given up; 0 for none.
+    """
+
+    items: list[int | Definition]
+    proposal: int = 0
+
+
+class Leave(msgspec.Struct, tag=1, array_like=True):
+    """Member to coordinator: this rank shuts down and will announce nothing more."""
+
+    reason: str
+
+
+class Order(msgspec.Struct, tag=2, array_like=True):
+    """Coordinator to member: batches to execute, each a list of decisions, new or by identifier."""
+
+    batches: list[list[int | Decision]]
+
+
+class Stop(msgspec.Struct, tag=3, array_like=True):
+    """Coordinator to member: the last order; ``rank`` (global) left."""
+
+    rank: int
+    reason: str
+
+
+class Succeeded(msgspec.Struct, tag=4, array_like=True):
+    """Coordinator to member: the attempt that it has given up had succeeded."""
+
+
+class MessageError(Exception):
+    """The other side sent something that is no message, or refers to what it never defined."""
+
+
+encode = msgspec.msgpack.Encoder().encode
+_from_member = msgspec.msgpack.Decoder(Announce | Leave)
+_from_coordinator = msgspec.msgpack.Decoder(Order | Stop | Succeeded)
+
+
+_request = msgspec.msgpack.Decoder(Request)
+_LONGEST_REQUEST = 8 << 20
+"""Bytes of a request as it is sent. Many travel in one message, and errors quote those of all ranks."""
+
+
+def check_sendable(request: Request) -> None:
+    """Whether other ranks would get this request as it is.
+
+    Raises:
+        ValueError: they would not; the message says what cannot be sent.
+    """
+    try:
+        body = encode(request)
+        _request.decode(body)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise ValueError(
+            f"{request.operation.name.lower()} of {request.name!r} cannot be described to other ranks: {error}"
+        ) from error
+    if len(body) > _LONGEST_REQUEST:
+        raise ValueError(
+            f"{request.operation.name.lower()} of {str(request.name)[:100]!r}... takes {len(body)} bytes to describe to other "
+            f"ranks, and may take {_LONGEST_REQUEST}: use shorter names, or groups of fewer tensors"
+        )
+
+
+def decode_from_member(body: bytes) -> Announce | Leave:
+    """Raises :class:`MessageError` for anything else."""
+    try:
+        message: Announce | Leave = _from_member.decode(body)
+        return message
+    except msgspec.DecodeError as error:
+        raise MessageError(str(error)) from error
+
+
+def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded:
+    """Raises :class:`MessageError` for anything else."""
+    try:
+        message: Order | Stop | Succeeded = _from_coordinator.decode(body)
+        return message
+    except msgspec.DecodeError as error:
+        raise MessageError(str(error)) from error
+
+
+class Announcer:
+    """A member's dictionary: abbreviates requests that it has announced before.
+
+    Args:
+        capacity: names remembered; the oldest gives its identifier to a new one.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._known: dict[str, tuple[Request, int]] = {}
+
+    def item(self, request: Request) -> int | Definition:
+        """What to send for ``request``."""
+        known = self._known.get(request.name)
+        if known is not None:
+            said, identifier = known
+            if said is request or said == request:
+                return identifier
+        elif request.transient or self._capacity == 0:
+            return Definition(-1, request)
+        elif len(self._known) < self._capacity:
+            identifier = len(self._known)
+        else:
+            oldest = next(iter(self._known))
+            _, identifier = self._known.pop(oldest)
+        self._known[request.name] = (request, identifier)
+        return Definition(identifier, request)
+
+
+class Listener:
+    """The coordinator's side of one member's dictionary."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._known: dict[int, Request] = {}
+
+    def requests(self, items: Iterable[int | Definition]) -> list[Request]:
+        """The requests that announced items stand for; the same objects each time while they are unchanged.
+
+        Raises:
+            MessageError: one was never defined.
+        """
+        known = self._known
+        try:
+            return [known[item] if isinstance(item, int) else self._define(item) for item in items]
+        except KeyError as error:
+            raise MessageError(f"request {error} was never defined") from None
+
+    def _define(self, item: Definition) -> Request:
+        if 0 <= item.identifier < self._capacity:
+            self._known[item.identifier] = item.request
+        elif item.identifier != -1:
+            raise MessageError(f"identifier {item.identifier} is beyond the capacity {self._capacity}")
+        return item.request

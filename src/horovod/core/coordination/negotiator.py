@@ -1,0 +1,249 @@
+"""The coordinator's reasoning: announcements in, ordered decisions out. Pure: no I/O, no locks, no clock of its own.
+
+It counts who has announced what. When every member that has to take part has announced a name, the requests are compared
+and a decision joins the ready queue, in the order in which names became complete. A name whose requests are the very
+objects that agreed last time is decided without being compared again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from horovod.core.coordination.agreement import disagreement
+from horovod.core.coordination.messages import Decision, Operation, Request
+
+_KEYS = 1024
+"""Keys of which all decisions share one object, so that they are compared at a glance."""
+
+_JOIN = Operation.JOIN  # to find it in its class, each time, takes longer than to compare
+
+_FUSIBLE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.ALLGATHER, Operation.REDUCESCATTER}
+
+
+class ReadyRequest(NamedTuple):
+    """A decision and what fusion needs to know about it.
+
+    Attributes:
+        key: only decisions with equal keys may travel in one batch; None travels alone.
+        size: bytes it adds to a batch.
+        fresh: whether members have not been told this very decision before.
+    """
+
+    decision: Decision
+    key: tuple[object, ...] | None
+    size: int
+    fresh: bool
+
+
+class Waiting(NamedTuple):
+    """A name that some members have announced and others have not.
+
+    Attributes:
+        since: the time its first announcement arrived.
+        announced, missing: members' global ranks.
+    """
+
+    request: Request
+    since: float
+    announced: list[int]
+    missing: list[int]
+
+
+class _Tally:
+    """Who has announced one name, and what was agreed on it last time."""
+
+    __slots__ = ("agreed", "count", "identifier", "ready", "requests", "since")
+
+    def __init__(self, size: int, identifier: int) -> None:
+        self.identifier = identifier
+        self.requests: list[Request | None] = [None] * size
+        self.count = 0
+        self.since = 0.0
+        self.agreed: list[Request | None] | None = None
+        self.ready: ReadyRequest | None = None
+
+
+class NegotiationError(Exception):
+    """A member broke the protocol (the runtime's own checks should have stopped it)."""
+
+
+class Negotiator:
+    """Coordinates one process set.
+
+    Args:
+        ranks: the members' global ranks, in set order; arguments named ``member`` are indices into it.
+        capacity: names whose decisions are remembered; 0 remembers none.
+    """
+
+    def __init__(self, ranks: Sequence[int], capacity: int) -> None:
+        self._ranks = list(ranks)
+        self._size = len(self._ranks)
+        self._capacity = capacity
+        self._tallies: dict[str, _Tally] = {}
+        self._pending: dict[str, _Tally] = {}
+        self._free: list[int] = list(range(capacity - 1, -1, -1))
+        self._joined: dict[int, Request] = {}
+        self._last_joined = -1
+        self._moved = 0.0
+        self._ready: list[ReadyRequest] = []
+        self._on_their_way: set[int] = set()
+        self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether :meth:`take` would return anything."""
+        return bool(self._ready)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for further announcements."""
+        return not self._pending and not self._joined
+
+    def announce(self, member: int, requests: Iterable[Request], now: float) -> None:
+        """Take one member's requests.
+
+        Args:
+            now: the time, for :meth:`waiting`.
+        """
+        tallies, pending, size = self._tallies, self._pending, self._size
+        self._moved = now
+        for request in requests:
+            if request.operation is _JOIN:
+                self._join(member, request)
+                continue
+            name = request.name
+            tally = tallies.get(name)
+            if tally is None:
+                tally = self._remember(request)
+            if tally.requests[member] is not None:
+                raise NegotiationError(f"rank {self._ranks[member]} announced {name!r} twice")
+            if tally.count == 0:
+                tally.since = now
+                pending[name] = tally
+            tally.requests[member] = request
+            tally.count += 1
+            if tally.count == size or (self._joined and self._complete(tally)):
+                self._decide(name, tally)
+
+    def take(self) -> list[ReadyRequest]:
+        """The decisions made since the last call, in order. The caller sends them before anything is announced again."""
+        ready, self._ready = self._ready, []
+        self._on_their_way.clear()
+        return ready
+
+    def waiting(self) -> list[Waiting]:
+        """What is incomplete, oldest first.
+
+        Members that have joined wait for the others only while those announce nothing: since the last announcement.
+        """
+        found = []
+        for tally in self._pending.values():
+            announced = [rank for rank, request in zip(self._ranks, tally.requests, strict=True) if request is not None]
+            missing = [
+                rank
+                for member, rank in enumerate(self._ranks)
+                if tally.requests[member] is None and member not in self._joined
+            ]
+            request = next(request for request in tally.requests if request is not None)
+            found.append(Waiting(request, tally.since, announced, missing))
+        if self._joined and not found:
+            joined = [self._ranks[member] for member in self._joined]
+            missing = [rank for member, rank in enumerate(self._ranks) if member not in self._joined]
+            found.append(Waiting(next(iter(self._joined.values())), self._moved, joined, missing))
+        return sorted(found, key=lambda waiting: waiting.since)
+
+    def oldest(self) -> float | None:
+        """Since when the oldest of :meth:`waiting` is incomplete."""
+        default = self._moved if self._joined else None
+        return min((tally.since for tally in self._pending.values()), default=default)
+
+    def _remember(self, request: Request) -> _Tally:
+        if request.transient or self._capacity == 0:
+            tally = _Tally(self._size, -1)
+        else:
+            if not self._free:
+                self._forget_one()
+            tally = _Tally(self._size, self._free.pop() if self._free else -1)
+        self._tallies[request.name] = tally
+        return tally
+
+    def _forget_one(self) -> None:
+        """Free the number of the oldest name at rest; one whose decision has not been sent yet still needs its number."""
+        for name, tally in self._tallies.items():
+            if tally.identifier >= 0 and tally.count == 0 and tally.identifier not in self._on_their_way:
+                self._free.append(tally.identifier)
+                del self._tallies[name]
+                return
+
+    def _join(self, member: int, request: Request) -> None:
+        if member in self._joined:
+            raise NegotiationError(f"rank {self._ranks[member]} joined twice")
+        self._joined[member] = request
+        self._last_joined = self._ranks[member]
+        for name, tally in list(self._pending.items()):
+            if self._complete(tally):
+                self._decide(name, tally)
+        if len(self._joined) == self._size:
+            self._joined = {}
+            decision = Decision(-1, request.name, Operation.JOIN, last_joined=self._last_joined)
+            self._ready.append(ReadyRequest(decision, None, 0, True))
+
+    def _complete(self, tally: _Tally) -> bool:
+        return all(request is not None or member in self._joined for member, request in enumerate(tally.requests))
+
+    def _decide(self, name: str, tally: _Tally) -> None:
+        requests = tally.requests
+        del self._pending[name]
+        tally.requests = [None] * self._size
+        tally.count = 0
+        self._on_their_way.add(tally.identifier)
+        if requests == tally.agreed and tally.ready is not None:  # lists compare elements by identity first
+            self._ready.append(tally.ready)
+            return
+        ready = self._agree(name, requests, tally.identifier)
+        self._ready.append(ready)
+        if tally.identifier < 0:
+            del self._tallies[name]
+        elif ready.decision.error or ready.decision.template is not None:
+            tally.agreed = tally.ready = None
+        else:
+            tally.agreed, tally.ready = requests, ready._replace(fresh=False)
+
+    def _agree(self, name: str, requests: list[Request | None], identifier: int) -> ReadyRequest:
+        first = next(request for request in requests if request is not None)
+        operation = first.operation
+        error = disagreement(requests, self._ranks)
+        if error:
+            return ReadyRequest(Decision(-1, name, operation, error=error), None, 0, True)
+        template = first if None in requests else None
+        rows: tuple[tuple[int, ...], ...] = ()
+        splits: tuple[tuple[int, ...], ...] = ()
+        if operation is Operation.ALLGATHER:
+            rows = tuple(
+                tuple(0 if request is None else request.tensors[index].shape[0] for request in requests)
+                for index in range(len(first.tensors))
+            )
+        elif operation is Operation.ALLTOALL:
+            splits = tuple((0,) * self._size if request is None else request.splits for request in requests)
+        decision = Decision(-1 if template else identifier, name, operation, rows, splits, template)
+        key: tuple[object, ...] | None = None
+        if operation in _FUSIBLE:
+            types = frozenset(tensor.data_type for tensor in first.tensors)
+            joined = template is not None
+            key = (operation, types, first.reduce_op, first.prescale, first.postscale, first.device, joined)
+            if len(self._keys) > _KEYS:
+                self._keys.clear()
+            key = self._keys.setdefault(key, key)
+        size = sum(_bytes(request) for request in requests if request is not None and operation is Operation.ALLGATHER)
+        return ReadyRequest(decision, key, size or _bytes(first), True)
+
+
+def _bytes(request: Request) -> int:
+    total = 0
+    for tensor in request.tensors:
+        elements = 1
+        for dimension in tensor.shape:
+            elements *= dimension
+        total += elements * tensor.data_type.itemsize
+    return total

@@ -1,0 +1,137 @@
+"""The processor cores of a rank: how many there are to compute with, and on which of them its worker threads run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from horovod.core.config import THREAD_AFFINITY, THREADS
+
+_log = logging.getLogger("horovod.core")
+
+
+class CpuResources(msgspec.Struct, array_like=True):
+    """What a rank has to compute with.
+
+    Attributes:
+        cores: the numbers of those that it may use.
+        threads: how many it will compute with.
+    """
+
+    host: str
+    cores: list[int]
+    threads: int
+
+
+class Placement(NamedTuple):
+    """Where the threads of this rank's worker threads run.
+
+    Attributes:
+        core: always on this one; None: wherever the operating system puts them.
+        share: on one of these while they carry out what is large. On a host where all cores compute, the operating system
+            tends to wake two ranks' threads on one core, where they wait for each other in turn. Empty: anywhere.
+        spins: a thread that waits for a peer may look for it a while before it sleeps, as no rank needs its core meanwhile.
+    """
+
+    core: int | None = None
+    share: frozenset[int] = frozenset()
+    spins: bool = True
+
+    def begin(self) -> None:
+        """Called by a worker thread, once."""
+        if self.core is not None and not _run_on({self.core}):
+            _log.error("%s: core %d cannot be used, so it is ignored", THREAD_AFFINITY, self.core)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A block in which the calling worker thread carries out what is large."""
+        before = os.sched_getaffinity(0) if self.share else set[int]()
+        confined = bool(before) and _run_on(self.share)
+        try:
+            yield
+        finally:
+            if confined:
+                _run_on(before)
+
+
+ANYWHERE = Placement()
+
+
+def own_cpu_resources(host: str) -> CpuResources:
+    """This process's, as far as the operating system and the environment say."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    threads = os.environ.get(THREADS, "").split(",")[0]
+    return CpuResources(host, cores, int(threads) if threads.isdecimal() and int(threads) else len(cores))
+
+
+def crowded(cpu_resources_by_rank: Sequence[CpuResources]) -> bool:
+    """Whether the ranks of some host compute with as many threads as it has cores, or more."""
+    threads: Counter[str] = Counter()
+    cores: defaultdict[str, set[int]] = defaultdict(set)
+    for each in cpu_resources_by_rank:
+        threads[each.host] += each.threads
+        cores[each.host].update(each.cores)
+    return any(threads[host] >= len(cores[host]) for host in threads)
+
+
+def placement_of(cpu_resources_by_rank: Sequence[CpuResources], rank: int, core: int | None = None) -> Placement:
+    """Where the threads of one rank's worker threads run.
+
+    Args:
+        CPU resources: by rank.
+        core: the one that the user has chosen.
+    """
+    spins = _has_a_core(cpu_resources_by_rank, rank)
+    if core is not None or not crowded(cpu_resources_by_rank) or not hasattr(os, "sched_setaffinity"):
+        return Placement(core, spins=spins)
+    return Placement(share=_share(cpu_resources_by_rank, rank), spins=spins)
+
+
+def _has_a_core(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> bool:
+    """Whether a rank, and every rank of its host that may want one of its cores, can have a core to itself."""
+    local = [set(each.cores) for each in cpu_resources_by_rank if each.host == cpu_resources_by_rank[rank].host]
+    wanted, sharers = set(cpu_resources_by_rank[rank].cores), list[set[int]]()
+    while joining := [cores for cores in local if cores & wanted]:
+        sharers += joining
+        local = [cores for cores in local if not cores & wanted]
+        wanted.update(*joining)
+    taken: dict[int, int] = {}
+
+    def place(sharer: int, tried: set[int]) -> bool:
+        """Give it a core; who has that moves to another if it can (a matching along augmenting paths)."""
+        for core in sharers[sharer] - tried:
+            tried.add(core)
+            if core not in taken or place(taken[core], tried):
+                taken[core] = sharer
+                return True
+        return False
+
+    return len(sharers) <= len(wanted) and all(place(sharer, set()) for sharer in range(len(sharers)))
+
+
+def _share(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> frozenset[int]:
+    """The cores that fall to one rank where ranks of a host may all use the same ones; none if they are too few."""
+    own = cpu_resources_by_rank[rank]
+    sharers = [
+        other for other, each in enumerate(cpu_resources_by_rank) if each.host == own.host and each.cores == own.cores
+    ]
+    place, each, cores = sharers.index(rank), len(sharers), len(own.cores)
+    if each == 1 or each > cores:
+        return frozenset()
+    return frozenset(own.cores[place * cores // each : (place + 1) * cores // each])
+
+
+def _run_on(cores: Set[int]) -> bool:
+    """Have the calling thread run on these cores only; False, and it runs where it did, if they are not to be had."""
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        _log.debug("cores %s: %s", sorted(cores), error)
+        return False
+    return True

@@ -1,0 +1,145 @@
+"""The life of the runtime in this process: ``init()``, ``shutdown()``, and the generation that runs between them.
+
+There is at most one at a time. Bindings submit through ``core.submission.collectives``; what they and users ask of the running
+generation they ask of :func:`current`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.core.config import Config
+from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError
+from horovod.core.lifecycle import crash, initial_process_sets
+from horovod.core.lifecycle.generation import Generation
+from horovod.core.lifecycle.world import choose
+from horovod.core.process_set import ProcessSet, global_process_set, membership
+from horovod.environments import identity as find_identity
+from horovod.observe import logging as observe_logging
+
+_log = logging.getLogger("horovod.core")
+
+_running: Generation | None = None
+_latest = 0
+"""The highest number of a generation in this process."""
+_attempts: Counter[tuple[int, ...]] = Counter()
+"""How often ``init()`` was tried with the same ranks."""
+_life = threading.Lock()
+_hooked = False
+
+
+def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> None:
+    """Start the runtime; every rank must call it. A second call while it runs only looks the process sets up again.
+
+    Args:
+        comm: which processes make up the job; see :func:`horovod.core.lifecycle.world.choose`.
+
+    Raises:
+        ValueError: the environment, ``comm`` or the process sets are wrong; the text begins "Horovod initialization failed"
+            where ranks contradict each other.
+        NotImplementedError: a set is made from an mpi4py communicator, and the job is not.
+        TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
+    """
+    global _running, _latest
+    with _life:
+        sets = list(process_sets or [])
+        if _running is not None and _running.process == os.getpid():
+            if comm is not None and choose(comm, _running.world.launched) != _running.world:
+                _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
+            initial_process_sets.look_up(sets, _running.world)
+            return
+        launched = find_identity()
+        config = Config.from_env()
+        world = choose(comm, launched)
+        requested_sets = initial_process_sets.requested_sets(sets, world)
+        observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
+        crash.forget()
+        _attempts[world.listed] += 1
+        generation = Generation(world, config, _latest, _attempts[world.listed])
+        try:
+            settled = generation.start(requested_sets)
+        except BaseException:
+            generation.discard()
+            raise
+        _running, _latest = generation, generation.generation
+        _hook()
+        _register(sets, settled, generation)
+        if settled.duplicate is not None:
+            raise ValueError(
+                "Horovod could not be initialized because process_sets entry number "
+                f"{settled.duplicate} is a duplicate: {sets[settled.duplicate]} has the same ranks as another set."
+            )
+
+
+def _register(sets: Sequence[ProcessSet], settled: initial_process_sets.StaticSets, generation: Generation) -> None:
+    """Tell the sets who they are."""
+    global_process_set.ranks = list(range(generation.identity.size))
+    global_process_set.mpi_comm = generation.world.communicator
+    for process_set, number in zip(sets, settled.ids, strict=True):
+        process_set.process_set_id = number
+        if number is not None:
+            process_set.ranks = list(settled.ranks[number - 1])
+
+
+def _hook() -> None:
+    """Once per process: end with it, and let go in forked children."""
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        atexit.register(shutdown)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def shutdown() -> None:
+    """End the runtime on this rank, and with it the job's collectives on all ranks. Harmless when it does not run."""
+    global _running
+    with _life:
+        generation, _running = _running, None
+        if generation is None or generation.process != os.getpid():
+            return
+        try:
+            generation.stop()
+        finally:
+            membership.clear()
+            global_process_set.ranks = []
+            global_process_set.mpi_comm = None
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` has been called and ``shutdown()`` has not. Never raises."""
+    return _running is not None
+
+
+def current() -> Generation:
+    """The running generation.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if _running is None:
+        raise ValueError(NOT_INITIALIZED)
+    return _running
+
+
+def running() -> Generation:
+    """The running generation, for a collective.
+
+    Raises:
+        HorovodInternalError: there is none; recoverable by ``init()``, as elastic training does.
+    """
+    if _running is None:
+        raise HorovodInternalError(NOT_INITIALIZED)
+    return _running
+
+
+def _after_fork() -> None:
+    global _life
+    _life = threading.Lock()
+    if _running is not None:
+        _running.abandon()

@@ -1,0 +1,39 @@
+"""What ends this process, if it is an exception that nobody caught: the other ranks are told its text and its line."""
+
+from __future__ import annotations
+
+import sys
+
+from horovod.core.errors import HorovodInternalError
+from horovod.observe import call_site
+
+_seen_before: BaseException | None = None
+
+
+def forget() -> None:
+    """Called by ``init()``: what was raised until now, at a prompt or in a notebook, does not end this process."""
+    global _seen_before
+    _seen_before = _last()
+
+
+def unhandled() -> str:
+    """The exception that ends this process, in words; "" if it ends for another reason."""
+    error = _last()
+    if error is None or error is _seen_before or isinstance(error, HorovodInternalError):
+        return ""
+    line = call_site.raised_at(error)
+    text = f": {error}" if str(error) else ""
+    return f"it raised {type(error).__name__}{text}" + (f" (at {line})" if line else "")
+
+
+def ended_by_the_job() -> bool:
+    """Whether this process ends with a :class:`HorovodInternalError` that nobody caught."""
+    error = _last()
+    return isinstance(error, HorovodInternalError) and error is not _seen_before
+
+
+def _last() -> BaseException | None:
+    error = getattr(sys, "last_exc", None) or getattr(
+        sys, "last_value", None
+    )  # the interpreter's, since 3.12 and before
+    return error if isinstance(error, BaseException) else None

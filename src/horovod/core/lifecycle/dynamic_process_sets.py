@@ -1,0 +1,235 @@
+"""Adding and removing process sets while the job runs. Collective: every rank of the job must call, in the same order.
+
+The ranks tell each other over the global set what they want to add and where they can be reached; the members then connect
+and start a worker thread as in ``init()``.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from horovod.comm.datatypes import Array, DataType
+from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
+from horovod.core.config import DYNAMIC_PROCESS_SETS
+from horovod.core.coordination.messages import Operation, Request
+from horovod.core.execution.worker import WorkerThread
+from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.context import current
+from horovod.core.lifecycle.generation import Generation
+from horovod.core.process_set import ProcessSet, membership
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.core.submission.tensor import Tensor
+
+
+class _Wish(msgspec.Struct, array_like=True):
+    """What one rank brings: the ranks of the set to add (none for a removal), the id to remove, its card.
+
+    ``obstacle``: why it could not do its part of what was agreed on before; "" if it could.
+    """
+
+    ranks: tuple[int, ...]
+    remove: int
+    endpoint: Endpoint | None
+    obstacle: str = ""
+
+
+_decode_wish = msgspec.msgpack.Decoder(_Wish).decode
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set; returns when every rank of the job has registered the same one.
+
+    Args:
+        process_set: a :class:`ProcessSet`, or a list of global ranks.
+
+    Raises:
+        ValueError: not initialised, not allowed to add sets, ranks that do not exist or stand twice, a set that there is
+            already, or ranks that disagree on what is added.
+        RuntimeError: a member could not connect, or start what the set needs; the message says which and why. Nothing has
+            changed then, on any rank.
+        HorovodInternalError: the job has failed meanwhile.
+    """
+    context = _dynamic_context("adding")
+    wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if wanted.ranks is None:
+        raise NotImplementedError(
+            "A process set made from an mpi4py communicator cannot be added later: pass it to hvd.init(process_sets=...), or "
+            "add the list of its ranks."
+        )
+    ranks = list(wanted.ranks or [])
+    identity, config = context.identity, context.config
+    mesh = Mesh(identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interface)
+    try:
+        requested_sets = _exchange(context, _Wish(tuple(ranks), -1, mesh.endpoint))
+        for rank, wish in enumerate(requested_sets):
+            if list(wish.ranks) != ranks:
+                raise ValueError(
+                    f"the ranks do not add the same process set: rank {identity.rank} adds {ranks}, rank {rank} "
+                    + (f"adds {list(wish.ranks)}" if wish.remove < 0 else f"removes set {wish.remove}")
+                )
+        _check(ranks, identity.size)  # after the exchange, so that a mistake ends on every rank
+        group = context.freed[0] if context.freed else max(membership.ranks) + 1
+        worker, failure = None, None
+        if identity.rank in ranks:
+            try:
+                worker = _assemble(context, group, ranks, [wish.endpoint for wish in requested_sets], mesh)
+            except Exception as error:
+                failure = error
+    finally:
+        mesh.close()
+    try:
+        _check_all_could(context, ranks, failure)
+    except BaseException:
+        if worker is not None:
+            worker.close()
+        raise
+    # From here on the set is the same on all ranks.
+    if context.freed:
+        context.freed.pop(0)
+    membership.ranks[group] = ranks
+    wanted.process_set_id = group
+    if worker is not None:
+        _start(context, group, worker)
+    return wanted
+
+
+def _check_all_could(context: Generation, ranks: list[int], failure: Exception | None) -> None:
+    """Raise on all ranks what has failed on one."""
+    obstacle = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    outcomes = _exchange(context, _Wish(tuple(ranks), -1, None, obstacle))
+    obstacles = [f"rank {rank}: {outcome.obstacle}" for rank, outcome in enumerate(outcomes) if outcome.obstacle]
+    if obstacles:
+        raise RuntimeError(
+            f"The process set {ranks} could not be added, and nothing has changed: {'; '.join(obstacles)}"
+        ) from failure
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Remove a process set; every rank of the job must call it, with the set of the same number.
+
+    What all members have submitted to the set is finished first; what some have not fails on the others. The set may be
+    added again, and gets a new number then.
+
+    Returns:
+        False, and nothing is removed, for the global set and for one that is not registered.
+
+    Raises:
+        TypeError: no :class:`ProcessSet`.
+        ValueError: not initialised, not allowed to remove sets, or ranks that disagree on what is removed.
+        HorovodInternalError: the job has failed before the set was removed.
+    """
+    context = _dynamic_context("removing")
+    group = set_id(process_set)
+    if group == 0:
+        return False
+    if group is None or group not in membership.ranks:
+        process_set.process_set_id = None
+        return False
+    requested_sets = _exchange(context, _Wish((), group, None))
+    for rank, wish in enumerate(requested_sets):
+        if wish.remove != group:
+            raise ValueError(
+                f"the ranks do not remove the same process set: rank {context.identity.rank} removes set {group}, rank "
+                + (f"{rank} adds {list(wish.ranks)}" if wish.remove < 0 else f"{rank} removes set {wish.remove}")
+            )
+    worker = context.workers.get(group)
+    if worker is not None:
+        # Behind this barrier everything that all members have submitted is decided, and what is decided runs.
+        collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        context.end_worker(group, "the process set was removed")
+    process_set.process_set_id = None
+    del membership.ranks[group]
+    context.freed.append(group)
+    return True
+
+
+def _check(ranks: list[int], size: int) -> None:
+    wrong = [rank for rank in ranks if not 0 <= rank < size]
+    if wrong or not ranks or len(set(ranks)) != len(ranks):
+        what = f"rank {wrong[0]} is not one of the job's {size}" if wrong else "every rank must stand there just once"
+        raise ValueError(f"Attempted to add an invalid process set {ranks}: {what}")
+    if ranks in membership.ranks.values():
+        raise ValueError(f"Attempted to add a duplicate process set: {ranks}")
+
+
+def _dynamic_context(action: str) -> Generation:
+    context = current()
+    if not context.config.dynamic_process_sets:
+        raise ValueError(f"Set {DYNAMIC_PROCESS_SETS}=1 to allow {action} process sets after Horovod initialization.")
+    return context
+
+
+def _exchange(context: Generation, wish: _Wish) -> list[_Wish]:
+    """Every rank's wish, by rank, over the global set."""
+    data = np.frombuffer(msgspec.msgpack.encode(wish), np.uint8).copy()
+    lengths = np.zeros(context.identity.size, np.int64)
+    gathered: list[Array] = []
+
+    def allocate(_: int, rows: int) -> Array:
+        gathered.append(np.empty(rows, np.uint8))
+        return gathered[0]
+
+    own = np.array([data.size], np.int64)
+    context.changes += 1
+    length_tensor, data_tensor = Tensor(own, DataType.INT64, (1,)), Tensor(data, DataType.UINT8, (data.size,))
+    handles = [
+        collectives.allgather("process_sets.length", None, [length_tensor], lambda _, rows: lengths),
+        collectives.allgather("process_sets.wish", None, [data_tensor], allocate),
+    ]
+    for handle in handles:
+        handle.wait()
+    ends = lengths.cumsum()
+    return [
+        _decode_wish(gathered[0][end - length : end].tobytes())
+        for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _assemble(
+    context: Generation, group: int, ranks: Sequence[int], endpoints: Sequence[Endpoint | None], mesh: Mesh
+) -> WorkerThread:
+    """Connect with the other members and make this rank's worker thread of the set."""
+    known = [endpoint for endpoint in endpoints if endpoint is not None]
+    generation = f"{context.generation}.{context.changes}"
+    deadline = time.monotonic() + context.config.start_timeout.total_seconds()
+
+    def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
+        return mesh.connect(known, keys, generation, context.secret, deadline)
+
+    sockets = mesh.connect(
+        known, control_connections(group, ranks, context.identity.rank), generation, context.secret, deadline
+    )
+    try:
+        return assemble(
+            group,
+            ranks,
+            context.identity.rank,
+            context.placement,
+            known,
+            sockets,
+            connect,
+            context.config,
+            context.watch,
+            lambda *_: None,
+            deadline,
+        )
+    except BaseException:
+        for made in sockets.values():
+            made.close()
+        raise
+
+
+def _start(context: Generation, group: int, worker: WorkerThread) -> None:
+    context.workers[group] = worker
+    context.recording.follow(worker)
+    worker.start()
+    # The job may have failed meanwhile, and the failure did not know this worker thread. A rank that has only left is
+    # no reason to end it: the set may be without that rank, and its members may have use for it until they leave themselves.
+    if context.termination.failure is not None:
+        worker.abort(context.termination.failure)

@@ -1,0 +1,137 @@
+"""The process sets that are given to ``init()``: what every rank asks for becomes the same sets with the same numbers.
+
+A set is a list of ranks, the same on every rank, or an mpi4py communicator, of which every rank brings its own: each colour
+of a ``Split`` becomes a set. Numbers are 1, 2, ...: first the communicators in the order of the list, the groups of each in
+ascending order, then the lists of ranks.
+Source: the common contract of the public interface, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from horovod.core.lifecycle.world import FAILED, World, members
+from horovod.core.process_set import ProcessSet, membership
+
+
+class RequestedSet(msgspec.Struct, array_like=True, frozen=True):
+    """One entry of a rank's list: its ranks, and whether they are those of the communicator's group that it is in."""
+
+    ranks: tuple[int, ...]
+    by_communicator: bool = False
+
+    def __str__(self) -> str:
+        return f"{list(self.ranks)}{' (of a communicator)' if self.by_communicator else ''}"
+
+
+class StaticSets(NamedTuple):
+    """What the wishes of all ranks come to.
+
+    Attributes:
+        ranks: of the sets, numbered from 1 in this order.
+        ids: by entry of this rank's list, the number of its set; None for one that is there already, or that this rank
+            is in no group of.
+        duplicate: the first entry that names a set that is there already, or None.
+    """
+
+    ranks: list[list[int]]
+    ids: list[int | None]
+    duplicate: int | None
+
+
+def requested_sets(sets: Sequence[ProcessSet], world: World) -> list[RequestedSet]:
+    """What this rank asks for.
+
+    Raises:
+        ValueError: an entry is no ProcessSet.
+        NotImplementedError: a set is made from a communicator, and the job is not.
+    """
+    found = []
+    for number, each in enumerate(sets):
+        if not isinstance(each, ProcessSet):
+            raise ValueError(f"{FAILED}: process_sets entry number {number} is {each!r} and not a ProcessSet.")
+        if each.mpi_comm is None:
+            found.append(RequestedSet(tuple(each.ranks or ())))
+        elif world.communicator is None:
+            raise NotImplementedError(
+                "Process sets made from an mpi4py communicator need a job that is made from one, too: "
+                "hvd.init(comm=MPI.COMM_WORLD, process_sets=...)."
+            )
+        else:
+            found.append(RequestedSet(tuple(members(each.mpi_comm, world.communicator)), by_communicator=True))
+    return found
+
+
+def settle(wishes_by_rank: Sequence[Sequence[RequestedSet]], rank: int) -> StaticSets:
+    """The job's sets, the same on every rank.
+
+    Raises:
+        ValueError: the ranks contradict each other, or a set has a rank that does not exist or stands twice.
+    """
+    own = wishes_by_rank[rank]
+    for other, theirs in enumerate(wishes_by_rank):
+        if [_common(wish) for wish in theirs] != [_common(wish) for wish in own]:
+            raise ValueError(
+                f"{FAILED}: the ranks were given different process sets. Rank {rank} has "
+                f"{_shown(own)}, rank {other} has {_shown(theirs)}. Every rank must pass the same list in the same order."
+            )
+    numbers: dict[tuple[int, ...], int] = {tuple(range(len(wishes_by_rank))): 0}
+    ids: list[int | None] = [None] * len(own)
+    duplicates = []
+    for index in sorted(range(len(own)), key=lambda index: not own[index].by_communicator):
+        groups = sorted({theirs[index].ranks for theirs in wishes_by_rank if not _is_nothing(theirs[index])})
+        for group in groups:
+            _check(group, wishes_by_rank, index)
+            if group in numbers:
+                duplicates.append(index)
+                continue
+            numbers[group] = len(numbers)
+            if group == own[index].ranks:
+                ids[index] = numbers[group]
+    return StaticSets([list(group) for group in numbers][1:], ids, min(duplicates, default=None))
+
+
+def look_up(sets: Sequence[ProcessSet], world: World) -> None:
+    """Give sets the numbers that they have in the running job.
+
+    Raises:
+        KeyError: the job has no such set.
+    """
+    known = {tuple(ranks): number for number, ranks in membership.ranks.items()}
+    for process_set, wish in zip(sets, requested_sets(sets, world), strict=True):
+        process_set.process_set_id = known[wish.ranks]
+        process_set.ranks = list(wish.ranks)
+
+
+def _common(wish: RequestedSet) -> RequestedSet:
+    """What must be the same on all ranks."""
+    return RequestedSet((), True) if wish.by_communicator else wish
+
+
+def _is_nothing(wish: RequestedSet) -> bool:
+    """MPI.COMM_NULL: the rank is in no group."""
+    return wish.by_communicator and not wish.ranks
+
+
+def _shown(entries: Sequence[RequestedSet]) -> str:
+    return ", ".join(map(str, entries)) or "none"
+
+
+def _check(group: tuple[int, ...], wishes_by_rank: Sequence[Sequence[RequestedSet]], index: int) -> None:
+    size = len(wishes_by_rank)
+    wrong = [rank for rank in group if not 0 <= rank < size]
+    problem = ""
+    if wishes_by_rank[0][index].by_communicator:
+        if wrong:
+            problem = "its communicator has processes that are not in the job's communicator"
+        elif any(wishes_by_rank[member][index].ranks != group for member in group):
+            problem = "not all of its ranks passed the communicator of this group"
+    elif wrong:
+        problem = f"rank {wrong[0]} is not one of the job's {size}"
+    elif len(set(group)) != len(group) or not group:
+        problem = "a rank stands twice, or there is none"
+    if problem:
+        raise ValueError(f"{FAILED}: process set {list(group)}: {problem}.")

@@ -1,0 +1,72 @@
+"""Switching the timeline on and off while a generation runs. Rank 0 records; on other ranks nothing happens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from horovod.core.config import DYNAMIC, TIMELINE, Config
+from horovod.core.coordination.coordinator import CoordinatorThread
+from horovod.core.execution.worker import WorkerThread
+from horovod.observe.timeline import Timeline
+
+_log = logging.getLogger("horovod.core")
+
+
+class Recording:
+    """The timeline of one generation, if one is being written.
+
+    Args:
+        rank: this rank.
+        worker threads: by process set id; those that this rank coordinates are recorded.
+    """
+
+    def __init__(self, config: Config, rank: int, workers: Mapping[int, WorkerThread]) -> None:
+        self._config = config
+        self._rank = rank
+        self._workers = workers
+        self._timeline: Timeline | None = None
+        self._lock = threading.RLock()
+
+    def begin(self) -> None:
+        """Start with the generation, if the environment names a file."""
+        if self._config.timeline and self._config.timeline.upper() != DYNAMIC:
+            self.start(self._config.timeline, self._config.timeline_mark_cycles)
+
+    def start(self, path: str, mark_cycles: bool) -> None:
+        """Write a timeline to ``path`` from now on; nothing changes if one is being written there already.
+
+        A file that cannot be written is logged as an error.
+
+        Raises:
+            ValueError: HOROVOD_TIMELINE was not set when Horovod was initialised.
+        """
+        if not self._config.timeline:
+            raise ValueError(f"Set {TIMELINE}={DYNAMIC} to enable dynamic timeline usage.")
+        if self._rank != 0 or (self._timeline is not None and self._timeline.path == path):
+            return
+        with self._lock:
+            try:
+                timeline = Timeline(path, mark_cycles)
+            except OSError as error:
+                _log.error("the timeline %s cannot be written: %s", path, error)
+                return
+            self.stop()
+            self._timeline = timeline
+            for worker in list(self._workers.values()):
+                self.follow(worker)
+
+    def follow(self, worker: WorkerThread) -> None:
+        """Record a worker thread that was added while a timeline is written."""
+        if isinstance(worker, CoordinatorThread):
+            worker.timeline = self._timeline
+
+    def stop(self) -> None:
+        """Complete the file, if one is being written."""
+        with self._lock:
+            timeline, self._timeline = self._timeline, None
+            if timeline is not None:
+                for worker in list(self._workers.values()):
+                    self.follow(worker)
+                timeline.close()

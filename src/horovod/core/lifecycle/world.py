@@ -1,0 +1,149 @@
+"""Which processes make up the job: all that were launched, those of a list, or those of an mpi4py communicator.
+
+``init(comm=...)`` says so, and :func:`choose` makes it a :class:`World`. Ranks are renumbered: in the order of the list, or
+as the communicator numbers them. Several rosters that share no rank are several jobs, side by side.
+Source: the common contract of the public interface, section 2.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from horovod.environments import Identity
+
+FAILED = "Horovod initialization failed"
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of one job, as one of them sees it.
+
+    Attributes:
+        identity: this process in the job. Where the job is but a part of what was launched, its local and cross numbers are
+            right only once the ranks have met: :func:`place_by_hosts`.
+        launched: this process in the launched job.
+        listed: the ranks' numbers in the launched job, by rank; empty where they are all of it or a communicator's.
+        communicator: the mpi4py communicator the job consists of, or None.
+    """
+
+    identity: Identity
+    launched: Identity
+    listed: tuple[int, ...] = ()
+    communicator: Any = None
+
+    @property
+    def is_launched_job(self) -> bool:
+        """Whether the launcher's numbers are the job's."""
+        return not self.listed and self.communicator is None
+
+    @property
+    def on_this_host(self) -> bool:
+        """Whether the launcher knows that all ranks are on this host."""
+        return self.launched.local_size == self.launched.size >= self.identity.size
+
+
+def choose(comm: Any, launched: Identity) -> World:
+    """The world that ``init(comm)`` asks for.
+
+    Args:
+        comm: None or nothing for all processes, an iterable of ranks of the launched job, or an ``mpi4py.MPI.Comm``.
+        launched: this process among those that were launched.
+
+    Raises:
+        ValueError: none of these; a rank that does not exist or stands twice; or this process is not one of them.
+    """
+    if is_communicator(comm):
+        return _of_communicator(comm, launched)
+    ranks = [] if comm is None else _listed(comm)
+    if not ranks:
+        return World(launched, launched)
+    twice = [rank for rank, count in Counter(ranks).items() if count > 1]
+    if twice:
+        raise ValueError(f"{FAILED}: comm={ranks}: rank {twice[0]} stands there more than once.")
+    wrong = [rank for rank in ranks if not 0 <= rank < launched.size]
+    if wrong:
+        raise ValueError(
+            f"{FAILED}: comm={ranks}: rank {wrong[0]} is not one of the {launched.size} that {launched.launcher} launched."
+        )
+    if launched.rank not in ranks:
+        raise ValueError(
+            f"{FAILED}: comm={ranks}: this process is rank {launched.rank} of the launched job and not among them. Call "
+            "hvd.init() only on the ranks of the list, or give the others a list of their own."
+        )
+    if ranks == list(range(launched.size)):
+        return World(launched, launched)
+    return World(replace(launched, rank=ranks.index(launched.rank), size=len(ranks)), launched, tuple(ranks))
+
+
+def is_communicator(value: Any) -> bool:
+    """Whether ``value`` is an ``mpi4py.MPI.Comm``. Does not import mpi4py: whoever has one has done so."""
+    mpi = _mpi()
+    return mpi is not None and isinstance(value, mpi.Comm)
+
+
+def members(communicator: Any, within: Any) -> list[int]:
+    """The ranks of ``communicator`` as ``within`` numbers them, ascending; -1 for one that is not in it. Local."""
+    mpi = _mpi()
+    if communicator == mpi.COMM_NULL:
+        return []
+    group, outer = communicator.Get_group(), within.Get_group()
+    try:
+        found = mpi.Group.Translate_ranks(group, range(group.Get_size()), outer)
+    finally:
+        group.Free()
+        outer.Free()
+    return sorted(-1 if rank == mpi.UNDEFINED else rank for rank in found)
+
+
+def place_by_hosts(identity: Identity, hosts: Sequence[str]) -> Identity:
+    """``identity`` with the local and cross numbers that follow from where the ranks are.
+
+    Args:
+        hosts: every rank's host, by rank.
+    """
+    own = hosts[identity.rank]
+    counts = Counter(hosts)
+    local_rank = hosts[: identity.rank].count(own)
+    peers = [host for host, count in counts.items() if count > local_rank]  # in the order of their first ranks
+    return replace(
+        identity,
+        local_rank=local_rank,
+        local_size=counts[own],
+        cross_rank=peers.index(own),
+        cross_size=len(peers),
+    )
+
+
+def _mpi() -> Any:
+    return sys.modules.get("mpi4py.MPI")
+
+
+def _listed(comm: Any) -> list[int]:
+    if isinstance(comm, Iterable):
+        values = list(comm)
+        try:
+            if not any(isinstance(value, bool) for value in values):
+                return [operator.index(value) for value in values]
+        except TypeError:
+            pass  # told below
+    raise ValueError(
+        f"Invalid type of argument comm: {comm!r}. Pass None for all processes, a list of ranks, or an mpi4py communicator."
+    )
+
+
+def _of_communicator(comm: Any, launched: Identity) -> World:
+    mpi = _mpi()
+    if comm == mpi.COMM_NULL:
+        raise ValueError(
+            f"{FAILED}: comm is MPI.COMM_NULL: this process belongs to no group. Call hvd.init() only on processes that do."
+        )
+    if mpi.Is_finalized():
+        raise ValueError(f"{FAILED}: MPI is finalized already, so the ranks of comm cannot meet.")
+    if comm.Is_inter():
+        raise ValueError(f"{FAILED}: comm is an intercommunicator; merge its groups first: comm.Merge().")
+    return World(replace(launched, rank=comm.Get_rank(), size=comm.Get_size()), launched, communicator=comm)

@@ -1,0 +1,1 @@
+"""What a call of a collective becomes: arguments, request, handle."""

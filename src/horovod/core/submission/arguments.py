@@ -1,0 +1,167 @@
+"""Plain values from what a script passes as a number, a name, a flag or a process set. Pure.
+
+Requests travel as messages of plain Python types. So a NumPy scalar, a tensor of one element or a member of an enumeration is
+converted here, and whatever has no such meaning is refused here: in the thread that made the call, before anything is sent.
+``core.submission.collectives`` does so for all bindings; a binding that uses an argument before does so itself.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from horovod.core.process_set import ProcessSet
+
+LONGEST_NAME = 1 << 16
+"""Bytes of a collective's name, far above any real one: names are part of every error, report and timeline."""
+
+_TEXT = (str, bytes, bytearray)
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+
+
+def whole_number(value: Any, what: str) -> int:
+    """A whole number: an int, a NumPy integer, an integer tensor without dimensions.
+
+    Args:
+        what: the argument's name, for the error.
+
+    Raises:
+        TypeError: anything else; bools and floats, too, even where they are whole.
+        ValueError: it takes more than 64 bits.
+    """
+    if type(value) is int:
+        number = value
+    else:
+        _refuse(value, what, "a whole number", ("bool",))
+        try:
+            number = operator.index(value)
+        except Exception:
+            raise _wrong(value, what, "a whole number") from None
+    if not _LEAST <= number <= _MOST:
+        raise ValueError(f"{what}={shown(value)} takes more than 64 bits")
+    return number
+
+
+def real_number(value: Any, what: str) -> float:
+    """A finite number: an int, a float, a NumPy scalar, a tensor without dimensions, a fraction.
+
+    Infinity and NaN are refused: a NaN of one rank does not even equal that of another, so ranks could never agree on it.
+
+    Raises:
+        TypeError: anything else.
+        ValueError: it is not finite, or too large for a float.
+    """
+    if type(value) is float:
+        number = value
+    else:
+        _refuse(value, what, "a number", ("bool", "complex"))
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError(f"{what}={shown(value)} is too large for a float") from None
+        except Exception:
+            raise _wrong(value, what, "a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{what}={shown(value)} is not finite")
+    return number
+
+
+def whole_numbers(values: Any, what: str) -> list[int]:
+    """Several whole numbers: a list, a tuple, an array or a tensor of one dimension. Raises as :func:`whole_number`."""
+    if isinstance(values, _TEXT) or not isinstance(values, Iterable):
+        raise _wrong(values, what, "a list of whole numbers")
+    try:
+        elements = list(values)
+    except Exception:  # an array without dimensions calls itself iterable
+        raise _wrong(values, what, "a list of whole numbers") from None
+    return [whole_number(element, f"{what}[{index}]") for index, element in enumerate(elements)]
+
+
+def truth(value: Any, what: str) -> bool:
+    """A flag: a bool, that of NumPy or of a tensor without dimensions, 0 or 1.
+
+    Raises:
+        TypeError, ValueError: anything else, such as a string, which would always count as true.
+    """
+    if isinstance(value, bool):
+        return value
+    if "bool" in _element_type(value) and not _dimensions(value):
+        return bool(value)
+    number = whole_number(value, what)
+    if number not in (0, 1):
+        raise ValueError(f"{what}={shown(value)}: expected True or False")
+    return bool(number)
+
+
+def full_name(prefix: str, name: Any) -> str:
+    """What identifies a collective: ``<prefix>.<name>``; "" for one without a name, which is None or "".
+
+    Raises:
+        TypeError: the name is no string.
+        ValueError: it is too long, or has surrogates, which no message can carry.
+    """
+    if name is None:
+        return ""
+    if not isinstance(name, str):
+        raise TypeError(f"name={shown(name)}: the name of a collective is a string, not {_kind(name)}")
+    text = str.__str__(name)  # of a member of an enumeration, its value
+    if not text:
+        return ""
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"name={shown(name)}: a name must be valid Unicode, and {error}") from None
+    if length > LONGEST_NAME:
+        raise ValueError(f"name={shown(name)} has {length} bytes; a name may have {LONGEST_NAME}")
+    return f"{prefix}.{text}"
+
+
+def set_id(process_set: Any) -> int | None:
+    """The number of a process set; None while it has none.
+
+    Raises:
+        TypeError: it is no :class:`~horovod.core.process_set.ProcessSet`.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"process_set={shown(process_set)}: expected a hvd.ProcessSet that was passed to hvd.init() or "
+            f"hvd.add_process_set(), not {_kind(process_set)}"
+        )
+    return process_set.process_set_id
+
+
+def shown(value: Any) -> str:
+    """A value in an error: as Python writes it, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # such as that of an int of more digits than Python writes
+        return f"<{_kind(value)}>"
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _refuse(value: Any, what: str, wanted: str, element_types: tuple[str, ...]) -> None:
+    """Raise TypeError for what converts to a number without being one: text, bools, and tensors of several dimensions."""
+    text_or_bool = isinstance(value, bool | str | bytes | bytearray)
+    if text_or_bool or _dimensions(value) or any(each in _element_type(value) for each in element_types):
+        raise _wrong(value, what, wanted)
+
+
+def _dimensions(value: Any) -> Any:
+    """How many an array or a tensor has; 0 for anything else."""
+    return getattr(value, "ndim", 0)
+
+
+def _element_type(value: Any) -> str:
+    """The name of an array's or a tensor's element type, in which ``bool`` and ``complex`` stand in every framework."""
+    return str(getattr(value, "dtype", ""))
+
+
+def _wrong(value: Any, what: str, wanted: str) -> TypeError:
+    return TypeError(f"{what}={shown(value)}: expected {wanted}, not {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

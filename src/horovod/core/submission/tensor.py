@@ -1,0 +1,58 @@
+"""What a binding hands over: host memory with a type and a shape. The core never learns which framework owns it.
+
+Where a tensor lies on a device, the binding hands over a copy in host memory that is still to come, and a transfer, which
+tells when it has come and takes the result back. The core knows no more of devices than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from horovod.comm.datatypes import Array, DataType
+
+
+class Transfer(Protocol):
+    """One submission's way from a device to host memory and back. Used for one submission, and then no more.
+
+    Attributes:
+        device: the kind of device, the same on all ranks that agree, for example ``gpu``.
+    """
+
+    @property
+    def device(self) -> str: ...
+
+    def begin(self, proceed: Callable[[BaseException | None], None]) -> None:
+        """Start bringing the inputs; have ``proceed(None)`` called once the arrays may be read, or why they never will.
+
+        Called on the submitter's thread, which it must not block. ``proceed`` may be called at once, or later by any thread.
+        What it raises, the submitter gets; then ``proceed`` must not be called.
+        """
+
+    def end(self, error: BaseException | None) -> BaseException | None:
+        """The collective is over: start taking the outputs back, unless it failed with ``error``.
+
+        Called once, on any thread, which it must not block. Returns what the submission fails with, or None.
+        """
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One contiguous tensor in host memory.
+
+    Attributes:
+        array: its elements as a one-dimensional NumPy view of ``data_type.numpy``; the collective reads or writes it.
+        data_type: of the elements.
+        shape: as the framework has it; () for a scalar, which has one element.
+        transfer: how the elements come here from a device, and return; one for all tensors of a submission.
+    """
+
+    array: Array
+    data_type: DataType
+    shape: tuple[int, ...]
+    transfer: Transfer | None = None
+
+
+Allocate = Callable[[int, int], Array]
+"""``allocate(index, rows)``, in a turn of the lane: make output ``index`` with that first dimension, return its flat view."""

@@ -1,0 +1,59 @@
+"""allgather and its grouped form: arrays of all ranks, one after another along the first dimension. They block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.mxnet.ops.arguments import whole
+from horovod.mxnet.ops.arrays import rooms
+from horovod.mxnet.ops.errors import of_both_kinds
+from horovod.mxnet.ops.submission import reading, specs, to_new
+
+PREFIX = "horovod_allgather"
+
+
+def _gather(arrays: Sequence[Any], name: str | None, priority: Any, process_set: ProcessSet) -> list[Any]:
+    for array in arrays:
+        if not isinstance(array, mx.nd.NDArray):
+            raise AssertionError(f"allgather expects an mxnet.nd.NDArray, not {type(array).__name__}")
+
+    def act(sources: list[Any]) -> list[Any]:
+        outputs: dict[int, Any] = {}
+        allocate = rooms(sources, outputs)
+        with reading(sources, name or PREFIX) as inputs:
+            collectives.allgather(PREFIX, name, inputs, allocate, process_set.process_set_id, awaited=True).wait()
+        return [outputs[index] for index in range(len(sources))]
+
+    with of_both_kinds():
+        whole(priority, "priority")
+        specs(arrays, name or PREFIX)
+        return to_new(arrays, act)
+
+
+def allgather(
+    tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The arrays of all members of ``process_set``, one after another along dimension 0 in rank order, as a new NDArray.
+
+    First dimensions may differ between ranks; the others and the dtype must agree. It returns when it is done.
+
+    Args:
+        priority: accepted for compatibility; the caller waits anyway.
+
+    Raises:
+        AssertionError: ``tensor`` is no NDArray.
+        as :func:`horovod.mxnet.ops.allreduce.allreduce`, all of it in this call.
+    """
+    return _gather([tensor], name, priority, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """:func:`allgather` of several arrays as one group; a list. An empty list is returned as it is."""
+    return _gather(list(tensors), name, priority, process_set) if tensors else tensors

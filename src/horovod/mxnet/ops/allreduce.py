@@ -1,0 +1,131 @@
+"""allreduce and its grouped form, into new arrays or in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission.collectives import allreduce_call
+from horovod.mxnet.ops.arguments import Reducing
+from horovod.mxnet.ops.arrays import empty
+from horovod.mxnet.ops.errors import of_both_kinds
+from horovod.mxnet.ops.submission import in_place, specs, submit, to_new
+
+PREFIX = "horovod_allreduce"
+
+
+def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, how: Reducing) -> None:
+    request = allreduce_call(
+        PREFIX,
+        name,
+        specs(reads, name or PREFIX),
+        how.op,
+        how.prescale,
+        how.postscale,
+        how.process_set.process_set_id,
+    )
+    submit(how.process_set, request, reads, writes, how.priority)
+
+
+def _reduced(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any]:
+    def act(sources: list[Any]) -> list[Any]:
+        results = [empty(source.shape, source) for source in sources]
+        _start(sources, results, name, how)
+        return results
+
+    specs(arrays, name or PREFIX)  # before anything is copied
+    return to_new(arrays, act)
+
+
+def _reduce(arrays: Sequence[Any], name: str | None, how: Reducing) -> None:
+    specs(arrays, name or PREFIX)
+    in_place(arrays, lambda hosts: _start(hosts, hosts, name, how))
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> Any:
+    """``postscale_factor * reduce(op, prescale_factor * tensor)`` over the ranks of ``process_set``, as a new NDArray.
+
+    Every member calls it with the same name, shape, dtype, op and factors. It returns at once. MXNet's engine starts it when
+    ``tensor`` is computed; whoever reads the result waits for it.
+
+    Args:
+        tensor: an NDArray of float16, float32, float64, int8, uint8, int32 or int64.
+        average: deprecated; use ``op``.
+        name: identifies the call; unnamed calls are counted, so they must come in the same order on all members.
+        priority: in MXNet's engine: of operations that are ready, those with a higher one start earlier.
+        op: ``hvd.Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``.
+
+    Raises:
+        ValueError, which is an MXNetError too: bad arguments, or not a member.
+        HorovodInternalError, which is an MXNetError too: not initialised.
+        AssertionError: ``op`` is Adasum.
+        From ``wait_to_read()``, ``asnumpy()`` and everything that waits for the result: HorovodInternalError where the ranks
+        disagree or the job has failed, ValueError for a name in flight; both are MXNetErrors too.
+    """
+    with of_both_kinds():
+        how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
+        return _reduced([tensor], name, how)[0]
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> Any:
+    """:func:`allreduce` in place; returns ``tensor``. Its content is undefined after a failure."""
+    with of_both_kinds():
+        how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
+        _reduce([tensor], name, how)
+    return tensor
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> Any:
+    """:func:`allreduce` of several arrays that become ready together; a list. An empty list is returned as it is."""
+    if not tensors:
+        return tensors
+    with of_both_kinds():
+        how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
+        return _reduced(list(tensors), name, how)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> Any:
+    """:func:`grouped_allreduce` in place; returns ``tensors``."""
+    if not tensors:
+        return tensors
+    with of_both_kinds():
+        how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
+        _reduce(list(tensors), name, how)
+    return tensors

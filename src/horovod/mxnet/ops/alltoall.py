@@ -1,0 +1,62 @@
+"""alltoall: every rank sends some of its rows to every other. It blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.mxnet.ops.arguments import split_rows, whole
+from horovod.mxnet.ops.arrays import rooms
+from horovod.mxnet.ops.errors import of_both_kinds
+from horovod.mxnet.ops.submission import reading, specs, to_new
+
+PREFIX = "horovod_alltoall"
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Every member calls it; it returns when it is done.
+
+    Without splits the rows are dealt evenly. Dtype and all dimensions but the first must agree.
+
+    Args:
+        splits: a list, or an int32 NDArray, of as many entries as the set has ranks.
+        priority: accepted for compatibility; the caller waits anyway.
+
+    Returns:
+        A new NDArray of the rows that arrived, by source rank; with ``splits`` given a tuple of that and an int32 NDArray of
+        how many rows came from each rank.
+
+    Raises:
+        ValueError: splits that do not add up, are not one-dimensional or no 32-bit integers; otherwise as
+            :func:`horovod.mxnet.ops.allgather.allgather`.
+    """
+    received: list[int] = []
+
+    def act(sources: list[Any]) -> list[Any]:
+        outputs: dict[int, Any] = {}
+        allocate, set_id = rooms(sources, outputs), process_set.process_set_id
+        with reading(sources, name or PREFIX) as inputs:
+            handle = collectives.alltoall(PREFIX, name, inputs[0], rows, allocate, set_id, awaited=True)
+            handle.wait()
+        received.extend(handle.result)
+        return [outputs[0]]
+
+    with of_both_kinds():
+        whole(priority, "priority")
+        specs([tensor], name or PREFIX)
+        rows = split_rows(splits)
+        output = to_new([tensor], act)[0]
+    if splits is None:
+        return output
+    make = mx.np.array if isinstance(tensor, mx.np.ndarray) else mx.nd.array
+    return output, make(np.array(received, np.int32), dtype=np.int32)

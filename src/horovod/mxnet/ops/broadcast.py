@@ -1,0 +1,46 @@
+"""broadcast: one rank's array on all ranks, as a new array or in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission.collectives import broadcast_call
+from horovod.mxnet.ops.arguments import whole
+from horovod.mxnet.ops.errors import of_both_kinds
+from horovod.mxnet.ops.submission import in_place, specs, submit
+
+PREFIX = "horovod_broadcast"
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The array of global rank ``root_rank`` as a new NDArray on every member of ``process_set``, which must all call it.
+
+    Shapes and dtypes must agree. It returns at once, as :func:`horovod.mxnet.ops.allreduce.allreduce` does, and has its errors;
+    ValueError also where the root is not a member.
+    """
+    with of_both_kinds():
+        specs([tensor], name or PREFIX)
+        return broadcast_(tensor.copy(), root_rank, name, priority, process_set)
+
+
+def broadcast_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """:func:`broadcast` in place; returns ``tensor``. The root's stays as it is."""
+    with of_both_kinds():
+        root, priority = whole(root_rank, "root_rank"), whole(priority, "priority")
+        described = specs([tensor], name or PREFIX)
+        request = broadcast_call(PREFIX, name, described, root, process_set.process_set_id)
+        in_place([tensor], lambda hosts: submit(process_set, request, [], hosts, priority))
+    return tensor

@@ -1,0 +1,89 @@
+"""reducescatter and its grouped form: reduce over the ranks, each keeps its rows. They block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.common.reductions import Average, Sum
+from horovod.core.coordination.messages import Operation
+from horovod.core.execution.batch import shard_rows
+from horovod.core.lifecycle.context import running
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.mxnet.ops.arguments import Reducing
+from horovod.mxnet.ops.arrays import empty, view
+from horovod.mxnet.ops.errors import of_both_kinds
+from horovod.mxnet.ops.submission import reading, specs, to_new
+
+PREFIX = "horovod_reducescatter"
+
+
+def _scatter(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any]:
+    for spec in specs(arrays, name or PREFIX):
+        if not spec.shape:
+            raise ValueError(f"reducescatter does not support scalar inputs: {name or PREFIX!r}")
+    set_id = how.process_set.process_set_id
+
+    def act(sources: list[Any]) -> list[Any]:
+        worker = running().worker(set_id, Operation.REDUCESCATTER)
+        rows = [shard_rows(source.shape[0], len(worker.ranks))[worker.index] for source in sources]
+        results = [empty((mine, *source.shape[1:]), source) for mine, source in zip(rows, sources, strict=True)]
+        outputs = [view(result) for result in results]
+        with reading(sources, name or PREFIX) as inputs:
+            collectives.reducescatter(
+                PREFIX, name, inputs, outputs, how.op, how.prescale, how.postscale, set_id, awaited=True
+            ).wait()
+        return results
+
+    return to_new(arrays, act)
+
+
+def _checked(
+    op: Any, prescale_factor: float, postscale_factor: float, process_set: ProcessSet, priority: int
+) -> Reducing:
+    if op not in (Average, Sum):
+        raise AssertionError(f"reducescatter takes op=hvd.Average or hvd.Sum, not {op!r}")
+    return Reducing.of(op, None, prescale_factor, postscale_factor, process_set, priority)
+
+
+def reducescatter(
+    tensor: Any,
+    op: Any = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the reduction of ``tensor``, as a new NDArray. Every member calls it; it returns when it is done.
+
+    Of n rows over s ranks everybody keeps n // s, the first n % s ranks one more. Name, shape, dtype, op and factors must
+    agree.
+
+    Args:
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        priority: accepted for compatibility; the caller waits anyway.
+
+    Raises:
+        AssertionError: another ``op``.
+        ValueError: an array without dimensions; otherwise as :func:`horovod.mxnet.ops.allgather.allgather`.
+    """
+    with of_both_kinds():
+        return _scatter([tensor], name, _checked(op, prescale_factor, postscale_factor, process_set, priority))[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    op: Any = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """:func:`reducescatter` of several arrays as one group; a list. An empty list is returned as it is."""
+    if not tensors:
+        return tensors
+    with of_both_kinds():
+        return _scatter(list(tensors), name, _checked(op, prescale_factor, postscale_factor, process_set, priority))

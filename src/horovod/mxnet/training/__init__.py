@@ -1,0 +1,1 @@
+"""Optimizer, Gluon trainer and their reduction of gradients."""

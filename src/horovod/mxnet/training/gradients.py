@@ -1,0 +1,112 @@
+"""Averages gradients for an optimizer: what ``DistributedOptimizer`` and ``DistributedTrainer`` have in common.
+
+The ranks' gradients are added, and the optimizer's ``rescale_grad`` is divided by the number of ranks, so that together they
+make an average, as scripts for MXNet without NCCL are used to: between reducing and updating, gradients are sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from horovod.comm.datatypes import DataType
+from horovod.common.buckets import bucket_limit, cut, optimizer_name
+from horovod.common.reductions import Average, Sum, check_members, check_predivide
+from horovod.common.util import split_list
+from horovod.core.coordination.messages import Request
+from horovod.core.lifecycle.context import running
+from horovod.core.process_set import ProcessSet
+from horovod.core.submission.collectives import allreduce_request
+from horovod.mxnet.ops.allreduce import PREFIX
+from horovod.mxnet.ops.arguments import factor, whole
+from horovod.mxnet.ops.errors import of_both_kinds
+from horovod.mxnet.ops.submission import in_place, specs, submit
+from horovod.observe.call_site import caller
+
+_Named = tuple[str, DataType, tuple[int, ...]]
+"""A gradient's name, type and shape."""
+
+
+class Gradients:
+    """The gradients of one optimizer, on their way to a sum over a process set.
+
+    Requests are the optimizer's own, so two optimizers whose parameters have the same names do not mix. Ranks agree on them
+    that use optimizers of one kind for the first time in the same order.
+
+    Args:
+        kind: what tells the optimizer from most others, the same on all ranks.
+        predivide: gradients are divided by it before they are added, and multiplied afterwards.
+
+    Attributes:
+        num_groups: how many requests the gradients of one call are to make; 0: it is left to Horovod.
+
+    Raises:
+        ValueError: bad arguments, or the process set is not registered.
+    """
+
+    def __init__(self, kind: str, predivide: Any, num_groups: Any, process_set: ProcessSet) -> None:
+        self._kind = kind
+        self._predivide = factor(predivide, "gradient_predivide_factor")
+        check_predivide(self._predivide, Average)
+        self.num_groups = whole(num_groups, "num_groups")
+        if self.num_groups < 0:
+            raise ValueError(f"num_groups={num_groups}: expected 0 or a positive number")
+        check_members(Average, process_set)
+        self._process_set = process_set
+        self._line = caller()
+        self._name = ""
+        self._generation = -1  # that the name and the requests are of
+        self._requests: dict[tuple[object, ...], Request] = {}
+
+    def active(self) -> bool:
+        """Whether there is anybody to reduce with."""
+        return bool(self._process_set.included()) and (self._process_set.size() or 1) > 1
+
+    def rescale(self) -> float:
+        """What makes an average of the sums: a factor for ``rescale_grad``."""
+        return self._predivide / (self._process_set.size() or 1) if self.active() else 1.0
+
+    def reduce(self, names: Sequence[str], gradients: Sequence[Any]) -> None:
+        """Add up gradients over the ranks, in place. Every member calls it with the same names, types and shapes.
+
+        It returns at once, and has the errors of :func:`horovod.mxnet.ops.allreduce.allreduce_`. Gradients travel in as many
+        requests as the user asked for, of one type each, or in as many as are best.
+
+        Args:
+            names: of their parameters, for errors and the timeline.
+        """
+        with of_both_kinds():
+            tensors = [
+                (f"{PREFIX}.{name}", spec.data_type, spec.shape)
+                for name, gradient in zip(names, gradients, strict=True)
+                for spec in specs([gradient], f"gradient of {name}")
+            ]
+            for number, members in enumerate(self._cut(tensors)):
+                request = self._request(f"{names[0]}.{number}", [tensors[index] for index in members])
+                self._submit(request, [gradients[index] for index in members], -min(members))
+
+    def _cut(self, tensors: Sequence[_Named]) -> list[list[int]]:
+        if not self.num_groups:
+            sizes = [(data_type, data_type.itemsize * prod(shape)) for _, data_type, shape in tensors]
+            return cut(sizes, bucket_limit(on_processor=True))
+        groups: dict[object, list[int]] = {}
+        for number, part in enumerate(split_list(range(len(tensors)), self.num_groups)):
+            for index in part:
+                groups.setdefault((number, tensors[index][1]), []).append(index)
+        return list(groups.values())
+
+    def _submit(self, request: Request, gradients: list[Any], priority: int) -> None:
+        in_place(gradients, lambda hosts: submit(self._process_set, request, hosts, hosts, priority))
+
+    def _request(self, label: str, tensors: Sequence[_Named]) -> Request:
+        """The same object in every step: the ranks say it in full only once."""
+        if self._generation != running().generation:
+            self._generation, self._name = running().generation, optimizer_name(self._kind)
+            self._requests.clear()
+        key = (label, *tensors)
+        request = self._requests.get(key)
+        if request is None:
+            request = allreduce_request(f"{self._name}.{label}", tensors, Sum, 1.0 / self._predivide, 1.0, self._line)
+            self._requests[key] = request
+        return request

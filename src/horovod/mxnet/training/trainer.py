@@ -1,0 +1,91 @@
+"""``DistributedTrainer``: Gluon's trainer, which averages gradients over the ranks before it updates."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from typing import Any
+
+import mxnet as mx
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.mxnet.compression import Compression, Compressor
+from horovod.mxnet.training.gradients import Gradients
+from horovod.mxnet.training.optimizer import DistributedOptimizer
+
+
+class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped base
+    """A ``gluon.Trainer`` whose ``step`` averages the gradients over the ranks of ``process_set``.
+
+    ``step(batch_size)`` takes the number of samples of this rank. ``allreduce_grads()`` makes gradients sums over the ranks,
+    and ``update(batch_size)`` divides by their number, so what clips gradients in between sees sums. On ranks that are not
+    members of the set, this is a plain trainer. Each rank has one device.
+
+    Args:
+        params: a ``ParameterDict``, dict or list of Gluon parameters, the same on every rank. A list is sorted by name.
+        optimizer: name of an optimizer, or one.
+        optimizer_params: for an optimizer given by name.
+        compression: how gradients travel; ``hvd.Compression.fp16`` adds them up in 16 bits.
+        gradient_predivide_factor: the gradients are divided by it before they are added and multiplied afterwards.
+        prefix: put before the parameters' numbers in errors and in the timeline.
+        num_groups: in how many requests a step's gradients travel, of one type each; 0: it is left to Horovod.
+        process_set: the ranks that train together.
+
+    Raises:
+        ValueError: bad arguments, the process set is not registered, or parameters on several devices.
+        AssertionError: ``prefix`` is no text.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        compression: type[Compressor] = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if not (prefix is None or isinstance(prefix, str)):
+            raise AssertionError(f"prefix={prefix!r}: expected a text or None")
+        if isinstance(optimizer, DistributedOptimizer):
+            warnings.warn(
+                "DistributedTrainer does not take DistributedOptimizer as its optimizer. It has been unwrapped for you.",
+                stacklevel=2,
+            )
+            optimizer = optimizer.unwrap()
+        if isinstance(params, dict):
+            params = OrderedDict(params)
+        elif isinstance(params, list | tuple):
+            params = sorted(params, key=lambda parameter: str(getattr(parameter, "name", "")))
+        self._prefix = prefix or ""
+        self._compression = compression
+        self._gradients = Gradients(
+            f"DistributedTrainer.{self._prefix}", gradient_predivide_factor, num_groups, process_set
+        )
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        if len(self._contexts or ()) > 1:
+            raise ValueError(
+                f"the parameters are on several devices, {', '.join(map(str, self._contexts))}; each rank trains on one of its "
+                "own, such as mx.gpu(hvd.local_rank())"
+            )
+        self._scale *= self._gradients.rescale()
+
+    def _allreduce_grads(self) -> None:
+        """What ``step`` and ``allreduce_grads`` call."""
+        if not self._gradients.active():
+            return
+        names, gradients = [], []
+        for number, parameter in enumerate(self._params):
+            if parameter.grad_req != "null":
+                names.append(f"{self._prefix}{number}")
+                gradients.append(parameter.list_grad()[0])
+        if self._compression is Compression.none:
+            self._gradients.reduce(names, gradients)
+            return
+        compressed, contexts = zip(*map(self._compression.compress, gradients), strict=True)
+        self._gradients.reduce(names, compressed)
+        for gradient, travelled, context in zip(gradients, compressed, contexts, strict=True):
+            if travelled is not gradient:
+                gradient[:] = self._compression.decompress(travelled, context)

@@ -1,0 +1,1 @@
+"""How a collective runs inside a TensorFlow graph."""

@@ -1,0 +1,111 @@
+"""How a graph that a session runs (TensorFlow 1) waits for collectives.
+
+Nothing outside of a session can put tickets into its queues, so the wait is a loop: each iteration looks at the handles for a
+moment, and lets TensorFlow do other things in between. All collectives of a graph share the two functions that the loop
+consists of. A session looks at the whole graph and all its functions each time the graph has grown, so a collective adds
+few nodes and no functions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from horovod.core.submission.handle import Handle
+
+_MOMENT = 0.001
+"""Seconds that a session's thread looks for the end of a collective before it does something else."""
+
+_lock = threading.Lock()
+_handles: dict[int, Handle] = {}
+"""What sessions wait for, by ticket."""
+
+
+class _Loop(NamedTuple):
+    """What the loops of one graph have in common.
+
+    Attributes:
+        pauses: an iterator. See :func:`_pause`.
+        condition, body: functions of the tickets and ``pauses``.
+    """
+
+    pauses: Any
+    condition: Any
+    body: Any
+
+
+def expect(ticket: int, handle: Handle) -> None:
+    """Let :func:`wait` know what a ticket stands for. Called when the graph is run."""
+    with _lock:
+        _handles[ticket] = handle
+
+
+def forget(ticket: int) -> None:
+    """A ticket has been collected, or never will be."""
+    with _lock:
+        _handles.pop(ticket, None)
+
+
+def wait(tickets: Sequence[Any], name: str) -> Any:
+    """Add the loop to the graph that is being built. Its output is the tickets with their signs reversed, when all are done.
+
+    Args:
+        tickets: int64 scalars, greater than 0.
+        name: of the operation.
+    """
+    waiting = tickets[0] if len(tickets) == 1 else tf.stack(tickets)
+    loop = _loop_of(waiting.graph)
+    return tf.raw_ops.While(
+        input=[waiting, loop.pauses], cond=loop.condition, body=loop.body, parallel_iterations=1, name=name
+    )[0]
+
+
+def _loop_of(graph: Any) -> _Loop:
+    while getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    found: _Loop | None = getattr(graph, "_horovod_loop", None)
+    if found is None:
+        with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
+            found = graph._horovod_loop = _make_loop()
+    return found
+
+
+def _make_loop() -> _Loop:
+    pauses = tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.range(1).repeat())._iterator_resource
+
+    def condition(tickets: Any, pauses: Any) -> Any:
+        return tf.reduce_any(tickets > 0)
+
+    def body(tickets: Any, pauses: Any) -> Any:
+        with tf.control_dependencies(_pause(pauses)):
+            looked = tf.py_function(_look, [tickets], tf.int64)
+        looked.set_shape(tickets.shape)
+        return looked, pauses
+
+    types = [tf.TensorSpec(None, tf.int64), tf.TensorSpec([], tf.resource)]
+    made = [tf.function(each, types, autograph=False).get_concrete_function() for each in (condition, body)]
+    return _Loop(pauses, *made)
+
+
+def _pause(pauses: Any) -> Any:
+    """Something to take from the iterator, which lets a thread go meanwhile.
+
+    A thread runs what it has made ready itself before anything else, so a loop would keep it. Data sets answer from threads of
+    their own, and what that makes ready waits for its turn.
+    """
+    return tf.raw_ops.IteratorGetNext(iterator=pauses, output_types=[tf.int64], output_shapes=[[]])
+
+
+def _look(tickets: Any) -> Any:
+    """The tickets; with their signs reversed if all are done. Runs when the graph does, on TensorFlow's threads."""
+    for ticket in tickets.numpy().reshape(-1).tolist():
+        try:
+            _handles[ticket].wait(_MOMENT)
+        except TimeoutError:
+            return tickets
+        except Exception:
+            pass  # it is done too; who collects raises
+    return -tickets

@@ -1,0 +1,1 @@
+"""Collectives on tensors, with their gradients."""

@@ -1,0 +1,107 @@
+"""allgather and its grouped form: tensors of all ranks, one after another along the first dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.comm.datatypes import Array
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.tensorflow.graph.decorators import unconverted, with_gradient
+from horovod.tensorflow.graph.names import Name, collective_name
+from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
+
+KIND = "HorovodAllgather"
+GROUPED = "HorovodGroupedAllgather"
+
+
+def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> Submission:
+    """Gathers some tensors as one request. Outputs: one for each, then int32 (tensors, ranks): rows by rank."""
+
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        views = [view(tensor) for tensor in inputs]
+        rooms: dict[int, Room] = {}
+
+        def allocate(index: int, rows: int) -> Array:
+            rooms[index] = Room((rows, *views[index].shape[1:]), inputs[index].dtype)
+            return rooms[index].array
+
+        handle = collectives.allgather(kind, name, views, allocate, process_set.process_set_id, awaited)
+
+        def outputs() -> list[Any]:
+            rows = tf.constant(handle.result, tf.int32)
+            return [*(rooms[index].tensor() for index in range(len(inputs))), rows]
+
+        return handle, outputs
+
+    specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
+    return Submission(tensors, start, [*specs, tf.TensorSpec([len(tensors), None], tf.int32)])
+
+
+def _gather(kind: str, name: Name, tensors: Sequence[Any], process_set: ProcessSet) -> list[Any]:
+    @with_gradient
+    def gather(*tensors: Any) -> Any:
+        *outputs, rows = run(name.node, [allgather_submission(kind, name.negotiated, tensors, process_set)])[0]
+
+        def gradient(*grads: Any) -> list[Any]:
+            return own_rows(grads, rows, process_set)
+
+        return outputs, gradient
+
+    return list(gather(*tensors))
+
+
+def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[Any]:
+    """The gradient rule: average over the ranks, then this rank's rows. (Not a concatenation's adjoint; scripts rely on it.)
+
+    Args:
+        rows: int32 (tensors, ranks): how many rows of each came from each rank.
+    """
+    from horovod.tensorflow.ops.allreduce import grouped_allreduce  # allreduce's sparse form needs allgather
+
+    averaged = grouped_allreduce(list(grads), process_set=process_set)
+    me = process_set.rank() or 0
+    own = []
+    for index, grad in enumerate(averaged):
+        first = tf.reduce_sum(rows[index, :me])
+        own.append(grad[first : first + rows[index, me]])
+    return own
+
+
+@unconverted
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The tensors of all members of ``process_set``, one after another along dimension 0 in rank order. Differentiable.
+
+    Every member calls it with the same name. First dimensions may differ between ranks, 0 included; the others and the
+    dtype must agree. Errors as :func:`horovod.tensorflow.ops.allreduce.allreduce`; a tensor without dimensions fails on
+    all ranks.
+    """
+    set_id(process_set)
+    tensor = tf.convert_to_tensor(tensor)
+    check_type(tensor, KIND)
+    return _gather(KIND, collective_name(KIND, name, [tensor], ignore_name_scope), [tensor], process_set)[0]
+
+
+@unconverted
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """:func:`allgather` of several tensors that become ready together; a list. Differentiable."""
+    set_id(process_set)
+    converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not converted:
+        return converted
+    for tensor in converted:
+        check_type(tensor, GROUPED)
+    return _gather(GROUPED, collective_name(GROUPED, name, converted, ignore_name_scope), converted, process_set)

@@ -1,0 +1,218 @@
+"""allreduce and its grouped form, of dense tensors and of ``tf.IndexedSlices``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.comm.reduction import ReduceOp
+from horovod.common.reductions import Adasum, Average, Sum, check_adasum, reduction
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id, shown
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.graph.decorators import unconverted, with_gradient
+from horovod.tensorflow.graph.names import Name, collective_name
+from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.allgather import allgather
+from horovod.tensorflow.ops.arguments import compressor, factors
+from horovod.tensorflow.ops.tensors import Room, check_type, view
+
+KIND = "HorovodAllreduce"
+GROUPED = "HorovodGroupedAllreduce"
+
+
+def allreduce_submission(
+    kind: str,
+    name: str | None,
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> Submission:
+    """Reduces some tensors as one request. Outputs: one for each."""
+
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        views = [view(tensor) for tensor in inputs]
+        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
+        handle = collectives.allreduce(
+            kind,
+            name,
+            views,
+            [room.described() for room in rooms],
+            op,
+            prescale,
+            postscale,
+            process_set.process_set_id,
+            awaited,
+        )
+        return handle, lambda: [room.tensor() for room in rooms]
+
+    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
+
+
+def _reduce(
+    kind: str,
+    name: Name,
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> list[Any]:
+    """Reduce dense tensors. The gradients are the same reduction of the gradients."""
+
+    @with_gradient
+    def reduce(*tensors: Any) -> Any:
+        outputs = run(
+            name.node, [allreduce_submission(kind, name.negotiated, tensors, op, prescale, postscale, process_set)]
+        )[0]
+
+        def gradient(*grads: Any) -> list[Any]:
+            again = collective_name(kind, None, list(grads))
+            return _reduce(kind, again, grads, op, prescale, postscale, process_set)
+
+        return outputs, gradient
+
+    return list(reduce(*tensors))
+
+
+def _reduce_slices(
+    slices: tf.IndexedSlices,
+    op: ReduceOp,
+    scaled: bool,
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> tf.IndexedSlices:
+    """Everybody's values and indices; an Average divides the values by the number of ranks."""
+    if op == Adasum:
+        raise NotImplementedError(
+            "op=hvd.Adasum does not support tf.IndexedSlices; pass sparse_as_dense=True to DistributedOptimizer"
+        )
+    if op not in (Sum, Average):
+        raise NotImplementedError(f"tf.IndexedSlices can be reduced with hvd.Sum or hvd.Average, not hvd.{op.label}")
+    if scaled:
+        raise NotImplementedError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices")
+    names = (f"{name}_values", f"{name}_indices") if name else (None, None)
+    values = allgather(slices.values, names[0], ignore_name_scope, process_set)
+    indices = allgather(slices.indices, names[1], ignore_name_scope, process_set)
+    if op == Average:
+        values = values / tf.cast(process_set.size() or 1, values.dtype)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+@unconverted
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """``postscale_factor * reduce(op, prescale_factor * tensor)`` over the ranks of ``process_set``. Differentiable.
+
+    Every member calls it with the same name, shape, dtype, op and factors, eagerly or in a graph.
+
+    Args:
+        tensor: a tensor, variable, or ``tf.IndexedSlices``: of the latter everybody's values and indices are gathered.
+        average: deprecated; use ``op``.
+        device_dense, device_sparse: where the result is put; the reduction itself is done in host memory.
+        compression: how the tensor travels; not for ``tf.IndexedSlices``.
+        op: ``hvd.Average`` (the default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+        name: identifies the call; by default the tensor's name in a graph, and a number in eager execution.
+        ignore_name_scope: in a graph, leave the scopes out of the name.
+
+    Raises:
+        tf.errors.InvalidArgumentError, which is a ValueError too: bad arguments, a name in flight, not a member.
+        TypeError: elements that cannot be communicated.
+        tf.errors.FailedPreconditionError, which is a HorovodInternalError too: the ranks disagree, or not initialised.
+        tf.errors.UnknownError, which is a HorovodInternalError too: the job has failed or was shut down.
+        In a graph, when it is run: InvalidArgumentError for the first, UnknownError for the last two.
+    """
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
+    chosen = reduction(op, average)
+    check_adasum(chosen, process_set)
+    if isinstance(tensor, tf.IndexedSlices):
+        scaled = prescale_factor != 1.0 or postscale_factor != 1.0
+        with tf.device(device_sparse or None):
+            return _reduce_slices(tensor, chosen, scaled, name, process_set, ignore_name_scope)
+    tensor = tf.convert_to_tensor(tensor)
+    compressed, context = compression.compress(tensor)
+    check_type(compressed, KIND)
+    names = collective_name(KIND, name, [tensor], ignore_name_scope)
+    reduced = _reduce(KIND, names, [compressed], chosen, prescale_factor, postscale_factor, process_set)[0]
+    return compression.decompress(placed(reduced, device_dense), context)
+
+
+def placed(tensor: Any, device: str | None) -> Any:
+    """The tensor on ``device``; where it is if that is ""."""
+    if not isinstance(device, str | None):
+        raise TypeError(f"device_dense={shown(device)}: expected the name of a device, such as '/cpu:0'")
+    if not device:
+        return tensor
+    with tf.device(device):
+        return tf.identity(tensor)
+
+
+@unconverted
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> Any:
+    """:func:`allreduce` of several tensors that become ready together; a list in their order. Differentiable."""
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
+    if not isinstance(tensors, list | tuple):
+        tensors = list(tensors)
+    if not tensors:
+        return tensors
+    chosen = reduction(op, average)
+    check_adasum(chosen, process_set)
+    results: list[Any] = [None] * len(tensors)
+    dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    for index, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.IndexedSlices):
+            label = f"{name}_{index}" if name else None
+            results[index] = allreduce(
+                tensor,
+                device_sparse=device_sparse,
+                op=chosen,
+                prescale_factor=prescale_factor,
+                postscale_factor=postscale_factor,
+                name=label,
+                process_set=process_set,
+                ignore_name_scope=ignore_name_scope,
+            )
+    if dense:
+        originals = [tf.convert_to_tensor(tensors[index]) for index in dense]
+        compressed, contexts = zip(*[compression.compress(tensor) for tensor in originals], strict=True)
+        for tensor in compressed:
+            check_type(tensor, GROUPED)
+        names = collective_name(GROUPED, name, originals, ignore_name_scope)
+        reduced = _reduce(GROUPED, names, compressed, chosen, prescale_factor, postscale_factor, process_set)
+        for index, tensor, context in zip(dense, reduced, contexts, strict=True):
+            results[index] = compression.decompress(placed(tensor, device_dense), context)
+    return results

@@ -1,0 +1,92 @@
+"""alltoall: every rank sends some rows to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.comm.datatypes import Array
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.tensorflow.graph.decorators import unconverted, with_gradient
+from horovod.tensorflow.graph.names import Name, collective_name
+from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.arguments import splits as checked_splits
+from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
+
+KIND = "HorovodAlltoall"
+
+
+def _submission(name: str | None, tensor: Any, splits: Any, process_set: ProcessSet) -> Submission:
+    """Outputs: the rows that arrived, and int32 (ranks): how many came from each."""
+
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        source, *given = inputs
+        sent = view(source)
+        rooms: list[Room] = []
+
+        def allocate(_: int, rows: int) -> Array:
+            rooms.append(Room((rows, *sent.shape[1:]), source.dtype))
+            return rooms[0].array
+
+        rows = given[0].numpy().tolist() if given else None
+        handle = collectives.alltoall(KIND, name, sent, rows, allocate, process_set.process_set_id, awaited)
+        return handle, lambda: [rooms[0].tensor(), tf.constant(handle.result, tf.int32)]
+
+    outputs = [tf.TensorSpec(any_rows(tensor), tensor.dtype), tf.TensorSpec([None], tf.int32)]
+    return Submission([tensor] if splits is None else [tensor, splits], start, outputs)
+
+
+def _send(name: Name, tensor: Any, splits: Any, process_set: ProcessSet) -> tuple[Any, Any]:
+    @with_gradient
+    def send(tensor: Any) -> Any:
+        output, received = run(name.node, [_submission(name.negotiated, tensor, splits, process_set)])[0]
+
+        def gradient(grad: Any, _: Any) -> Any:
+            """The rows go back the way they came; those beyond the sum of the splits went nowhere."""
+            returned, _ = _send(collective_name(KIND, None, [grad]), grad, received, process_set)
+            missing = tf.shape(tensor)[0] - tf.shape(returned)[0]
+            padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(tensor) - 1, 2], tf.int32)], 0)
+            return tf.ensure_shape(tf.pad(returned, padding), tensor.shape)
+
+        return (output, received), gradient
+
+    output, received = send(tensor)
+    return output, received
+
+
+@unconverted
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Differentiable.
+
+    Every member calls it with the same name. Without splits the rows are dealt evenly. Dtype and all dimensions but the
+    first must agree.
+
+    Args:
+        splits: int32 tensor or list of as many entries as the set has ranks.
+
+    Returns:
+        The rows that arrived, concatenated by source rank; with ``splits`` given a tuple of that and an int32 tensor of how
+        many rows came from each rank.
+
+    Raises:
+        tf.errors.InvalidArgumentError: splits that do not add up, are not one-dimensional, or not int32; otherwise as
+            :func:`horovod.tensorflow.ops.allreduce.allreduce`.
+    """
+    set_id(process_set)
+    tensor = tf.convert_to_tensor(tensor)
+    check_type(tensor, KIND)
+    chosen = None if splits is None else checked_splits(splits, tensor, process_set)
+    names = collective_name(KIND, name, [tensor], ignore_name_scope)
+    output, received = _send(names, tensor, chosen, process_set)
+    return output if splits is None else (output, tf.stop_gradient(received))

@@ -1,0 +1,112 @@
+"""What scripts pass to the operations, checked in the call that passes it: in a graph, too, while it is being built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from horovod.common.scalars import real, whole
+from horovod.core.process_set import ProcessSet
+from horovod.core.submission.arguments import set_id, shown, whole_numbers
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.errors import InvalidArgument
+
+_LARGEST_SPLIT = np.iinfo(np.int32).max
+
+
+def root(value: Any, process_set: ProcessSet) -> int:
+    """A root rank.
+
+    Raises:
+        TypeError: no whole number, or no process set.
+        InvalidArgument: no member of the process set.
+    """
+    set_id(process_set)
+    number = whole(value, "root_rank")
+    if not tf.executing_eagerly() and process_set.ranks and number not in process_set.ranks:
+        raise InvalidArgument(
+            f"broadcast received invalid root rank {number} for provided process set: it has ranks {process_set.ranks}"
+        )
+    return number
+
+
+def factors(prescale: Any, postscale: Any) -> tuple[float, float]:
+    """Both factors of a reduction. Raises TypeError for what is no number, InvalidArgument for one that is not finite."""
+    try:
+        return real(prescale, "prescale_factor"), real(postscale, "postscale_factor")
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def compressor(compression: Any) -> type[Compressor]:
+    """A compression; None is none. Raises TypeError for what cannot compress."""
+    if compression is None:
+        return Compression.none
+    if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
+        raise TypeError(
+            f"compression={shown(compression)}: expected one of hvd.Compression, such as hvd.Compression.fp16"
+        )
+    chosen: type[Compressor] = compression
+    return chosen
+
+
+def splits(given: Any, tensor: Any, process_set: ProcessSet) -> Any:
+    """The splits of an alltoall as an int32 tensor.
+
+    Raises:
+        InvalidArgument: of another type, or wrong, where this is known.
+    """
+    try:
+        chosen = tf.convert_to_tensor(given)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"splits={shown(given)}: expected a list of whole numbers") from None
+    if not chosen.dtype.is_integer or (tf.is_tensor(given) and chosen.dtype != tf.int32):
+        raise InvalidArgument(f"alltoall expects splits to contain 32-bit integer elements, not {chosen.dtype.name}")
+    if chosen.shape.rank not in (None, 1):
+        raise InvalidArgument(f"alltoall expects a 1D splits tensor, not one of {chosen.shape.rank} dimensions")
+    known = tf.get_static_value(chosen)
+    if known is not None:
+        _check_splits(whole_numbers(known, "splits"), tensor, process_set)
+    return tf.cast(chosen, tf.int32)
+
+
+def _check_splits(known: list[int], tensor: Any, process_set: ProcessSet) -> None:
+    if any(split > _LARGEST_SPLIT for split in known):
+        raise InvalidArgument(f"splits={shown(known)}: alltoall expects 32-bit integer elements")
+    if tf.executing_eagerly():
+        return  # the rest is checked where it is sent
+    if process_set.included() and len(known) != process_set.size():
+        raise InvalidArgument(
+            f"Number of entries in splits does not equal number of workers: {len(known)} for {process_set.size()}"
+        )
+    if any(split < 0 for split in known):
+        raise InvalidArgument(f"Entries of splits must not be negative: {known}")
+    rows = tensor.shape.as_list()[0] if tensor.shape.rank else None
+    if rows is not None and sum(known) > rows:
+        raise InvalidArgument(
+            f"Sum of splits entries is greater than the first dimension of tensor: {sum(known)} > {rows}"
+        )
+
+
+def variables(given: Any, function: str) -> list[Any]:
+    """Variables of TensorFlow or Keras; one alone is a list of one.
+
+    Raises:
+        TypeError: something else is among them.
+    """
+    if _is_variable(given):
+        return [given]
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes) or tf.is_tensor(given):
+        raise TypeError(f"{function} takes a list of variables, not {shown(given)}")
+    found = list(given)
+    for each in found:
+        if not _is_variable(each):
+            raise TypeError(f"{function} takes variables; {shown(each)} in the list is none")
+    return found
+
+
+def _is_variable(thing: Any) -> bool:
+    return hasattr(thing, "assign") and hasattr(thing, "shape") and hasattr(thing, "dtype")

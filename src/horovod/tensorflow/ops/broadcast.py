@@ -1,0 +1,116 @@
+"""broadcast: one rank's tensor on every rank; and of variables, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops.ref_variable import RefVariable
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.tensorflow.graph.decorators import unconverted, with_gradient
+from horovod.tensorflow.graph.names import collective_name
+from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.allreduce import allreduce
+from horovod.tensorflow.ops.arguments import root
+from horovod.tensorflow.ops.arguments import variables as checked_variables
+from horovod.tensorflow.ops.tensors import Room, check_type, view
+
+_REFERENCE: Any = RefVariable
+KIND = "HorovodBroadcast"
+IN_PLACE = "HorovodBroadcastInplace"
+
+
+def broadcast_submission(
+    kind: str, name: str | None, tensors: Sequence[Any], root: int, process_set: ProcessSet
+) -> Submission:
+    """Broadcasts some tensors as one request. Outputs: one for each."""
+
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        views = [view(tensor) for tensor in inputs]
+        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
+        if (process_set.ranks or [])[process_set.rank() or 0] == root:
+            for each, room in zip(views, rooms, strict=True):
+                np.copyto(room.array, each.array)
+        described = [room.described() for room in rooms]
+        handle = collectives.broadcast(kind, name, described, root, process_set.process_set_id, awaited)
+        return handle, lambda: [room.tensor() for room in rooms]
+
+    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
+
+
+@unconverted
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The tensor of global rank ``root_rank`` on every member of ``process_set``. Differentiable.
+
+    Every member calls it with the same name, shape, dtype and root. Errors as
+    :func:`horovod.tensorflow.ops.allreduce.allreduce`; InvalidArgumentError for a root that is not a member.
+    """
+    root_rank = root(root_rank, process_set)
+    tensor = tf.convert_to_tensor(tensor)
+    check_type(tensor, KIND)
+    names = collective_name(KIND, name, [tensor], ignore_name_scope)
+
+    @with_gradient
+    def spread(tensor: Any) -> Any:
+        output = run(names.node, [broadcast_submission(KIND, names.negotiated, [tensor], root_rank, process_set)])[0][0]
+
+        def gradient(grad: Any) -> Any:
+            """Averaged over the ranks on the root, zero elsewhere."""
+            averaged = allreduce(grad, process_set=process_set)
+            on_root = (process_set.ranks or [])[process_set.rank() or 0] == root_rank
+            return averaged if on_root else averaged * 0
+
+        return output, gradient
+
+    return spread(tensor)
+
+
+@unconverted
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Overwrite variables on every member of ``process_set`` with those of global rank ``root_rank``; their new values.
+
+    Every member calls it with as many variables of the same shapes and dtypes, which may differ among themselves. Not
+    differentiable. Errors as :func:`broadcast`.
+
+    Raises:
+        ValueError: variables of TensorFlow 1 and 2 are mixed, or they are on several devices.
+    """
+    root_rank = root(root_rank, process_set)
+    variables = checked_variables(variables, "broadcast_")
+    if not variables:
+        return []
+    if len({isinstance(variable, _REFERENCE) for variable in variables}) > 1:
+        raise ValueError("broadcast_ takes either resource variables or reference variables, not a mixture of both")
+    devices = {str(of_tensorflow(variable).device) for variable in variables}
+    if len(devices) > 1:
+        raise ValueError(f"Variables must be on the same device, not on {', '.join(sorted(devices))}")
+    values = [tf.convert_to_tensor(of_tensorflow(variable)) for variable in variables]
+    for value in values:
+        check_type(value, IN_PLACE)
+    names = collective_name(IN_PLACE, name, values)
+    received = run(names.node, [broadcast_submission(IN_PLACE, names.negotiated, values, root_rank, process_set)])[0]
+    return [
+        assigned if tf.is_tensor(assigned := variable.assign(value)) else value
+        for variable, value in zip(variables, received, strict=True)
+    ]
+
+
+def of_tensorflow(variable: Any) -> Any:
+    """TensorFlow's variable; that of Keras 3 has it inside."""
+    return variable.value if hasattr(variable, "path") else variable

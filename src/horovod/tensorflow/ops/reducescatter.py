@@ -1,0 +1,159 @@
+"""reducescatter and its grouped form: reduce over the ranks, each keeps its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.comm.reduction import ReduceOp
+from horovod.common.reductions import Average, Sum, reduction
+from horovod.core.coordination.messages import Operation
+from horovod.core.execution.batch import shard_rows
+from horovod.core.lifecycle.context import running
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.errors import InvalidArgument
+from horovod.tensorflow.graph.decorators import unconverted, with_gradient
+from horovod.tensorflow.graph.names import Name, collective_name
+from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.allgather import allgather
+from horovod.tensorflow.ops.allreduce import placed
+from horovod.tensorflow.ops.arguments import compressor, factors
+from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
+
+KIND = "HorovodReducescatter"
+GROUPED = "HorovodGroupedReducescatter"
+
+
+def _submission(
+    kind: str,
+    name: str | None,
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> Submission:
+    """Outputs: this rank's rows of each."""
+
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        worker = running().worker(process_set.process_set_id, Operation.REDUCESCATTER)
+        views = [view(tensor) for tensor in inputs]
+        rooms = []
+        for each, tensor in zip(views, inputs, strict=True):
+            if not each.shape:
+                raise ValueError("Reducescatter does not support scalar inputs.")
+            rows = shard_rows(each.shape[0], len(worker.ranks))[worker.index]
+            rooms.append(Room((rows, *each.shape[1:]), tensor.dtype))
+        handle = collectives.reducescatter(
+            kind,
+            name,
+            views,
+            [room.described() for room in rooms],
+            op,
+            prescale,
+            postscale,
+            process_set.process_set_id,
+            awaited,
+        )
+        return handle, lambda: [room.tensor() for room in rooms]
+
+    specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
+    return Submission(tensors, start, specs)
+
+
+def _reduce(
+    kind: str,
+    name: Name,
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> list[Any]:
+    """The gradients: everybody's rows are gathered; for a Sum times the number of ranks, and times both factors."""
+
+    @with_gradient
+    def reduce(*tensors: Any) -> Any:
+        submission = _submission(kind, name.negotiated, tensors, op, prescale, postscale, process_set)
+        outputs = run(name.node, [submission])[0]
+
+        def gradient(*grads: Any) -> list[Any]:
+            factor = prescale * postscale * ((process_set.size() or 1) if op == Sum else 1)
+            scaled = [grad * tf.cast(factor, grad.dtype) for grad in grads]
+            return [allgather(grad, process_set=process_set) for grad in scaled]
+
+        return outputs, gradient
+
+    return list(reduce(*tensors))
+
+
+def _check(tensors: Sequence[Any], kind: str) -> None:
+    for tensor in tensors:
+        check_type(tensor, kind)
+        if tensor.shape.rank == 0:
+            raise InvalidArgument("Reducescatter does not support scalar inputs.")
+
+
+@unconverted
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the reduction of ``tensor``. Differentiable.
+
+    Of n rows over s ranks everybody keeps n // s, the first n % s ranks one more. ``op`` is hvd.Average or hvd.Sum. Name,
+    shape, dtype, op and factors must agree. Errors as :func:`horovod.tensorflow.ops.allreduce.allreduce`; InvalidArgumentError
+    for a tensor without dimensions.
+    """
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
+    tensor = tf.convert_to_tensor(tensor)
+    compressed, context = compression.compress(tensor)
+    _check([compressed], KIND)
+    names = collective_name(KIND, name, [tensor], ignore_name_scope)
+    reduced = _reduce(KIND, names, [compressed], reduction(op), prescale_factor, postscale_factor, process_set)[0]
+    return compression.decompress(placed(reduced, device_dense), context)
+
+
+@unconverted
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """:func:`reducescatter` of several tensors that become ready together; a list. Differentiable."""
+    set_id(process_set)
+    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    compression = compressor(compression)
+    if not isinstance(tensors, list | tuple):
+        tensors = list(tensors)
+    if not tensors:
+        return tensors
+    originals = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    compressed, contexts = zip(*[compression.compress(tensor) for tensor in originals], strict=True)
+    _check(compressed, GROUPED)
+    names = collective_name(GROUPED, None, originals)
+    chosen = reduction(op)
+    reduced = _reduce(GROUPED, names, compressed, chosen, prescale_factor, postscale_factor, process_set)
+    return [
+        compression.decompress(placed(tensor, device_dense), context)
+        for tensor, context in zip(reduced, contexts, strict=True)
+    ]

@@ -1,0 +1,78 @@
+"""Ranks and sizes as operations: evaluated when the graph is run, so they stay true when a job is initialised anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common import basics
+from horovod.common.scalars import whole
+from horovod.core.lifecycle import context
+from horovod.core.process_set import membership
+from horovod.core.submission.arguments import full_name
+from horovod.tensorflow.errors import of_both_kinds
+from horovod.tensorflow.graph.decorators import unconverted
+
+_NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
+
+
+def _scalar(kind: str, value: Callable[[], int], name: str | None) -> Any:
+    """An int32 scalar; in a graph one operation that asks ``value`` each time."""
+    full_name(kind, name)  # refuses what is no name
+    if tf.executing_eagerly():
+        with of_both_kinds():
+            return tf.constant(value(), tf.int32)
+    result = tf.py_function(lambda: value(), [], tf.int32, name=name or kind)
+    result.set_shape(())
+    return result
+
+
+def _set_size(process_set_id: int) -> int:
+    if process_set_id == 0:
+        return basics.size()
+    context.current()
+    try:
+        return len(membership.ranks[process_set_id])
+    except KeyError:
+        raise ValueError(f"Process set {process_set_id} does not exist, or has not been registered.") from None
+
+
+def _included(process_set_id: int) -> int:
+    if not basics.is_initialized():
+        return _NOT_INITIALIZED
+    members = membership.ranks.get(process_set_id)
+    return _UNKNOWN_SET if members is None else int(membership.rank in members)
+
+
+@unconverted
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """How many ranks a process set has."""
+    process_set_id = whole(process_set_id, "process_set_id")
+    return _scalar("HorovodSize", lambda: _set_size(process_set_id), name)
+
+
+@unconverted
+def local_size_op(name: str | None = None) -> Any:
+    """How many processes of the job run on this host."""
+    return _scalar("HorovodLocalSize", basics.local_size, name)
+
+
+@unconverted
+def rank_op(name: str | None = None) -> Any:
+    """This process's number in the job, from 0."""
+    return _scalar("HorovodRank", basics.rank, name)
+
+
+@unconverted
+def local_rank_op(name: str | None = None) -> Any:
+    """This process's number on its host, from 0."""
+    return _scalar("HorovodLocalRank", basics.local_rank, name)
+
+
+@unconverted
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """1 if this process is a member of a process set, else 0; -1 if Horovod does not run, -3 if there is no such set."""
+    process_set_id = whole(process_set_id, "process_set_id")
+    return _scalar("HorovodProcessSetIncluded", lambda: _included(process_set_id), name)

@@ -1,0 +1,1 @@
+"""Reduction of gradients: the tape, and what optimizers share."""

@@ -1,0 +1,207 @@
+"""Reducing the gradients of a model: what tapes and optimizers, of TensorFlow and of Keras, all do in the end.
+
+Gradients travel in buckets. In a graph each bucket is submitted as soon as its own gradients are ready, while backward goes
+on, and one operation collects them all; eagerly everything is submitted, then waited for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.comm.reduction import ReduceOp
+from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
+from horovod.common.reductions import Average, check_members, check_predivide
+from horovod.common.scalars import real, whole_if_number
+from horovod.core.coordination.messages import Request
+from horovod.core.lifecycle.context import running
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission.arguments import set_id
+from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.observe.call_site import caller
+from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.graph.names import collective_name
+from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.allreduce import allreduce, placed
+from horovod.tensorflow.ops.arguments import compressor
+from horovod.tensorflow.ops.tensors import Room, check_type, view
+
+KIND = "HorovodAllreduce"
+
+Groups = int | Sequence[Sequence[Any]] | None
+"""A number of buckets, or lists of variables that travel together; None cuts by size."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced.
+
+    Attributes:
+        op: ``hvd.Average`` and the like.
+        predivide: an Average divides by this before the sum, and by size / this after.
+        compression: how dense gradients travel.
+        sparse_as_dense: whether ``tf.IndexedSlices`` are made dense first; otherwise all ranks' values are gathered.
+        groups: which gradients travel together.
+        process_set: over which ranks; others keep their own gradients.
+        device_dense, device_sparse: where results are put.
+    """
+
+    op: ReduceOp = Average
+    predivide: float = 1.0
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    groups: Groups = None
+    process_set: ProcessSet = global_process_set
+    device_dense: str = ""
+    device_sparse: str = ""
+
+    def __post_init__(self) -> None:
+        set_id(self.process_set)
+        object.__setattr__(self, "predivide", real(self.predivide, "gradient_predivide_factor"))
+        object.__setattr__(self, "compression", compressor(self.compression))
+        check_predivide(self.predivide, self.op)
+        object.__setattr__(self, "groups", check_groups(whole_if_number(self.groups), "tf.Variable", identity))
+        check_members(self.op, self.process_set)
+
+
+@unconverted
+def reduce_gradients(
+    gradients: Sequence[Any],
+    variables: Sequence[Any] | None = None,
+    reduction: Reduction | None = None,
+    name: str = "DistributedGradients",
+    ignore_name_scope: bool = False,
+) -> list[Any]:
+    """Reduce gradients over the ranks; in their order. Every member of the process set calls it with the like ones.
+
+    Works eagerly and in a graph that is being built. Not differentiable.
+
+    Args:
+        gradients: tensors, ``tf.IndexedSlices``, or None, which stays None and must be None on all ranks.
+        variables: what they are gradients of, in the same order (of TensorFlow or Keras): for messages and ``groups``.
+        reduction: how; the default averages over all ranks.
+        name: of the operation in a graph; the ranks know gradients by it, by their order, types and shapes.
+        ignore_name_scope: in a graph, leave the scopes out of the name, where they may differ from rank to rank.
+
+    Raises:
+        as :func:`horovod.tensorflow.ops.allreduce.allreduce`.
+    """
+    reduction = reduction or Reduction()
+    results = list(gradients)
+    process_set = reduction.process_set
+    if not process_set.included() or (process_set.size() == 1 and not running().config.elastic):
+        return results
+    labels = [_label(variables[i] if variables is not None else None, i) for i in range(len(results))]
+    dense: list[int] = []
+    for index, gradient in enumerate(results):
+        if gradient is None:
+            continue
+        if isinstance(gradient, tf.IndexedSlices) and not reduction.sparse_as_dense:
+            results[index] = allreduce(
+                gradient,
+                device_sparse=reduction.device_sparse,
+                op=reduction.op,
+                name=f"{name}_{index}",
+                process_set=process_set,
+                ignore_name_scope=ignore_name_scope,
+            )
+            continue
+        results[index] = tf.convert_to_tensor(gradient)
+        dense.append(index)
+    if not dense:
+        return results
+    travelling, contexts = [], []
+    for index in dense:
+        compressed, context = reduction.compression.compress(results[index])
+        check_type(compressed, labels[index])
+        travelling.append(compressed)
+        contexts.append(context)
+    own_labels = [labels[index] for index in dense]
+    own_variables = [variables[index] for index in dense] if variables is not None else None
+    buckets = _buckets(travelling, own_variables, reduction.groups)
+    signature = _signature(travelling)
+    node, negotiated = collective_name(KIND, f"{name}_Allreduce", travelling, ignore_name_scope)
+    line = caller()
+    submissions = [
+        _submission(
+            f"{negotiated}.{signature}.{number}",
+            [own_labels[i] for i in bucket],
+            [travelling[i] for i in bucket],
+            reduction,
+            line,
+        )
+        for number, bucket in enumerate(buckets)
+    ]
+    for bucket, outputs in zip(buckets, run(node, submissions), strict=True):
+        for i, output in zip(bucket, outputs, strict=True):
+            restored = reduction.compression.decompress(placed(output, reduction.device_dense), contexts[i])
+            results[dense[i]] = restored
+    return results
+
+
+def _label(variable: Any, index: int) -> str:
+    """What a gradient is called in messages."""
+    if variable is None:
+        return f"gradient.{index}"
+    return str(getattr(variable, "path", None) or getattr(variable, "name", None) or f"gradient.{index}")
+
+
+def identity(variable: Any) -> Any:
+    """What makes two references the same variable or tensor, of TensorFlow or of Keras 3."""
+    variable = getattr(variable, "value", variable) if hasattr(variable, "path") else variable
+    return variable.ref() if hasattr(variable, "ref") else id(variable)
+
+
+def _bytes(tensor: Any) -> int:
+    elements = tensor.shape.num_elements()
+    return 0 if elements is None else int(elements) * int(tensor.dtype.size)
+
+
+def _buckets(tensors: Sequence[Any], variables: Sequence[Any] | None, groups: Groups) -> list[list[int]]:
+    """Indices of tensors that travel together."""
+    if isinstance(groups, int):
+        return cut_by_groups(range(len(tensors)), groups)
+    if groups is not None and variables is not None:
+        lists = [[identity(variable) for variable in group] for group in groups]
+        return cut_by_groups([identity(variable) for variable in variables], lists)
+    limit = bucket_limit(on_processor=True)
+    return cut([(tensor.dtype, _bytes(tensor)) for tensor in tensors], limit)
+
+
+def _signature(tensors: Sequence[Any]) -> str:
+    """Tells sets of gradients apart, so that each keeps its place in the runtime's memory.
+
+    Not made of what variables are called: TensorFlow and Keras number them as they are made, on every rank by itself.
+    """
+    text = repr([(str(tensor.shape), tensor.dtype.name) for tensor in tensors])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _submission(
+    name: str, labels: Sequence[str], tensors: Sequence[Any], reduction: Reduction, line: str
+) -> Submission:
+    """Reduces one bucket. The request is made anew only if a gradient's shape changes."""
+    made: dict[tuple[tuple[int, ...], ...], Request] = {}
+
+    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        views = [view(tensor) for tensor in inputs]
+        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
+        shapes = tuple(each.shape for each in views)
+        request = made.get(shapes)
+        if request is None:
+            described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
+            made.clear()
+            request = made[shapes] = allreduce_request(
+                name, described, reduction.op, 1.0 / reduction.predivide, reduction.predivide, line
+            )
+        targets = [room.described() for room in rooms]
+        handle = submit(reduction.process_set.process_set_id, request, views, targets, awaited=awaited)
+        return handle, lambda: [room.tensor() for room in rooms]
+
+    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

@@ -1,0 +1,1 @@
+"""Tensors on devices: copies to host memory and back."""

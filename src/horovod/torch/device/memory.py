@@ -1,0 +1,95 @@
+"""Where the tensors of one submission are, and how the core gets at them.
+
+Every operation asks :func:`memory_of` for its tensors, says what it wants with them, submits what it gets, and has the
+handle's waiter ``arrive``. Host memory is handed over as it is; that of a device is staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from horovod.comm.datatypes import Array
+from horovod.core.coordination.messages import HOST
+from horovod.core.submission.tensor import Allocate, Tensor
+from horovod.torch.device import staging
+from horovod.torch.ops.tensors import check, check_apart, empty, flat_array, view
+
+
+class Memory(Protocol):
+    """What an operation asks for, once a submission. All tensors must be on one device; see :func:`check` for the rest."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device, as ranks compare it."""
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+        """The tensors' elements, for the collective to read."""
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+        """Room for what the collective writes, which becomes the tensors' elements."""
+
+    def reduce(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What to read and what to write, where each output is like its input, or is its input (``outputs is inputs``)."""
+
+    def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
+        """Makes outputs with the columns and the type of ``tensors``, when their rows are known; puts them in ``outputs``."""
+
+    def arrive(self) -> None:
+        """The handle is done: let the caller's present work on the tensors come after the result's arrival."""
+
+    def arrived(self) -> bool:
+        """Whether, the handle being done, the result has arrived."""
+
+
+class HostMemory:
+    """Nothing is copied, and what is done has arrived."""
+
+    device = HOST
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+        return [view(tensor) for tensor in tensors]
+
+    write = read
+
+    def reduce(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        sources = self.read(inputs)
+        if outputs is inputs:
+            check_apart(inputs)
+            return sources, sources
+        return sources, self.read(outputs)
+
+    def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
+        def allocate(index: int, rows: int) -> Array:
+            like = tensors[index]
+            outputs[index] = empty((rows, *like.shape[1:]), like.dtype, like.device)
+            return flat_array(outputs[index])
+
+        return allocate
+
+    def arrive(self) -> None:
+        pass
+
+    def arrived(self) -> bool:
+        return True
+
+
+host_memory = HostMemory()
+
+
+def memory_of(tensors: Sequence[torch.Tensor]) -> Memory:
+    """The memory of a submission's tensors. What the caller's current stream does until now, the collective sees.
+
+    Raises:
+        ValueError: the first of them cannot be communicated; the others are looked at when they are asked for.
+    """
+    if not tensors or (isinstance(tensors[0], torch.Tensor) and tensors[0].is_cpu):
+        return host_memory
+    check(tensors[0])
+    return staging.Staged(staging.port(tensors[0].device))

@@ -1,0 +1,311 @@
+"""Tensors on devices travel through host memory: out of the device, through the collective, and back.
+
+No engine moves device memory yet, so a submission on a device gets a copy in page-locked host memory that the engines work
+on. Each device has a *port*: one stream for the way out, one for the way back, and a thread that waits.
+
+    caller's stream   ──kernels──┐mark()          ┌───────────── arrive() ──▶ kernels that use the result
+    out stream                   └──copies──┐     │
+    waiting thread                          └─▶ proceed
+    worker thread                                           └─▶ announce, agree, reduce ─▶ end()
+    back stream                                                            └──copies──┘
+
+* A submission is announced to the other ranks only when its copy is complete. So a worker thread never waits for a
+  device: other submissions pass a late one, and a rank whose device computes for minutes is not taken for one that is
+  stuck in a collective.
+* The way back is begun by the worker thread at the end of the collective; it costs that thread some microseconds, whereas
+  the waiting thread may be waiting for a much later gradient. Both ways have streams of their own for the same reason.
+* ``synchronize()`` has the caller's current stream wait for the copies back. The host waits for the collective, and never
+  for the device.
+* Memory that a stream works on must not be given to others meanwhile. Inputs are held until their copy is complete. Outputs
+  are marked with ``record_stream``: those that are the caller's for the back stream, those that were made here for the
+  caller's.
+
+Everything a device must do is in ``torch.cuda`` (which is ROCm's name in PyTorch too), or in the module of another kind of
+device with the same functions. An engine for devices, when there is one, takes the place of :class:`Staged`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from horovod.comm.datatypes import Array
+from horovod.core.errors import HorovodInternalError
+from horovod.core.submission.tensor import Allocate, Tensor
+from horovod.torch.device.pinned import Buffer, PinnedPool
+from horovod.torch.ops.tensors import DATA_TYPES, check, flat_array
+
+Proceed = Callable[[BaseException | None], None]
+Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Sources with their targets."""
+
+_ALIGNMENT = 64
+_END_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
+
+_log = logging.getLogger("horovod.torch")
+
+pool = PinnedPool()
+
+
+class _Departure(NamedTuple):
+    """Copies under way out of the device, until the event ``complete``; ``copies`` keeps their memory alive."""
+
+    complete: Any
+    copies: Copies
+    proceed: Proceed
+
+
+class Port:
+    """One device's door: its two streams, and the thread that waits for what leaves it.
+
+    Every method may be called by any thread and returns at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._module: Any = getattr(torch, device.type)
+        self._out = self._module.Stream(device=device)
+        self._back = self._module.Stream(device=device)
+        self._departures: queue.SimpleQueue[_Departure | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._wait, name=f"horovod-staging-{device}", daemon=True)
+        self._thread.start()
+
+    def mark(self) -> Any:
+        """The present point in the caller's current stream, as an event.
+
+        Raises:
+            ValueError: that stream is being captured into a graph.
+        """
+        if self._module.is_current_stream_capturing():
+            raise ValueError(
+                "collectives on device tensors travel through host memory and cannot be captured in a CUDA graph; "
+                "leave them outside of the graph"
+            )
+        return self._module.current_stream(self.device).record_event()
+
+    def leave(self, after: Any, copies: Copies, proceed: Proceed) -> None:
+        """Copy from the device, after the event ``after``; call ``proceed`` when that is complete."""
+        with self._on(self._out):
+            self._out.wait_event(after)
+            for source, target in copies:
+                target.copy_(source, non_blocking=True)
+            complete = self._module.Event(blocking=True)  # the thread sleeps instead of spinning
+            self._out.record_event(complete)
+        self._departures.put(_Departure(complete, copies, proceed))
+
+    def enter(self, after: Any, copies: Copies) -> Any:
+        """Copy to the device, after the event ``after``; the event of completion."""
+        with self._on(self._back):
+            self._back.wait_event(after)
+            for source, target in copies:
+                with torch.inference_mode(target.is_inference()):
+                    target.copy_(source, non_blocking=True)
+                target.record_stream(self._back)
+            return self._back.record_event()
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A new tensor on the device, for :meth:`enter`."""
+        with self._on(self._back):
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def follow(self, event: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Let what the caller's current stream does from now on come after ``event``, and use ``tensors``."""
+        stream = self._module.current_stream(self.device)
+        stream.wait_event(event)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+    def drain(self) -> None:
+        """Return when everything that left before now has arrived, however long the device computes.
+
+        Raises:
+            HorovodInternalError: nobody waits for the device any more, so it will never be known.
+        """
+        arrived = threading.Event()
+        self._departures.put(_Departure(None, [], lambda _: arrived.set()))
+        while not arrived.wait(_LOOK_SECONDS):
+            if not self._thread.is_alive():
+                raise HorovodInternalError(f"the thread that waits for {self.device} has ended; its output says why")
+
+    def close(self) -> None:
+        """End the thread, when everything that left has arrived."""
+        self._departures.put(None)
+        self._thread.join(_END_SECONDS)
+
+    def chosen(self) -> AbstractContextManager[Any]:
+        """A block with this device as the current one: a thread that never used a device must not begin with the first."""
+        chosen: AbstractContextManager[Any] = self._module.device(self.device)
+        return chosen
+
+    @contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        with self.chosen(), self._module.stream(stream):
+            yield
+
+    def _wait(self) -> None:
+        self._module.set_device(self.device)
+        while (departure := self._departures.get()) is not None:
+            error: BaseException | None = None
+            try:
+                if departure.complete is not None:
+                    departure.complete.synchronize()
+            except Exception as failure:
+                error = _blocked(self.device, "from", failure)
+            try:
+                departure.proceed(error)
+            except Exception:  # the thread waits for others, too
+                _log.exception("what had left %s could not be submitted", self.device)
+            del departure  # holds memory
+
+
+class Staged:
+    """The tensors of one submission on a device: a transfer for the core, and the memory that the operations ask for.
+
+    Args:
+        port: of their device. What the caller's current stream does with the tensors from now on may not be seen.
+    """
+
+    device = "gpu"
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._submitted = port.mark()
+        self._leaving: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._returning: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._grown: list[tuple[torch.Tensor, dict[int, torch.Tensor], int]] = []
+        self._buffers: list[Buffer] = []
+        self._outputs: list[torch.Tensor] = []
+        self._returned: Any = None
+
+    # What operations ask for: the interface of horovod.torch.device.memory.HostMemory.
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+        copies = self._host(tensors)
+        self._leaving += [(tensor.detach(), copy) for tensor, copy in zip(tensors, copies, strict=True)]
+        return self._views(tensors, copies)
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+        copies = self._host(tensors)
+        self._returning += [(copy, tensor.detach()) for tensor, copy in zip(tensors, copies, strict=True)]
+        return self._views(tensors, copies)
+
+    def reduce(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        views = self.read(inputs)  # reduced in place, whatever the caller asked for: the copies are ours
+        self._returning += [(copy, output.detach()) for (_, copy), output in zip(self._leaving, outputs, strict=True)]
+        return views, views
+
+    def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
+        def allocate(index: int, rows: int) -> Array:
+            copy = self._room([(torch.Size((rows, *tensors[index].shape[1:])), tensors[index].dtype)])[0]
+            self._grown.append((copy, outputs, index))
+            return flat_array(copy)
+
+        return allocate
+
+    def arrive(self) -> None:
+        if self._returned is not None:
+            self._port.follow(self._returned, self._outputs)
+
+    def arrived(self) -> bool:
+        return self._returned is None or bool(self._returned.query())
+
+    # What the core asks for: horovod.core.submission.tensor.Passage.
+
+    def begin(self, proceed: Proceed) -> None:
+        if self._leaving:
+            self._port.leave(self._submitted, self._leaving, proceed)
+        else:
+            proceed(None)
+
+    def end(self, error: BaseException | None) -> BaseException | None:
+        buffers, self._buffers, self._leaving = self._buffers, [], []
+        if error is not None:
+            return error  # the worker thread may still be using the buffers; they go when it lets go of them
+        try:
+            for copy, outputs, index in self._grown:
+                outputs[index] = self._port.empty(copy.shape, copy.dtype)
+                self._returning.append((copy, outputs[index]))
+            self._outputs = [output for _, output in self._returning]
+            self._returned = self._port.enter(self._submitted, self._returning)
+        except Exception as failure:
+            return _blocked(self._port.device, "to", failure)
+        finally:
+            self._returning, self._grown = [], []
+        for buffer in buffers:
+            pool.give(buffer, self._returned)
+        return None
+
+    def _host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for tensor in tensors:
+            check(tensor)
+            if tensor.device != self._port.device:
+                raise ValueError(
+                    f"Tensors in list must be on same device. One is on {self._port.device}, another on {tensor.device}."
+                )
+        return self._room([(tensor.shape, tensor.dtype) for tensor in tensors])
+
+    def _room(self, wanted: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
+        """Tensors in one page-locked buffer, of these shapes and types."""
+        starts, stop = [], 0
+        for shape, dtype in wanted:
+            starts.append(stop)
+            stop += -(-shape.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        with self._port.chosen():
+            buffer = pool.take(max(stop, 1))
+        self._buffers.append(buffer)
+        with torch.inference_mode(False):  # copies are made by threads that are in no such mode
+            return [
+                buffer.memory[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+                for start, (shape, dtype) in zip(starts, wanted, strict=True)
+            ]
+
+    def _views(self, tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> list[Tensor]:
+        return [
+            Tensor(flat_array(copy), DATA_TYPES[tensor.dtype], tuple(tensor.shape), self)
+            for tensor, copy in zip(tensors, copies, strict=True)
+        ]
+
+
+def _blocked(device: torch.device, way: str, error: BaseException) -> HorovodInternalError:
+    return HorovodInternalError(f"a tensor could not be copied {way} {device}: {type(error).__name__}: {error}")
+
+
+_ports: dict[torch.device, Port] = {}
+_opening = threading.Lock()
+
+
+def port(device: torch.device) -> Port:
+    """The port of a device; opened when it is first asked for."""
+    with _opening:
+        if device not in _ports:
+            _ports[device] = Port(device)
+        return _ports[device]
+
+
+def drain() -> None:
+    """Return when every submission that was made before now is announced."""
+    for each in list(_ports.values()):
+        each.drain()
+
+
+def close() -> None:
+    """Close all ports and keep no memory. They open again when they are needed."""
+    with _opening:
+        ports = list(_ports.values())
+        _ports.clear()
+    for each in ports:
+        each.close()
+    pool.clear()
+
+
+atexit.register(close)  # before the interpreter ends under a thread that waits for a device

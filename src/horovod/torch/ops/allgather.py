@@ -1,0 +1,116 @@
+"""allgather and its forms: tensors of all ranks, one after another along the first dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.core.submission.handle import Handle
+from horovod.torch.device.memory import memory_of
+from horovod.torch.ops.arguments import tracked
+from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.tensors import plain
+
+Rows = Sequence[Sequence[int]]
+"""By tensor, how many rows came from each rank."""
+
+
+_SINGLE, _GROUP = "allgather", "grouped_allgather"
+
+
+def _start(
+    prefix: str,
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    with_rows: bool = False,
+    awaited: bool = False,
+) -> int:
+    """Start to gather; a group's result is a tuple.
+
+    Args:
+        with_rows: the result comes with where it came from.
+        awaited: what follows is to wait for it.
+    """
+    number = set_id(process_set)
+    memory = memory_of(tensors)
+    outputs: dict[int, torch.Tensor] = {}
+    inputs = memory.read(tensors)
+    grow = memory.grow(tensors, outputs)
+    handle = collectives.allgather(prefix, name, inputs, grow, number, awaited)
+
+    def result(done: Handle) -> Any:
+        gathered = outputs[0] if prefix == _SINGLE else tuple(outputs[index] for index in range(len(tensors)))
+        return (gathered, done.result) if with_rows else gathered
+
+    return register(handle, memory, make=result)
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Start concatenating ``tensor`` of all members along dimension 0; a handle.
+
+    First dimensions may differ between ranks, 0 included; the others and the dtype must agree. Errors as
+    :func:`allreduce_async`; a tensor without dimensions fails on every rank.
+    """
+    return _start(_SINGLE, [tensor], name, process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Like :func:`allgather_async` for several tensors that become ready together; its result is a tuple."""
+    return _start(_GROUP, list(tensors), name, process_set)
+
+
+def _own_slices(grads: Sequence[torch.Tensor], rows: Rows, process_set: ProcessSet) -> list[torch.Tensor]:
+    """The gradient rule: average over the ranks, then this rank's rows. (Not a concatenation's adjoint; scripts rely on it.)"""
+    from horovod.torch.ops.allreduce import grouped_allreduce  # allreduce's sparse form needs allgather
+
+    averaged = grouped_allreduce([plain(grad) for grad in grads], process_set=process_set)
+    me = process_set.rank() or 0
+    return [grad[sum(of[:me]) : sum(of[: me + 1])] for grad, of in zip(averaged, rows, strict=True)]
+
+
+class HorovodAllgather(torch.autograd.Function):
+    """Gradients: averaged over the ranks, then this rank's rows; alone or as a group."""
+
+    @staticmethod
+    def forward(ctx: Any, prefix: str, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        gathered, ctx.rows = synchronize(_start(prefix, tensors, name, process_set, with_rows=True, awaited=True))
+        ctx.process_set = process_set
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, None, None, *_own_slices(grads, ctx.rows, ctx.process_set)
+
+
+HorovodGroupedAllgather = HorovodAllgather
+
+
+def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Any:
+    """Gathered, in a way that autograd knows of if it is interested."""
+    if tracked(*tensors):
+        return HorovodAllgather.apply(prefix, name, process_set, *tensors)  # type: ignore[no-untyped-call]  # torch's
+    return synchronize(_start(prefix, tensors, name, process_set, awaited=True))
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The tensors of all members, one after another along dimension 0 in rank order. Differentiable."""
+    result: torch.Tensor = _gathered(_SINGLE, [tensor], name, process_set)
+    return result
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
+    """:func:`allgather` of several tensors as one group. Differentiable."""
+    result: tuple[torch.Tensor, ...] = _gathered(_GROUP, list(tensors), name, process_set)
+    return result

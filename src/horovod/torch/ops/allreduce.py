@@ -1,0 +1,300 @@
+"""allreduce and its forms: in place or not, asynchronous or not, one tensor or a group, dense or sparse.
+
+The interface repeats its list of arguments in every form. Inside, they are a list of tensors, a name and a ``Reducing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from horovod.comm.spans import Spans, Vectors
+from horovod.core.coordination.messages import Request
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import full_name, set_id
+from horovod.observe.call_site import caller
+from horovod.torch.compression import Compression, Compressor
+from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.ops.allgather import allgather_async
+from horovod.torch.ops.arguments import Average, Reducing, Sum, compressed, reduction, tracked
+from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain
+
+_SINGLE, _GROUP = "allreduce", "grouped_allreduce"
+
+
+def _start(
+    prefix: str,
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    how: Reducing,
+    in_place: bool,
+    awaited: bool = False,
+) -> int:
+    """Start to reduce; a group's result is a tuple. ``awaited``: what follows is to wait for it."""
+    if prefix == _SINGLE and type(name) is str and name:
+        tensor = tensors[0]
+        if isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.dtype.is_complex:
+            return _start_named(tensor, name, how, in_place, awaited)
+    if not in_place:
+        for tensor in tensors:
+            check(tensor)
+    outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
+    memory = memory_of(tensors)
+    sources, targets = memory.reduce(tensors, outputs)
+    handle = collectives.allreduce(
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited
+    )
+    result = outputs[0] if prefix == _SINGLE else tuple(outputs)
+    return register(handle, memory, result)
+
+
+def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool, awaited: bool) -> int:
+    """Start to reduce one tensor in host memory, which probably travels under this name time and again.
+
+    The same as above in fewer steps: what is small consists of little else.
+    """
+    line = caller(above=3)  # this function, _start() and who calls that are none of the user's
+    key = (tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
+    known = _known.get(name)
+    if known is None or known.key != key or not is_plain(tensor):
+        known = _look_at(tensor, name, key, how, line)
+    if known.single:
+        check_sign(tensor)
+    sources, address = known.spans, tensor.data_ptr()
+    if address != sources.addresses[0]:
+        sources = known.spans = Spans(sources.layout, (address,))
+    targets: Vectors = sources
+    owner: object = tensor
+    result = tensor
+    if not in_place:
+        result = empty_like(tensor)
+        # What is waited for probably travels alone, and then an array is needed.
+        targets = (flat_array(result),) if awaited else Spans(sources.layout, (result.data_ptr(),))
+        owner = tensor, result
+    handle = collectives.submit_arrays(
+        how.process_set.process_set_id, known.request, sources, targets, None, awaited, owner
+    )
+    return register(handle, host_memory, result)
+
+
+class _Known(msgspec.Struct, gc=False):
+    """What was found out about a tensor that travelled under some name.
+
+    Attributes:
+        key: what the request was made of, which serves for another tensor of this key, too.
+        spans: where the last one was.
+        single: it has one element.
+    """
+
+    key: tuple[object, ...]
+    request: Request
+    spans: Spans
+    single: bool
+
+
+_known: dict[str, _Known] = {}
+_REMEMBERED = 4096
+
+
+def _look_at(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> _Known:
+    """Check a tensor, and remember what it is known by. Raises as :func:`check`."""
+    called = full_name(_SINGLE, name)
+    specs = [(called, check(tensor), tuple(tensor.shape))]
+    request = collectives.allreduce_request(called, specs, how.op, how.prescale, how.postscale, line)
+    if len(_known) >= _REMEMBERED:
+        _known.clear()
+    layout = layout_of([tensor])
+    assert layout is not None
+    known = _known[name] = _Known(key, request, Spans(layout, (tensor.data_ptr(),)), tensor.numel() == 1)
+    return known
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start reducing ``tensor`` over the ranks of ``process_set``; a handle for :func:`synchronize` and :func:`poll`.
+
+    Every member calls it with the same name, shape, dtype, op and factors. The tensor must not be changed until the handle
+    is synchronised, which returns a new tensor of its shape.
+
+    Raises:
+        ValueError: sparse, not contiguous, an unsupported dtype or device, a name in flight, not a member.
+        HorovodInternalError: not initialised, or the job has failed.
+    """
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _start(_SINGLE, [tensor], name, how, in_place=False)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Like :func:`allreduce_async`, in place: the result is written into ``tensor``."""
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _start(_SINGLE, [tensor], name, how, in_place=True)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce ``tensor`` in place and return it. No gradient flows through it."""
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=True, awaited=True))
+    return result
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Like :func:`allreduce_async` for several tensors that become ready together; its result is a tuple of new tensors.
+
+    They may differ in shape and dtype, and must be on one device.
+    """
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _start(_GROUP, list(tensors), name, how, in_place=False)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Like :func:`grouped_allreduce_async`, in place: its result is a tuple of the tensors themselves."""
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _start(_GROUP, list(tensors), name, how, in_place=True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """Reduce several tensors in place, as one group, and return them."""
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    result: tuple[torch.Tensor, ...] = synchronize(
+        _start(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
+    )
+    return result
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """The gradients of an allreduce are the allreduce of the gradients, in the same way; alone or as a group."""
+
+    @staticmethod
+    def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
+        ctx.prefix, ctx.how = prefix, how
+        return synchronize(_start(prefix, tensors, name, how, in_place=False, awaited=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, None, None, *_reduced(ctx.prefix, [plain(grad) for grad in grads], None, ctx.how)
+
+
+HorovodGroupedAllreduce = HorovodAllreduce
+
+
+def _reduced(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
+    """New tensors, which know where they come from if autograd is interested."""
+    if tracked(*tensors):
+        result = HorovodAllreduce.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
+    else:
+        result = synchronize(_start(prefix, tensors, name, how, in_place=False, awaited=True))
+    return [result] if prefix == _SINGLE else result
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """``postscale_factor * reduce(op, prescale_factor * tensor)`` over the ranks of ``process_set``, as a new tensor.
+
+    Differentiable. The default op is ``hvd.Average``. Arguments and errors as :func:`allreduce_async`.
+    """
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, [tensor], lambda travelling: _reduced(_SINGLE, travelling, name, how))[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce several tensors as one group, into new tensors. Differentiable."""
+    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensors, lambda travelling: _reduced(_GROUP, travelling, name, how))
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: Any, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Start summing (or averaging) a sparse COO tensor over the ranks: everybody's indices and values are gathered.
+
+    Returns:
+        A function that waits and returns the sparse tensor, not coalesced.
+    """
+    full_name("", name)
+    chosen = reduction(op)
+    if chosen not in (Sum, Average):
+        raise ValueError(f"a sparse tensor can be reduced with hvd.Sum or hvd.Average, not hvd.{chosen.label}")
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
+        raise ValueError(f"expected a sparse COO tensor, not {getattr(tensor, 'layout', type(tensor).__name__)}")
+    tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
+    indices_name, values_name = (f"{name}.indices", f"{name}.values") if name else (None, None)
+    indices = allgather_async(plain(tensor.indices().t()), indices_name, process_set)
+    values = allgather_async(plain(tensor.values()), values_name, process_set)
+
+    def result() -> torch.Tensor:
+        gathered: torch.Tensor = synchronize(values)
+        where: torch.Tensor = synchronize(indices)
+        if chosen == Average:
+            gathered = gathered / (process_set.size() or 1)
+        return torch.sparse_coo_tensor(where.t(), gathered, tensor.size())
+
+    return result

@@ -1,0 +1,84 @@
+"""alltoall: every rank sends some rows to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.core.submission.handle import Handle
+from horovod.torch.device.memory import memory_of
+from horovod.torch.ops.arguments import split_rows, tracked
+from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.tensors import plain
+
+Splits = torch.Tensor | Sequence[int] | None
+
+
+def _start(
+    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, awaited: bool = False
+) -> int:
+    """``awaited``: what follows is to wait for it."""
+    rows, number = split_rows(splits), set_id(process_set)
+    memory = memory_of([tensor])
+    outputs: dict[int, torch.Tensor] = {}
+    (source,) = memory.read([tensor])
+    grow = memory.grow([tensor], outputs)
+    handle = collectives.alltoall("alltoall", name, source, rows, grow, number, awaited)
+
+    def result(done: Handle) -> tuple[torch.Tensor, torch.Tensor]:
+        device = splits.device if isinstance(splits, torch.Tensor) else None
+        return outputs[0], torch.tensor(done.result, dtype=torch.int32, device=device)
+
+    return register(handle, memory, make=result)
+
+
+def alltoall_async(
+    tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start sending ``splits[r]`` consecutive rows of ``tensor`` to each set rank r; a handle.
+
+    Its result is ``(output, received_splits)``: the rows that arrived, concatenated by source rank, and how many came from
+    each. Without splits the rows are dealt evenly. Dtype and all dimensions but the first must agree. ``received_splits``
+    has the dtype and device of a splits tensor, else int32 on the CPU.
+
+    Raises:
+        TypeError, ValueError: splits that are no whole numbers, do not add up, or are a tensor that is not one-dimensional or
+            not int32; otherwise as :func:`allreduce_async`.
+    """
+    return _start(tensor, splits, name, process_set)
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """Gradient: the rows go back the way they came."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
+        output, received = synchronize(_start(tensor, splits, name, process_set, awaited=True))
+        ctx.received = received.tolist()
+        ctx.rows = tensor.shape[0]
+        ctx.process_set = process_set
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad, _ = alltoall(plain(grads[0]), ctx.received, process_set=ctx.process_set)
+        if grad.shape[0] < ctx.rows:  # rows beyond the sum of the splits went nowhere
+            grad = torch.cat([grad, grad.new_zeros((ctx.rows - grad.shape[0], *grad.shape[1:]))])
+        return grad, None, None, None
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The rows that arrived, and with ``splits`` given also how many came from each rank. Differentiable."""
+    if tracked(tensor):
+        output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch's
+    else:
+        output, received = synchronize(_start(tensor, splits, name, process_set, awaited=True))
+    return output if splits is None else (output, received)

@@ -1,0 +1,100 @@
+"""broadcast and its forms: one rank's tensor on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from horovod.core.lifecycle.context import running
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id, whole_number
+from horovod.torch.device.memory import memory_of
+from horovod.torch.ops.allreduce import allreduce
+from horovod.torch.ops.arguments import tracked
+from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.tensors import check, empty_like, plain
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start overwriting ``tensor`` on every member with that of global rank ``root_rank``; a handle.
+
+    Shape, dtype and root must agree. Errors as :func:`allreduce_async`; ValueError for a root that is not a member.
+    """
+    return _start(tensor, root_rank, name, process_set)
+
+
+def _start(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, awaited: bool = False
+) -> int:
+    """``awaited``: what follows is to wait for it."""
+    root, number = whole_number(root_rank, "root_rank"), set_id(process_set)
+    memory = memory_of([tensor])
+    tensors = memory.read([tensor]) if _is_root(root) else memory.write([tensor])
+    handle = collectives.broadcast("broadcast", name, tensors, root, number, awaited)
+    return register(handle, memory, tensor)
+
+
+def _is_root(root_rank: int) -> bool:
+    return running().identity.rank == root_rank
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrite ``tensor`` on every member with that of global rank ``root_rank``, and return it."""
+    result: torch.Tensor = synchronize(_start(tensor, root_rank, name, process_set, awaited=True))
+    return result
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Like :func:`broadcast_async_`, into a new tensor."""
+    return _start(_copy(tensor, root_rank), root_rank, name, process_set)
+
+
+def _copy(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
+    """A new tensor, with the contents of ``tensor`` on the root."""
+    root_rank = whole_number(root_rank, "root_rank")
+    check(tensor)
+    new = empty_like(tensor)
+    if _is_root(root_rank):
+        new.copy_(tensor.detach())
+    return new
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """Gradient: averaged over the ranks on the root, zero elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.root_rank = whole_number(root_rank, "root_rank")
+        ctx.process_set = process_set
+        return broadcast_(_copy(tensor, root_rank), root_rank, name, process_set)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad = allreduce(plain(grads[0]), process_set=ctx.process_set)
+        ranks = ctx.process_set.ranks or []
+        if ranks[ctx.process_set.rank() or 0] != ctx.root_rank:
+            # Zeros that have a gradient themselves; not a product with 0, which is NaN for what is infinite.
+            grad = grad.masked_fill(torch.ones((), dtype=torch.bool, device=grad.device), 0)
+        return grad, None, None, None
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The tensor of global rank ``root_rank``, as a new tensor on every member. Differentiable."""
+    if not tracked(tensor):
+        return broadcast_(_copy(tensor, root_rank), root_rank, name, process_set)
+    result: torch.Tensor = HorovodBroadcast.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        tensor, root_rank, name, process_set
+    )
+    return result

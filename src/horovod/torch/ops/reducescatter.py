@@ -1,0 +1,132 @@
+"""reducescatter and its forms: reduce over the ranks, each keeps its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod.core.coordination.messages import Operation
+from horovod.core.execution.batch import shard_rows
+from horovod.core.lifecycle.context import running
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.torch.compression import Compression, Compressor
+from horovod.torch.device.memory import memory_of
+from horovod.torch.ops.allgather import grouped_allgather
+from horovod.torch.ops.arguments import Average, Reducing, Sum, compressed, tracked
+from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.tensors import check, empty, plain
+
+_SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
+
+
+def _members(process_set: ProcessSet) -> tuple[int, int]:
+    """This rank's place in the set, and the size of the set."""
+    worker = running().worker(process_set.process_set_id, Operation.REDUCESCATTER)
+    return worker.index, len(worker.ranks)
+
+
+def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing, awaited: bool = False) -> int:
+    """Start to reduce and scatter; a group's result is a tuple. ``awaited``: what follows is to wait for it."""
+    index, size = _members(how.process_set)
+    outputs = []
+    for tensor in tensors:
+        check(tensor)
+        if not tensor.dim():
+            raise ValueError("Reducescatter does not support scalar inputs.")
+        rows = shard_rows(tensor.shape[0], size)[index]
+        outputs.append(empty((rows, *tensor.shape[1:]), tensor.dtype, tensor.device))
+    memory = memory_of(tensors)
+    sources, targets = memory.read(tensors), memory.write(outputs)
+    handle = collectives.reducescatter(
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited
+    )
+    result = outputs[0] if prefix == _SINGLE else tuple(outputs)
+    return register(handle, memory, result)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start reducing ``tensor`` and keeping this rank's rows of the result; a handle.
+
+    Of n rows over s ranks everybody keeps n // s, the first n % s ranks one more. ``op`` is hvd.Average or hvd.Sum.
+    Shape, dtype, op and factors must agree. Errors as :func:`allreduce_async`; ValueError for a tensor without dimensions.
+    """
+    return _start(_SINGLE, [tensor], name, Reducing.of(op, None, prescale_factor, postscale_factor, process_set))
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Like :func:`reducescatter_async` for several tensors that become ready together; its result is a tuple."""
+    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
+    return _start(_GROUP, list(tensors), name, how)
+
+
+class HorovodReducescatter(torch.autograd.Function):
+    """Gradients: everybody's rows are gathered; for a Sum times the number of ranks, and times both factors."""
+
+    @staticmethod
+    def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
+        ctx.process_set = how.process_set
+        ctx.factor = how.prescale * how.postscale * (_members(how.process_set)[1] if how.op == Sum else 1)
+        return synchronize(_start(prefix, tensors, name, how, awaited=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        rows = [plain(grad * ctx.factor) for grad in grads]
+        return None, None, None, *grouped_allgather(rows, process_set=ctx.process_set)
+
+
+HorovodGroupedReducescatter = HorovodReducescatter
+
+
+def _scattered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
+    """New tensors, which know where they come from if autograd is interested."""
+    if tracked(*tensors):
+        result = HorovodReducescatter.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
+    else:
+        result = synchronize(_start(prefix, tensors, name, how, awaited=True))
+    return [result] if prefix == _SINGLE else result
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """:func:`reducescatter` of several tensors as one group. Differentiable."""
+    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensors, lambda travelling: _scattered(_GROUP, travelling, name, how))
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of the reduction of ``tensor``, as a new tensor. Differentiable."""
+    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, [tensor], lambda travelling: _scattered(_SINGLE, travelling, name, how))[0]

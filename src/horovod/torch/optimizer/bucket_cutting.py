@@ -1,0 +1,50 @@
+"""How an optimizer's parameters are put into buckets; every rank must do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from horovod.common.buckets import bucket_limit, cut, cut_by_groups
+from horovod.torch.optimizer.buckets import Slot
+
+
+def cut_buckets(
+    slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]] | None = None
+) -> list[list[Slot]]:
+    """The buckets of ``slots``, which are in the order of the parameters.
+
+    Args:
+        groups: what the user asked for; None: by size, as suits the running generation.
+    """
+    if groups is not None:
+        return by_groups(slots, groups)
+    return by_size(slots, bucket_limit(all(slot.parameter.device.type == "cpu" for slot in slots)))
+
+
+def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:
+    """Cut ``slots`` (in parameter order) into buckets of one dtype and device and at most ``limit`` bytes, last ones first.
+
+    A parameter larger than the limit is a bucket of its own.
+    """
+    kinds = [(slot.parameter.dtype, slot.parameter.device) for slot in slots]
+    sizes = [slot.parameter.numel() * slot.parameter.element_size() for slot in slots]
+    return [[slots[index] for index in bucket] for bucket in cut(list(zip(kinds, sizes, strict=True)), limit)]
+
+
+def by_groups(slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]]) -> list[list[Slot]]:
+    """The buckets a user asked for: a number of them, or lists of parameters; what no list names stands alone.
+
+    A group whose parameters are on several devices is a bucket on each of them.
+    """
+    lists = groups if isinstance(groups, int) else [list(group) for group in groups]
+    chosen = cut_by_groups([slot.parameter for slot in slots], lists)
+    return [bucket for members in chosen for bucket in _by_device([slots[index] for index in members])]
+
+
+def _by_device(slots: Sequence[Slot]) -> list[list[Slot]]:
+    buckets: dict[torch.device, list[Slot]] = {}
+    for slot in slots:
+        buckets.setdefault(slot.parameter.device, []).append(slot)
+    return list(buckets.values())

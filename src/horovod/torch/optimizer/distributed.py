@@ -1,0 +1,99 @@
+"""``DistributedOptimizer``: an optimizer whose ``step()`` uses gradients reduced over all ranks.
+
+A hook on every parameter marks its gradient ready while backward goes on (:mod:`horovod.torch.optimizer.readiness`); a
+full bucket is sent at once and reduced in the memory of the gradients
+(:mod:`horovod.torch.optimizer.gradient_reduction`). When ``backward()`` returns, the gradients are reduced. ``step()``
+sends what backward did not reach, waits, and steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum,
+what travels is what a step changes (:mod:`horovod.torch.optimizer.adasum`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from horovod.comm.reduction import ReduceOp
+from horovod.common.basics import size
+from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.torch.compression import Compression, Compressor
+from horovod.torch.compression.bucket_compression import BucketCompressor
+from horovod.torch.optimizer.adasum import AdasumOptimizer
+from horovod.torch.optimizer.gradient_optimizer import GradientOptimizer
+from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.parameter_names import places
+from horovod.torch.optimizer.settings import check_arguments
+from horovod.torch.optimizer.wrapped import WrappedOptimizer, wrap
+
+_Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
+
+
+def DistributedOptimizer(
+    optimizer: _Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] | BucketCompressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> _Optimizer:
+    """Make ``optimizer`` use gradients that are reduced over the ranks. Every rank must wrap the same parameters.
+
+    Returns an optimizer of a class derived from ``optimizer``'s, with its parameter groups and its state; use it in place of
+    the original. It has in addition ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
+    ``set_backward_passes_per_step()``. Parameters may be added (``add_param_group``), frozen and unfrozen later, at the same
+    step on every rank.
+
+    When ``backward()`` returns, the gradients are reduced, as with PyTorch's DistributedDataParallel: clip them, unscale
+    them with a ``torch.amp.GradScaler``, read them. Where a rank has not reached every parameter, or another optimizer's
+    step has begun too and is not complete, they are reduced in ``step()`` or ``synchronize()``; call the latter before you
+    touch them.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer``.
+        named_parameters: ``model.named_parameters()``: names for messages; all parameters of the optimizer, or none.
+        compression: how gradients travel: one of ``hvd.Compression``, a :class:`~horovod.torch.compression.Compressor` or a
+            :class:`~horovod.torch.compression.bucket_compression.BucketCompressor` of your own.
+        backward_passes_per_step: gradients accumulate locally over this many backward passes (they are summed, not
+            averaged) before they are reduced. A step with fewer passes reduces what there is.
+        op: ``hvd.Average``, ``hvd.Sum``, ``hvd.Min``, ``hvd.Max`` or ``hvd.Product``. With ``hvd.Adasum`` every rank makes a
+            step of its own, and what the steps change is combined (:mod:`horovod.torch.optimizer.adasum`); ``groups``
+            and ``sparse_as_dense`` then mean nothing.
+        gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
+        num_groups: deprecated; the same as an integer for ``groups``.
+        groups: a number of buckets, or lists of parameters that travel together; default: buckets by size.
+        sparse_as_dense: reduce sparse gradients as dense ones; they are sparse again afterwards. Needed where a rank may
+            have no gradient at all for such a parameter in its very first step, unless the optimizer is ``SparseAdam``.
+        process_set: reduce over these ranks only; other ranks step with their own gradients.
+
+    Raises:
+        ValueError, NotImplementedError: an argument is wrong; the text says which.
+    """
+    if isinstance(optimizer, WrappedOptimizer):
+        raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")
+    settings = check_arguments(
+        optimizer,
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        sparse_as_dense,
+        process_set,
+    )
+    front: type[WrappedOptimizer] = GradientOptimizer
+    if settings.op == ReduceOp.ADASUM and size() > 1:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise NotImplementedError(
+                "op=hvd.Adasum steps on some parameters at a time, which LBFGS cannot do; use hvd.Average"
+            )
+        front = AdasumOptimizer
+    signature = [(settings.names[p], tuple(p.shape), str(p.dtype)) for p in places(optimizer)]
+    wrapped: _Optimizer = wrap(optimizer, front, settings, Identity(signature, process_set))
+    return wrapped

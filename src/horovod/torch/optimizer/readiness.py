@@ -1,0 +1,287 @@
+"""Which of an optimizer's gradients are ready: counts backward passes, and says when a bucket can travel.
+
+A step of an optimizer goes through the phases of :class:`Phase`. Every bucket is sent exactly once a step, on every rank:
+when its last gradient is ready, which is inside backward, or in ``step()`` at the latest. When the backward pass that sends
+the last bucket ends, it waits for all of them, so the gradients are reduced when ``backward()`` returns.
+
+A rank that waits there must have sent everything that other ranks may wait for in this pass. So it does not wait while any
+optimizer of this process has begun a step, or is new, and has buckets left to send. Other ranks may have filled these in
+the same pass, and wait for them, while this rank sends them only in a later pass or in ``step()``. Then ``step()`` or
+``synchronize()`` waits.
+
+What backward adds after ``step()`` to the gradients that the step has used stays on this rank: usually it comes of somebody
+else's loss that flows through these parameters (the generator's, in a pair of adversaries) and is about to be thrown away.
+A step begins with ``zero_grad()``, or with the first gradient that is not added to an old one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from itertools import count
+from typing import Any
+
+import torch
+
+from horovod.common.basics import is_initialized
+from horovod.core.lifecycle.context import running
+from horovod.core.submission.handle import all_of
+from horovod.torch.optimizer.buckets import Bucket, Slot
+from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.parameters import OptimizerParameters
+from horovod.torch.optimizer.settings import Settings, check_passes
+
+_AFTER_AN_EXCEPTION = (
+    "After an exception inside backward(), call optimizer.synchronize(), or with op=hvd.Adasum optimizer.step(), "
+    "and then optimizer.zero_grad()."
+)
+_TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). "
+    "Increase backward_passes_per_step to accumulate gradients locally, or run all passes but the last inside "
+    f"optimizer.no_sync(). {_AFTER_AN_EXCEPTION} The parameter is {{name!r}}."
+)
+_ZERO_GRAD_TOO_EARLY = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    f"This would clear gradients that are being reduced. {_AFTER_AN_EXCEPTION}"
+)
+_INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are this rank's own; leave the block before {what}"
+
+_everyone: weakref.WeakValueDictionary[int, Readiness] = weakref.WeakValueDictionary()
+"""The optimizers of this process, in the order in which they were made."""
+_count = count()
+
+
+class Phase(Enum):
+    """Where an optimizer is between two calls of ``step()``."""
+
+    NEW = "no step has been made: the first gradient begins one"
+    STEPPED = "gradients, if there are any, are those of the last step"
+    FILLING = "a step has begun: backward fills buckets, and full ones are sent"
+    REDUCED = "everything is reduced"
+    SYNCHRONIZED = "everything is reduced, and the user has called synchronize()"
+
+
+_FILLING = Phase.FILLING  # to look a member up takes as long as the rest of a hook
+
+
+class Readiness(OptimizerParameters):
+    """The distributed part of one optimizer: its parameters, and how far backward has come with each.
+
+    Attributes:
+        phase: of the step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+        self.phase = Phase.NEW
+        self._paused = False
+        self._original: weakref.ref[torch.optim.Optimizer] | None = None
+        super().__init__(optimizer, settings, identity)
+        _everyone[next(_count)] = self
+
+    @abstractmethod
+    def send(self, bucket: Bucket) -> None:
+        """Start to reduce a bucket; sets its ``handle`` and ``sent``. What backward has not reached counts as zeros."""
+
+    @abstractmethod
+    def end_backward(self) -> None:
+        """A backward pass ends, and no optimizer of this process holds anything back."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Forget the step under way, whatever becomes of it."""
+
+    @abstractmethod
+    def before_scaler_steps(self) -> None:
+        """A gradient scaler is about to step: it has unscaled the gradients, or does so next.
+
+        Raises:
+            AssertionError: they are not reduced.
+        """
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the gradients are reduced, and no step has used them."""
+        return self.phase in (Phase.REDUCED, Phase.SYNCHRONIZED)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is being reduced right now."""
+        return any(bucket.handle is not None for bucket in self.buckets)
+
+    def derived_from(self, original: torch.optim.Optimizer) -> None:
+        """Remember the optimizer that the user wrapped, for schedulers that were made for it."""
+        self._original = weakref.ref(original)
+
+    def tell_schedulers(self) -> None:
+        """Let a learning-rate scheduler of the original see that steps are made."""
+        original: Any = self._original() if self._original is not None else None
+        if original is not None:
+            original._opt_called = True  # where PyTorch's schedulers look
+
+    def add_parameters(self) -> None:
+        """The optimizer has got new ones, maybe in the middle of a step."""
+        self.adopt()
+        if self.phase is Phase.FILLING and is_initialized():
+            self.prepare()
+
+    def zero_grad(self) -> None:
+        """The user throws the gradients away: a step begins.
+
+        Raises:
+            AssertionError: some gradients are complete, and may be on their way.
+        """
+        if is_initialized():
+            self.prepare()
+        if self.phase is Phase.FILLING and any(bucket.waiting != len(bucket.slots) for bucket in self.buckets):
+            raise AssertionError(_ZERO_GRAD_TOO_EARLY)
+        self.begin()
+        for other in _everyone.values():
+            if other.phase is Phase.NEW:  # the script begins steps with zero_grad(), and it has not begun that one's
+                other.phase = Phase.STEPPED
+
+    def begin(self) -> None:
+        """A step begins, and no gradient is known."""
+        if self.phase is Phase.FILLING:
+            self._reset()  # passes whose gradients are thrown away
+        self.phase = Phase.FILLING
+        for bucket in self.buckets:
+            bucket.reduced = False
+        for slot in self.slots.values():
+            slot.version = None
+            if slot.hook is not None:
+                slot.hook.restore()
+
+    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """A backward pass has added to a gradient.
+
+        Raises:
+            AssertionError: it had all its passes already.
+        """
+        before, slot.version = slot.version, gradient._version
+        if self.phase is not _FILLING and not self._begins_with(slot, before):
+            return
+        if slot.bucket is None:
+            self.prepare()
+        bucket = slot.bucket
+        if bucket is None:
+            return  # in this generation the rank takes no part
+        if self._paused:
+            if bucket.handle is not None:
+                raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
+            return
+        if slot.ready:
+            raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
+        slot.passes -= 1
+        if slot.passes:
+            return
+        slot.ready = True
+        bucket.waiting -= 1
+        if bucket.waiting or running().generation != self.generation:
+            return
+        self.send(bucket)
+        if not any(each.open for each in self.buckets):
+            torch.autograd.Variable._execution_engine.queue_callback(_end_of_backward)
+
+    def _begins_with(self, slot: Slot, before: int | None) -> bool:
+        """Whether a step begins with this gradient: it was not added to the one that the last reduction or step has left.
+
+        Raises:
+            AssertionError: it was, and that one has not been used yet.
+        """
+        if before is None:  # it had none to be added to; so look at the others
+            added = not any(each.version is not None and each.parameter.grad is None for each in self.slots.values())
+        else:
+            added = slot.version == before + 1
+        if self.phase is Phase.STEPPED:
+            if added or torch.is_grad_enabled():  # with create_graph=True a sum is a new tensor, too
+                return False
+        elif added and self.phase is not Phase.NEW:
+            raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
+        version = slot.version
+        self.prepare()
+        self.begin()
+        slot.version = version
+        return True
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether backward may still fill a bucket of a step that has begun, or that may have for all this rank knows."""
+        waiting: Iterable[Slot] = ()
+        if self.phase is Phase.NEW:
+            waiting = self.slots.values()
+        elif self.phase is Phase.FILLING and self.generation == running().generation:
+            waiting = (slot for bucket in self.buckets if bucket.open for slot in bucket.slots)
+        return any(slot.parameter.requires_grad and slot.hook is not None and slot.hook.is_heard() for slot in waiting)
+
+    def send_all(self) -> BaseException | None:
+        """Send what has not been sent; the first error."""
+        error: BaseException | None = None
+        self.prepare()
+        for bucket in self.buckets:
+            if bucket.open:
+                try:
+                    self.send(bucket)
+                except BaseException as failure:
+                    error = error or failure
+        return error
+
+    def end_reduction(self) -> None:
+        """Everything is sent and reduced."""
+        self._reset()
+        self.phase = Phase.REDUCED
+        for bucket in self.buckets:
+            bucket.reduced = True
+
+    def end_step(self) -> None:
+        """The gradients have been used."""
+        if self.phase is Phase.FILLING:
+            self._reset()
+        self.phase = Phase.STEPPED
+        for bucket in self.buckets:
+            bucket.reduced = False
+        for slot in self.slots.values():
+            gradient = slot.parameter.grad
+            slot.version = None if gradient is None else gradient._version
+
+    def forget(self) -> None:
+        """Nothing is under way any more, and no gradient is known."""
+        self._reset()
+        self.begin()
+        self.phase = Phase.NEW
+
+    def _reset(self) -> None:
+        for bucket in self.buckets:
+            bucket.reset(self.passes)
+
+    def rewind(self) -> None:
+        """Count passes anew for whatever has not been sent."""
+        for bucket in self.buckets:
+            if bucket.handle is None:
+                bucket.reset(self.passes)
+
+    def set_passes(self, passes: int) -> None:
+        self.passes = check_passes(passes)
+        self.rewind()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which passes do not count."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def check_not_paused(self, what: str) -> None:
+        """Raises AssertionError inside :meth:`paused`."""
+        if self._paused:
+            raise AssertionError(_INSIDE_NO_SYNC.format(what=what))
+
+
+def _end_of_backward() -> None:
+    optimizers = list(_everyone.values())
+    if not any(optimizer.holds_back for optimizer in optimizers):
+        all_of(optimizer.end_backward for optimizer in optimizers)

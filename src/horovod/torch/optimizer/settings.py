@@ -1,0 +1,111 @@
+"""What ``DistributedOptimizer`` was asked for, checked before anything is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from horovod.comm.reduction import ReduceOp
+from horovod.common.buckets import check_groups, chosen_groups
+from horovod.common.reductions import check_members, check_predivide, reduction
+from horovod.core.process_set import ProcessSet
+from horovod.observe.call_site import caller
+from horovod.torch.compression import Compressor
+from horovod.torch.compression.bucket_compression import BucketCompressor
+from horovod.torch.optimizer.parameter_names import parameter_names
+
+
+def check_passes(passes: int) -> int:
+    """``backward_passes_per_step``.
+
+    Raises:
+        ValueError: not a positive integer.
+    """
+    if not isinstance(passes, int) or passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, an integer; not {passes!r}")
+    return passes
+
+
+def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
+    """A parameter that an optimizer is to take care of.
+
+    Raises:
+        ValueError: its gradients cannot be reduced; the text says what to do.
+    """
+    if hasattr(parameter, "full_tensor"):  # torch.distributed.tensor.DTensor, without importing it
+        raise ValueError(
+            f"parameter {name!r} is a DTensor: FSDP2 (fully_shard) or tensor parallelism communicates its gradients "
+            "already. Use the optimizer without DistributedOptimizer, or the model without them"
+        )
+    if parameter.dtype.is_complex and op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
+        raise ValueError(
+            f"parameter {name!r} is complex: its gradients can be reduced with hvd.Average, hvd.Sum or hvd.Adasum, not "
+            f"hvd.{op.label}"
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked arguments.
+
+    Attributes:
+        names: of parameters; at least of all that the optimizer has now.
+        line: of the user's code that made the optimizer.
+    """
+
+    names: dict[torch.Tensor, str]
+    compression: type[Compressor] | BucketCompressor
+    passes: int
+    op: ReduceOp
+    predivide: float
+    groups: int | list[list[torch.Tensor]] | None
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    line: str
+
+    def over(self, names: dict[torch.Tensor, str], groups: int | list[list[torch.Tensor]] | None) -> Settings:
+        """The same for other parameters."""
+        return dataclasses.replace(self, names=names, groups=groups)
+
+
+def check_arguments(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    compression: type[Compressor] | BucketCompressor,
+    passes: int,
+    op: Any,
+    predivide: float,
+    num_groups: int,
+    groups: Any,
+    sparse_as_dense: bool,
+    process_set: ProcessSet,
+) -> Settings:
+    """The arguments of ``DistributedOptimizer``, in its order.
+
+    Raises:
+        ValueError, NotImplementedError: one is wrong; the text says which.
+    """
+    chosen = reduction(op)
+    check_predivide(predivide, chosen)
+    groups = chosen_groups(groups, num_groups, stacklevel=3)
+    check_passes(passes)
+    if isinstance(compression, BucketCompressor) and (
+        chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM) or predivide != 1.0
+    ):
+        raise ValueError(
+            f"{type(compression).__name__} reduces gradients with op=hvd.Average or hvd.Sum and no gradient_predivide_factor"
+        )
+    names = parameter_names(optimizer, named_parameters)
+    checked = check_groups(groups, "torch.Tensor", _member)
+    check_members(chosen, process_set)
+    return Settings(names, compression, passes, chosen, predivide, checked, sparse_as_dense, process_set, caller())
+
+
+def _member(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise ValueError("groups must consist of torch.Tensor.")
+    return value

@@ -1,0 +1,286 @@
+"""The express among ranks inside this one process: offers, verdicts, and what is computed from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.shm import futex
+from horovod.comm.shm.arena import Arena
+from horovod.comm.shm.proposals import IDENTITY_BYTES, Proposals
+from unit.control.together import Together, together, wait_until
+
+Group = list[Proposals]
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[[int], Group]]:
+    with ExitStack() as stack:
+
+        def made(size: int) -> Group:
+            arena = Arena.create(size)
+            stack.callback(arena.close)
+            group = [Proposals(arena, rank, size) for rank in range(size)]
+            for proposals in group:
+                stack.callback(proposals.release)
+            return group
+
+        yield made
+
+
+@pytest.fixture(params=[2, 3, 8])
+def group(make: Callable[[int], Group], request: pytest.FixtureRequest) -> Group:
+    return make(request.param)
+
+
+@pytest.fixture
+def pair(make: Callable[[int], Group]) -> Group:
+    return make(2)
+
+
+def offers(group: Group, identity: bytes = b"x", length: int = 5, offset: float = 0.0) -> list[int]:
+    return [
+        proposals.propose(identity, [np.full(length, rank + offset, np.float32)])
+        for rank, proposals in enumerate(group)
+    ]
+
+
+def judged(group: Group, identity: bytes = b"x") -> bool:
+    """What a judge does that waits for nobody."""
+    leader = group[0]
+    number = 1 + max(number for number in range(1000) if number == 0 or leader.over(number))
+    success = all(
+        leader.await_proposal(peer, number, 1, 0) and leader.alike(peer, identity) for peer in range(1, len(group))
+    )
+    leader.leader(success)
+    return success
+
+
+def sums(group: Group, length: int = 5) -> list[list[float]]:
+    found = []
+    for proposals in group:
+        target = np.zeros(length, np.float32)
+        proposals.allreduce([target], ReduceOp.SUM, 1.0, 1.0)
+        found.append(target.tolist())
+    return found
+
+
+def test_attempt_after_attempt_succeeds(group: Group) -> None:
+    for turn in range(7):
+        numbers = offers(group, offset=turn)
+        assert numbers == [turn + 1] * len(group)
+        assert not any(proposals.over(turn + 1) for proposals in group)
+        assert judged(group)
+        assert all(proposals.over(turn + 1) and proposals.succeeded() for proposals in group)
+        assert sums(group) == [[float(sum(rank + turn for rank in range(len(group))))] * 5] * len(group)
+
+
+def test_only_what_is_alike_to_the_last_byte_succeeds(group: Group) -> None:
+    for turn, last in enumerate([b"y", b"xx", b"", b"\0"]):
+        offers(group[:-1])
+        group[-1].propose(last, [])
+        assert judged(group) == (last == b"xx")  # it begins with x: a description that is whole is no other's beginning
+        if last != b"xx":
+            assert all(proposals.over(turn + 1) and not proposals.succeeded() for proposals in group)
+
+
+def test_a_peer_without_an_offer_is_not_part_of_it(group: Group) -> None:
+    offers(group)
+    assert judged(group)
+    offers(group[:-1])
+    assert not judged(group)  # the last one's offer was for the attempt before
+    assert not any(proposals.succeeded() for proposals in group[:-1])
+    offers(group, offset=1)
+    assert judged(group)
+    assert sums(group)[0][0] == sum(rank + 1 for rank in range(len(group)))
+
+
+def test_what_others_still_read_is_not_overwritten_by_failures(pair: Group) -> None:
+    leader, slow = pair
+    offers(pair)
+    assert judged(pair)
+    for _ in range(5):  # attempts of the judge, while the other has yet to read
+        leader.propose(b"x", [np.full(5, 77, np.float32)])
+        leader.leader(False)
+    assert slow.succeeded()
+    assert sums([slow]) == [[1.0] * 5]
+
+
+def persist(wait: Callable[[], bool]) -> None:
+    """A sleep may end early; what it was for has come when ``wait()`` says so."""
+    wait_until(wait, "what is waited for", seconds=20)
+
+
+def test_a_late_offer_meets_a_waiting_judge_and_the_other_way_round(pair: Group) -> None:
+    leader, member = pair
+
+    leader.propose(b"x", [])
+    waiting = Together(lambda: persist(lambda: leader.await_proposal(1, 1, 1, 10)))
+    time.sleep(0.05)  # so that it sleeps by then; the test holds if it does not
+    member.propose(b"x", [])
+    waiting.results()
+    waiting = Together(lambda: persist(lambda: member.await_outcome(1, 1, 10)))
+    time.sleep(0.05)  # as above
+    leader.leader(True)
+    waiting.results()
+
+
+def test_waiting_ends(pair: Group) -> None:
+    leader, member = pair
+    assert not leader.await_proposal(1, 1, 10, 0)
+    assert not leader.await_proposal(1, 1, 1, 0.01)
+    number = member.propose(b"x", [])
+    assert not member.await_outcome(number, 10, 0)
+    assert not member.await_outcome(number, 1, 0.01)
+    assert leader.await_proposal(1, number, 0, 1e6)  # it is there, so there is no wait
+    leader.leader(False)
+    assert member.await_outcome(number, 0, 1e6)
+
+
+def test_a_judge_that_goes_another_way_ends_what_is_offered(pair: Group) -> None:
+    leader, member = pair
+    leader.shut()
+    leader.shut()
+    assert member.closed()
+    assert not member.over(1)  # nothing was offered
+    leader.reopen()
+    assert not member.closed()
+    number = member.propose(b"x", [])
+    leader.shut()
+    assert member.closed() and member.over(number) and not member.succeeded()
+    late = member.propose(b"x", [])
+    leader.shut()
+    assert member.closed() and not member.over(late)
+
+
+def test_an_attempt_that_a_peer_gives_up_is_over_unless_it_succeeded(pair: Group) -> None:
+    leader, member = pair
+    number = member.propose(b"x", [])
+    assert not leader.give_up(number)
+    assert member.over(number) and not member.succeeded()
+    assert not leader.give_up(number)
+    offers(pair)
+    assert judged(pair)
+    assert leader.give_up(number + 1)
+    for wrong in (0, -1, number + 3):
+        with pytest.raises(ValueError, match=f"attempt {wrong} of"):
+            leader.give_up(wrong)
+
+
+@pytest.mark.parametrize("lengths", [[0], [1], [3, 0, 4], [2048], []])
+def test_several_tensors_of_any_length(group: Group, lengths: Sequence[int]) -> None:
+    inputs = [[np.arange(length, dtype=np.float64) * rank for length in lengths] for rank in range(len(group))]
+    for proposals, some in zip(group, inputs, strict=True):
+        proposals.propose(b"x", some)
+    assert judged(group)
+    for proposals in group:
+        outputs = [np.full(length, -1.0) for length in lengths]
+        proposals.allreduce(outputs, ReduceOp.SUM, 1.0, 1.0)
+        for output in outputs:
+            np.testing.assert_array_equal(output, np.arange(len(output)) * sum(range(len(group))))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8, np.bool_])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])
+def test_every_type_and_operation(group: Group, dtype: type, op: ReduceOp) -> None:
+    values = [np.array([rank % 2, 1, rank % 3], np.int64).astype(dtype) for rank in range(len(group))]
+    for proposals, value in zip(group, values, strict=True):
+        proposals.propose(b"x", [value])
+    assert judged(group)
+    fold = {ReduceOp.SUM: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}[op]
+    expected = fold.reduce(np.stack(values), dtype=dtype)
+    for proposals in group:
+        target = np.zeros(3, dtype)
+        proposals.allreduce([target], op, 1.0, 1.0)
+        np.testing.assert_array_equal(target, expected)
+
+
+def test_factors_and_an_output_that_is_the_input(pair: Group) -> None:
+    arrays = [np.full(3, rank + 1, np.float32) for rank in range(2)]
+    for proposals, array in zip(pair, arrays, strict=True):
+        proposals.propose(b"x", [array])
+    assert judged(pair)
+    for proposals, array in zip(pair, arrays, strict=True):
+        proposals.allreduce([array], ReduceOp.SUM, 2.0, 0.25)
+        assert array.tolist() == [1.5] * 3
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_broadcast(group: Group, root: int) -> None:
+    source = [np.arange(3.0), np.full(2, 7.0)]
+    targets = [[np.zeros(3), np.zeros(2)] for _ in group]
+    for rank, proposals in enumerate(group):
+        proposals.propose(b"x", source if rank == root else [])
+    assert judged(group)
+    for rank, proposals in enumerate(group):
+        proposals.broadcast(source if rank == root else targets[rank], root)
+        if rank != root:
+            assert [target.tolist() for target in targets[rank]] == [array.tolist() for array in source]
+
+
+def test_allgather_of_parts_of_any_length(group: Group) -> None:
+    counts = [3 * (rank % 3) for rank in range(len(group))]
+    for rank, proposals in enumerate(group):
+        proposals.propose(b"x", [np.full(counts[rank], rank, np.int32)], counts[rank] // 3)
+    assert judged(group)
+    for proposals in group:
+        assert proposals.notes() == [count // 3 for count in counts]
+        output = np.full(sum(counts), -1, np.int32)
+        proposals.allgather(output, counts)
+        assert output.tolist() == [rank for rank, count in enumerate(counts) for _ in range(count)]
+
+
+def test_identities_and_data_as_long_as_they_may_be(group: Group) -> None:
+    identity = bytes(number % 251 for number in range(IDENTITY_BYTES))
+    arrays = [np.full(group[0].data_bytes, rank, np.uint8) for rank in range(len(group))]
+    for proposals, array in zip(group, arrays, strict=True):
+        proposals.propose(identity, [array])
+    assert judged(group, identity)
+    for proposals in group:
+        target = np.zeros(group[0].data_bytes, np.uint8)
+        proposals.allreduce([target], ReduceOp.MAX, 1.0, 1.0)
+        assert set(target) == {len(group) - 1}
+
+
+@pytest.mark.parametrize("fenced", [False, True], ids=["this processor", "one that reorders"])
+def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some attempts fail; whoever succeeded has the right sum."""
+    monkeypatch.setattr(futex, "weakly_ordered", fenced)
+    turns = 300
+
+    def leader() -> int:
+        wins = 0
+        for turn in range(turns):
+            number = group[0].propose(b"%d" % turn, [np.full(9, turn, np.int64)])
+            for peer in range(1, len(group)):
+                persist(lambda peer=peer, number=number: group[0].await_proposal(peer, number, 20, 20))
+            success = turn % 3 != 1 and all(group[0].alike(peer, b"%d" % turn) for peer in range(1, len(group)))
+            group[0].leader(success)
+            wins += success
+            if success:
+                check(0, turn)
+        return wins
+
+    def member(rank: int) -> int:
+        wins = 0
+        for turn in range(turns):
+            number = group[rank].propose(b"%d" % turn, [np.full(9, turn + rank, np.int64)])
+            persist(lambda number=number: group[rank].await_outcome(number, 20, 20))
+            if group[rank].succeeded():
+                wins += 1
+                check(rank, turn)
+        return wins
+
+    def check(rank: int, turn: int) -> None:
+        target = np.zeros(9, np.int64)
+        group[rank].allreduce([target], ReduceOp.SUM, 1.0, 1.0)
+        assert set(target) == {turn * len(group) + sum(range(len(group)))}
+
+    found = together(leader, *[lambda rank=rank: member(rank) for rank in range(1, len(group))], seconds=60)
+    assert found == [turns * 2 // 3] * len(group)

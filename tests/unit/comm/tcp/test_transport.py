@@ -1,0 +1,354 @@
+"""The transport alone: framing, flow in both directions, and each way in which a peer can fail."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+
+from engines import loopback_pair, tcp_sockets
+from horovod.comm.base import Aborted, PeerFailure, Stall
+from horovod.comm.tcp.link import HEADER, MAGIC, Collective
+from horovod.comm.tcp.transport import Exchange
+
+
+def frame(payload: bytes, collective: int = Collective.ALLREDUCE, number: int = 1) -> bytes:
+    return HEADER.pack(MAGIC, collective, number, len(payload)) + payload
+
+
+@pytest.fixture(params=[socket.socketpair, loopback_pair], ids=["unix", "tcp"])
+def key(request: pytest.FixtureRequest) -> Iterator[tuple[Exchange, socket.socket]]:
+    """An exchange whose only peer, rank 1, is the other end of a socket in the test's hands."""
+    own, other = request.param()
+    exchange = Exchange({1: own}, timedelta(seconds=0.3))
+    exchange.begin(Collective.ALLREDUCE)
+    try:
+        yield exchange, other
+    finally:
+        exchange.close()
+        other.close()
+
+
+def test_what_is_sent(key: tuple[Exchange, socket.socket]) -> None:
+    exchange, other = key
+    exchange.wait([exchange.send(1, memoryview(b"abc"), memoryview(b""), memoryview(b"de")), exchange.send(1)])
+    assert other.recv(100) == frame(b"abcde") + frame(b"")
+
+
+def test_what_is_received(key: tuple[Exchange, socket.socket]) -> None:
+    exchange, other = key
+    first, second = bytearray(2), bytearray(3)
+    mark = exchange.receive(1, memoryview(first), memoryview(second))
+    empty = exchange.receive(1)
+    other.sendall(frame(b"abcde") + frame(b"") + b"more than was asked for")
+    exchange.wait([mark, empty])
+    assert (bytes(first), bytes(second)) == (b"ab", b"cde")
+
+
+def test_it_comes_byte_by_byte(key: tuple[Exchange, socket.socket]) -> None:
+    exchange, other = key
+    buffer = bytearray(5)
+    mark = exchange.receive(1, memoryview(buffer))
+
+    def dribble() -> None:
+        for byte in frame(b"abcde"):
+            other.sendall(bytes([byte]))
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    exchange.wait([mark])
+    thread.join()
+    assert bytes(buffer) == b"abcde"
+
+
+def test_many_buffers_in_one_transfer(key: tuple[Exchange, socket.socket]) -> None:
+    exchange, other = key
+    exchange.wait([exchange.send(1, *(memoryview(bytes([n % 256])) for n in range(3000)))])
+    expected = frame(bytes(n % 256 for n in range(3000)))
+    assert other.recv(len(expected), socket.MSG_WAITALL) == expected
+    buffers = [bytearray(1) for _ in range(3000)]
+    mark = exchange.receive(1, *map(memoryview, buffers))
+    other.sendall(expected)
+    exchange.wait([mark])
+    assert b"".join(buffers) == expected[HEADER.size :]
+
+
+def test_everyone_sends_first_far_more_than_the_kernel_holds() -> None:
+    size, length = 3, 8 << 20
+    exchanges = [Exchange(sockets, timedelta(seconds=30)) for sockets in tcp_sockets(size, socket.socketpair)]
+    received = [{peer: bytearray(length) for peer in range(size) if peer != rank} for rank in range(size)]
+
+    def run(rank: int) -> None:
+        exchange = exchanges[rank]
+        exchange.begin(Collective.ALLTOALL)
+        data = memoryview(bytes([rank]) * length)
+        marks = [exchange.send(peer, data) for peer in received[rank]]
+        marks += [exchange.receive(peer, memoryview(buffer)) for peer, buffer in received[rank].items()]
+        exchange.wait(marks)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(buffer == bytes([peer]) * length for buffers in received for peer, buffer in buffers.items())
+    for exchange in exchanges:
+        exchange.close()
+
+
+@pytest.mark.parametrize("wanted", ["receive", "send"])
+def test_a_silent_peer(key: tuple[Exchange, socket.socket], wanted: str) -> None:
+    exchange, _ = key
+    mark = exchange.receive(1) if wanted == "receive" else exchange.send(1, memoryview(bytes(64 << 20)))
+    with pytest.raises(PeerFailure, match="made no progress") as failure:
+        exchange.wait([mark])
+    assert (failure.value.rank, failure.value.suspected) == (1, True)
+
+
+def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None:
+    own, other = socket.socketpair()
+    told: list[Stall] = []
+
+    def bear(stall: Stall) -> None:
+        told.append(stall)
+        data = frame(b"ab")
+        if len(told) == 2:
+            other.sendall(data[:3])  # progress, after which it is counted anew
+        if len(told) == 5:
+            other.sendall(data[3:])
+
+    exchange = Exchange({1: own}, timedelta(seconds=0.05), bear)
+    exchange.begin(Collective.ALLREDUCE)
+    buffer = bytearray(2)
+    exchange.wait([exchange.receive(1, memoryview(buffer))])
+    assert bytes(buffer) == b"ab"
+    assert [(stall.rank, stall.times) for stall in told] == [(1, 1), (1, 2), (1, 1), (1, 2), (1, 3)]
+    exchange.close()
+    other.close()
+
+
+def test_slow_is_not_silent(key: tuple[Exchange, socket.socket]) -> None:
+    """Longer than the timeout in all, but never without progress for so long."""
+    exchange, other = key
+    buffer = bytearray(6)
+    mark = exchange.receive(1, memoryview(buffer))
+
+    def slowly() -> None:
+        data = frame(b"abcdef")
+        for begin in range(0, len(data), 4):
+            time.sleep(0.1)
+            other.sendall(data[begin : begin + 4])
+
+    thread = threading.Thread(target=slowly)
+    thread.start()
+    exchange.wait([mark])
+    thread.join()
+    assert bytes(buffer) == b"abcdef"
+
+
+def test_the_silent_one_of_several_is_named() -> None:
+    pairs = {rank: socket.socketpair() for rank in (0, 1, 3)}
+    exchange = Exchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=0.2))
+    exchange.begin(Collective.ALLREDUCE)
+    marks = [exchange.receive(rank) for rank in pairs]
+    for rank in (0, 3):
+        pairs[rank][1].sendall(frame(b""))
+    with pytest.raises(PeerFailure) as failure:
+        exchange.wait(marks)
+    assert failure.value.rank == 1
+    exchange.close()
+    for _, other in pairs.values():
+        other.close()
+
+
+@pytest.mark.parametrize("wanted", ["receive", "send"])
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_peer_that_leaves(key: tuple[Exchange, socket.socket], wanted: str, when: str) -> None:
+    exchange, other = key
+    mark = exchange.receive(1) if wanted == "receive" else exchange.send(1, memoryview(bytes(64 << 20)))
+    timer = threading.Timer(0.05, lambda: other.shutdown(socket.SHUT_RDWR))
+    if when == "before":
+        other.close()
+    else:
+        timer.start()
+    with pytest.raises(PeerFailure, match="connection") as failure:
+        exchange.wait([mark])
+    assert (failure.value.rank, failure.value.suspected) == (1, False)
+    if when == "during":
+        timer.join()
+
+
+@pytest.mark.parametrize("connect", [socket.socketpair, loopback_pair])
+def test_a_peer_that_was_gone_from_the_start(connect: Callable[[], tuple[socket.socket, socket.socket]]) -> None:
+    own, other = connect()
+    own.sendall(b"never read, so that the connection is reset")
+    other.close()
+    exchange = Exchange({1: own}, timedelta(seconds=5))
+    exchange.begin(Collective.ALLREDUCE)
+    mark = exchange.receive(1)
+    with pytest.raises(PeerFailure, match="connection") as failure:
+        exchange.wait([mark])
+    assert failure.value.rank == 1
+    exchange.close()
+
+
+def test_what_a_peer_sent_before_it_left_is_received(key: tuple[Exchange, socket.socket]) -> None:
+    exchange, other = key
+    buffer = bytearray(3)
+    other.sendall(frame(b"abc"))
+    other.close()
+    exchange.wait([exchange.receive(1, memoryview(buffer))])
+    assert bytes(buffer) == b"abc"
+
+
+class CountingPoll:
+    """An epoll object that counts how often it was asked."""
+
+    def __init__(self, epoll: Any) -> None:
+        self._epoll = epoll
+        self.count = 0
+
+    def poll(self, timeout: float) -> Any:
+        self.count += 1
+        return self._epoll.poll(timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoll, name)
+
+
+def test_a_peer_that_is_done_and_gone_disturbs_nobody() -> None:
+    """Rank 1 leaves while only rank 2 is waited for: no failure, and no busy loop."""
+    pairs = {rank: socket.socketpair() for rank in (1, 2)}
+    exchange = Exchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=5))
+    exchange.begin(Collective.ALLREDUCE)
+    pairs[1][1].sendall(frame(b""))
+    exchange.wait([exchange.receive(1)])
+    pairs[1][1].close()
+    timer = threading.Timer(0.2, lambda: pairs[2][1].sendall(frame(b"")))
+    timer.start()
+    exchange._epoll = polls = CountingPoll(exchange._epoll)
+    exchange.wait([exchange.receive(2)])
+    timer.join()
+    assert polls.count <= 4
+    with pytest.raises(PeerFailure) as failure:
+        exchange.wait([exchange.receive(1)])
+    assert failure.value.rank == 1
+    exchange.close()
+    pairs[2][1].close()
+
+
+def test_a_peer_that_runs_ahead_is_left_alone(key: tuple[Exchange, socket.socket]) -> None:
+    exchange, other = key
+    other.sendall(frame(b"", number=1) + frame(b"abc", number=2))
+    exchange.wait([exchange.receive(1)])
+    exchange.begin(Collective.ALLREDUCE)
+    buffer = bytearray(3)
+    exchange.wait([exchange.receive(1, memoryview(buffer))])
+    assert bytes(buffer) == b"abc"
+
+
+GARBAGE = {
+    "random bytes": (b"GET / HTTP/1.1\r\n\r\n", "not part of any collective"),
+    "no such collective": (frame(b"abc", collective=99), "not part of any collective"),
+    "another collective": (frame(b"abc", Collective.BROADCAST), r"broadcast number 1 \(3 bytes\) where allreduce"),
+    "an earlier one": (frame(b"abc", number=0), r"allreduce number 0 \(3 bytes\) where allreduce number 1"),
+    "another length": (frame(b"abcd"), r"\(4 bytes\) where allreduce number 1 \(3 bytes\)"),
+    "a huge length": (HEADER.pack(MAGIC, 1, 1, 2**64 - 1), r"\(18446744073709551615 bytes\)"),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage(key: tuple[Exchange, socket.socket], kind: str) -> None:
+    exchange, other = key
+    data, message = GARBAGE[kind]
+    mark = exchange.receive(1, memoryview(bytearray(3)))
+    other.sendall(data)
+    with pytest.raises(PeerFailure, match=message) as failure:
+        exchange.wait([mark])
+    assert (failure.value.rank, failure.value.suspected) == (1, False)
+
+
+def test_the_number_of_the_collective_wraps_around(key: tuple[Exchange, socket.socket]) -> None:
+    exchange, other = key
+    exchange._number = 2**32 - 1
+    exchange.begin(Collective.BARRIER)
+    exchange.wait([exchange.send(1)])
+    assert other.recv(100) == frame(b"", Collective.BARRIER, 0)
+
+
+def test_abort_wakes_a_wait_and_stays() -> None:
+    own, other = socket.socketpair()
+    exchange = Exchange({1: own}, timedelta(seconds=60))
+    exchange.begin(Collective.ALLREDUCE)
+    timer = threading.Timer(0.05, exchange.abort)
+    timer.start()
+    mark = exchange.receive(1)
+    with pytest.raises(Aborted):
+        exchange.wait([mark])
+    timer.join()
+    with pytest.raises(Aborted):
+        exchange.wait([])
+    with pytest.raises(Aborted):
+        exchange.begin(Collective.ALLREDUCE)
+    other.sendall(b"x")  # abort closes nothing
+    exchange.close()
+    with pytest.raises(OSError):
+        other.sendall(b"x")
+    other.close()
+
+
+def test_a_very_long_timeout() -> None:
+    own, other = socket.socketpair()
+    exchange = Exchange({1: own}, timedelta(days=10_000))
+    exchange.begin(Collective.ALLREDUCE)
+    timer = threading.Timer(0.05, lambda: other.sendall(frame(b"")))
+    timer.start()
+    exchange.wait([exchange.receive(1)])
+    timer.join()
+    exchange.close()
+    other.close()
+
+
+def test_close_gives_everything_back() -> None:
+    process = psutil.Process()
+    before = process.num_fds()
+    sockets = tcp_sockets(4, loopback_pair)
+    exchanges = [Exchange(peers, timedelta(seconds=1)) for peers in sockets]
+    for exchange in exchanges:
+        exchange.close()
+        exchange.close()
+    assert process.num_fds() == before
+
+
+def test_peers_see_a_close_though_a_child_still_holds_the_sockets() -> None:
+    own, other = socket.socketpair()
+    exchange = Exchange({1: own}, timedelta(seconds=1))
+    held = os.dup(own.fileno())  # as a forked child would
+    exchange.close()
+    assert other.recv(1) == b""
+    os.close(held)
+    other.close()
+
+
+def test_a_forked_child_does_not_cut_its_parents_connections() -> None:
+    own, other = socket.socketpair()
+    exchange = Exchange({1: own}, timedelta(seconds=5))
+    child = os.fork()
+    if child == 0:
+        exchange.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    exchange.begin(Collective.ALLREDUCE)
+    other.sendall(frame(b""))
+    exchange.wait([exchange.send(1), exchange.receive(1)])
+    assert other.recv(100) == frame(b"")
+    exchange.close()
+    other.close()

@@ -1,0 +1,224 @@
+"""The door: whoever knows the secret is let in, all others cost a bounded amount and nothing else."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from horovod.control import listener as reception_module
+from horovod.control.handshake import GREETING, MAC, ClientHandshake
+from horovod.control.listener import LARGEST_QUEUE, Listener, is_same_user
+from unit.control.together import wait_until
+
+SECRET = b"s" * 32
+
+
+class Door:
+    """A reception on a loopback port, turned by hand."""
+
+    def __init__(self, same_user: bool = False, name: str = "") -> None:
+        self.selector = selectors.DefaultSelector()
+        if name:
+            self.server_socket = socket.socket(socket.AF_UNIX)
+            self.server_socket.bind(name)
+            self.server_socket.listen(1024)
+        else:
+            self.server_socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.guests: list[tuple[socket.socket, bytes, bytes]] = []
+        self.listener = Listener(self.selector, [self.server_socket], SECRET, self.welcome, same_user)
+        self.clients: list[socket.socket] = []
+
+    def welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
+        self.guests.append((connection, purpose, rest))
+
+    def turn(self, seconds: float = 0.01) -> None:
+        for key, events in self.selector.select(seconds):
+            key.data(events)
+        self.listener.expire()
+
+    def turn_until(self, condition: Callable[[], object], what: str) -> None:
+        def turned() -> object:
+            self.turn()
+            return condition()
+
+        wait_until(turned, what)
+
+    def call(self) -> socket.socket:
+        client = socket.socket(self.server_socket.family)
+        self.clients.append(client)
+        client.settimeout(5)
+        client.connect(self.server_socket.getsockname())
+        return client
+
+    def pending(self) -> int:
+        return len(self.selector.get_map()) - 1
+
+    def close(self) -> None:
+        self.listener.close()
+        self.server_socket.close()
+        self.selector.close()
+        for connection, _, _ in self.guests:
+            connection.close()
+        for client in self.clients:
+            client.close()
+
+
+@contextmanager
+def door(**options: object) -> Iterator[Door]:
+    made = Door(**options)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ended(client: socket.socket) -> bool:
+    """Whether the door has closed this connection."""
+    client.setblocking(False)
+    try:
+        while client.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def enter(at: Door, purpose: bytes = b"p", trailing: bytes = b"") -> socket.socket:
+    client = at.call()
+    at.turn_until(lambda: at.pending(), "the greeting")
+    handshake = ClientHandshake(SECRET, purpose)
+    client.sendall(handshake.answer(client.recv(GREETING)) + trailing)
+    before = len(at.guests)
+    at.turn_until(lambda: len(at.guests) > before, "the welcome")
+    handshake.finish(client.recv(MAC))
+    return client
+
+
+def test_who_knows_the_secret_is_welcomed_with_its_purpose_and_what_followed() -> None:
+    with door() as at:
+        enter(at, b"rendezvous", b"first words")
+        ((connection, purpose, rest),) = at.guests
+        assert (purpose, rest) == (b"rendezvous", b"first words")
+        assert not connection.getblocking()
+        assert at.pending() == 0
+        assert at.listener.next_deadline() is None
+
+
+def test_a_wrong_secret_is_closed_without_a_word() -> None:
+    with door() as at:
+        client = at.call()
+        at.turn_until(at.pending, "the greeting")
+        client.sendall(ClientHandshake(b"wrong", b"p").answer(client.recv(GREETING)))
+        at.turn_until(lambda: not at.pending(), "the refusal")
+        assert client.recv(100) == b""
+        assert at.guests == []
+
+
+@pytest.mark.parametrize("rubbish", [b"GET / HTTP/1.1\r\n\r\n" * 60, b"\xff" * 34, b"\0" * 5000, bytes(66)], ids=len)
+def test_rubbish_is_closed(rubbish: bytes) -> None:
+    with door() as at:
+        client = at.call()
+        client.sendall(rubbish)
+        at.turn_until(lambda: ended(client), "the end of the connection")
+        assert at.guests == []
+        assert at.pending() == 0
+
+
+def test_who_closes_at_once_is_forgotten() -> None:
+    with door() as at:
+        for _ in range(20):
+            at.call().close()
+        at.turn_until(lambda: not at.pending(), "twenty ends")
+        enter(at)
+        assert len(at.guests) == 1
+
+
+def test_who_resets_the_connection_is_forgotten() -> None:
+    with door() as at:
+        client = at.call()
+        at.turn_until(at.pending, "the greeting")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        client.close()
+        at.turn_until(lambda: not at.pending(), "the end")
+        enter(at)
+
+
+def test_the_silent_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception_module, "HANDSHAKE_SECONDS", 0.05)
+    with door() as at:
+        silent = at.call()
+        at.turn_until(at.pending, "the greeting")
+        assert at.listener.next_deadline() is not None
+        at.turn_until(lambda: ended(silent), "the end of the connection")
+        assert at.pending() == 0
+        assert at.listener.next_deadline() is None
+
+
+def test_a_thousand_half_open_connections_leave_room_for_the_one_that_counts() -> None:
+    with door() as at:
+        for number in range(1000):
+            at.call()
+            if number % 50 == 49:
+                at.turn()
+        at.turn_until(lambda: at.pending() == LARGEST_QUEUE, "the queue filling up")
+        enter(at, b"the one")
+        assert at.pending() <= LARGEST_QUEUE
+        assert [purpose for _, purpose, _ in at.guests] == [b"the one"]
+        gone = sum(ended(client) for client in at.clients[:-1])
+        assert gone >= 1000 - LARGEST_QUEUE
+
+
+def test_the_oldest_makes_room() -> None:
+    with door() as at:
+        for _ in range(LARGEST_QUEUE):
+            at.call()
+        at.turn_until(lambda: at.pending() == LARGEST_QUEUE, "the queue filling up")
+        at.call()
+        at.turn_until(lambda: ended(at.clients[0]), "the oldest going")
+        assert at.pending() == LARGEST_QUEUE
+        assert not ended(at.clients[1])
+
+
+def test_the_oldest_may_speak_at_the_moment_in_which_it_makes_room() -> None:
+    with door() as at:
+        for _ in range(LARGEST_QUEUE):
+            at.call()
+        at.turn_until(lambda: at.pending() == LARGEST_QUEUE, "the queue filling up")
+        at.call()  # the listener becomes ready first,
+        at.clients[0].sendall(b"x")  # then the one that is about to be dropped
+        at.turn(1.0)
+        enter(at)
+
+
+def test_closing_ends_unfinished_handshakes_and_leaves_the_listener_open() -> None:
+    at = Door()
+    half_open = at.call()
+    at.turn_until(at.pending, "the greeting")
+    at.listener.close()
+    assert ended(half_open)
+    assert at.server_socket.fileno() >= 0
+    assert len(at.selector.get_map()) == 0
+    at.server_socket.close()
+    at.selector.close()
+    half_open.close()
+
+
+def test_a_unix_door_knows_its_own_user() -> None:
+    with door(name=f"\0horovod-test-{os.getpid()}-1", same_user=True) as at:
+        enter(at, b"mine")
+        assert is_same_user(at.guests[0][0])
+
+
+def test_a_unix_door_refuses_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    with door(name=f"\0horovod-test-{os.getpid()}-2", same_user=True) as at:
+        monkeypatch.setattr(reception_module.os, "getuid", lambda: 1 << 20)
+        stranger = at.call()
+        at.turn_until(lambda: ended(stranger), "the refusal")
+        assert at.pending() == 0

@@ -1,0 +1,502 @@
+"""Small collectives without an order of the coordinator, and how those find back to it that cannot be carried out so."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from horovod.comm.datatypes import Array, DataType
+from horovod.comm.reduction import ReduceOp
+from horovod.core.coordination.messages import (
+    Announce,
+    Decision,
+    Definition,
+    Operation,
+    Order,
+    Request,
+    Stop,
+    Succeeded,
+    TensorSpec,
+    decode_from_coordinator,
+    decode_from_member,
+)
+from horovod.core.errors import HorovodInternalError
+from horovod.core.execution import fast_path as shortcut_module
+from horovod.core.execution.batch import Entry
+from horovod.core.execution.worker import WorkerThread
+from horovod.core.submission.handle import Handle
+from unit.control.together import wait_until
+from unit.core.workers import (
+    JOIN,
+    LARGE,
+    MEDIUM,
+    SECONDS,
+    Rank,
+    Set,
+    abort_when_reported,
+    allreduce_request,
+    asleep,
+    error_of,
+    on_every_rank,
+    ones,
+    wait,
+)
+
+pytestmark = pytest.mark.usefixtures("cores")
+
+
+@pytest.fixture
+def successes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Which rank carried out what by fast path."""
+    found: list[tuple[int, str]] = []
+    real = WorkerThread._done
+
+    def done(worker: WorkerThread, entry: Entry) -> None:
+        found.append((worker.index, entry.request.name))
+        real(worker, entry)
+
+    monkeypatch.setattr(WorkerThread, "_done", done)
+    return found
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts that nobody gives up for want of time, however busy the machine is."""
+    monkeypatch.setattr(shortcut_module, "SLEEPS", 10_000)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple[int, str]], size: int) -> None:
+    ranks = process_set.whole(size, proposals=True)
+
+    def script(rank: Rank) -> None:
+        index = rank.worker.index
+        for turn in range(200):
+            array = ones(index + turn)
+            rank.allreduce("x", array, ReduceOp.AVERAGE, postscale=2.0).wait()
+            np.testing.assert_allclose(array, 2 * (turn + (size - 1) / 2))
+            array = ones(index)
+            spec = (TensorSpec("b", DataType.FLOAT32, (4,)),)
+            rank.submit(Request(Operation.BROADCAST, "b", spec, root=size - 1), array).wait()
+            assert array[0] == size - 1
+            rank.submit(Request(Operation.BARRIER, "barrier.noname", transient=True)).wait()
+
+            assert gathered(rank, index + turn % 2, 3).tolist() == [
+                float(each) for each in range(size) for _ in range(3 * (each + turn % 2))
+            ]
+
+    on_every_rank(ranks, script)
+    for name in ("x", "b", "g", "barrier.noname"):
+        counts = {index: successes.count((index, name)) for index in range(size)}
+        assert len(set(counts.values())) == 1  # all ranks take the same way
+        assert counts[0] > 0
+    assert all(not rank.worker._requests._known and not rank.worker._requests._unannounced for rank in ranks)
+
+
+def gathered(rank: Rank, rows: int, columns: int) -> Array:
+    """What an allgather of so many rows of every rank's number makes."""
+    made: list[Array] = []
+
+    def allocate(_: int, total: int) -> Array:
+        made.append(np.full(total * columns, -1, np.float32))
+        return made[0]
+
+    request = Request(Operation.ALLGATHER, "g", (TensorSpec("g", DataType.FLOAT32, (rows, columns)),))
+    handle = rank.submit(request, ones(rank.worker.index, rows * columns), allocate=allocate)
+    handle.wait()
+    (received,) = handle.result
+    assert received[rank.worker.index] == rows and sum(received) * columns == made[0].size
+    return made[0]
+
+
+@pytest.mark.usefixtures("patient")
+def test_rows_may_differ_and_other_dimensions_may_not(process_set: Set) -> None:
+    ranks = process_set.whole(2, proposals=True)
+
+    def script(rank: Rank) -> None:
+        for turn in range(20):
+            assert gathered(rank, 2, 2).tolist() == [0.0] * 4 + [1.0] * 4
+            if turn % 4 == 0:
+                with pytest.raises(HorovodInternalError, match="Mismatched"):
+                    gathered(rank, 1, 2 + rank.worker.index)
+            assert gathered(rank, 10_000 * rank.worker.index, 1).size == 10_000  # large on one of them
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_waits_at_once_wakes_no_other_thread(process_set: Set, successes: list[tuple[int, str]]) -> None:
+    ranks = asleep(process_set.whole(3, proposals=True))
+
+    def script(rank: Rank) -> None:
+        for turn in range(100):
+            array = ones(turn)
+            rank.submit(allreduce_request("x", (4,)), array, awaited=True).wait()
+            assert array[0] == 3 * turn
+
+    on_every_rank(ranks, script)
+    assert len(successes) == 300
+    assert all(rank.worker._requests._asleep for rank in ranks)
+
+
+@pytest.mark.parametrize("length", [MEDIUM, LARGE])
+def test_what_does_not_fit_is_ordered(process_set: Set, successes: list[tuple[int, str]], length: int) -> None:
+    ranks = process_set.whole(2, proposals=True)
+
+    def script(rank: Rank) -> None:
+        for turn in range(20):
+            array = ones(turn, length)
+            rank.submit(allreduce_request("x", (length,)), array, awaited=True).wait()
+            assert array[0] == array[-1] == 2 * turn
+
+    on_every_rank(ranks, script)
+    assert successes == []
+
+
+def test_an_awaited_one_that_is_asked_for_in_another_way_is_done(process_set: Set) -> None:
+    ranks = asleep(process_set.whole(2, proposals=True))
+
+    def script(rank: Rank) -> None:
+        rank.submit(allreduce_request("x", (4,)), ones(), awaited=True).wait(SECONDS)  # with a limit
+
+    on_every_rank(ranks, script)
+
+
+def test_what_its_caller_does_not_wait_for_after_all_goes_with_the_next(process_set: Set) -> None:
+    ranks = asleep(process_set.whole(2, proposals=True))
+    left = [rank.submit(allreduce_request("left", (4,)), ones(), awaited=True) for rank in ranks]
+    wait(*(rank.allreduce("next", ones()) for rank in ranks))
+    wait(*left)
+
+
+def test_a_root_that_is_not_the_judge_and_global_ranks_that_are_no_indices(process_set: Set) -> None:
+    ranks = process_set.whole(2, ranks=[3, 7], proposals=True)
+
+    def script(rank: Rank) -> None:
+        for root in [3, 7] * 50:
+            array = ones(10 + rank.worker.index)
+            spec = (TensorSpec("b", DataType.FLOAT32, (4,)),)
+            rank.submit(Request(Operation.BROADCAST, f"b{root}", spec, root=root), array).wait()
+            assert array.tolist() == [10.0 if root == 3 else 11.0] * 4
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.parametrize("late", [0, 1], ids=["the judge", "a member"])
+@pytest.mark.parametrize("seconds", [0.002, 0.03])
+def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float) -> None:
+    """Later than anybody waits for it, or not."""
+    ranks = process_set.whole(2, proposals=True)
+
+    def script(rank: Rank) -> None:
+        for turn in range(30):
+            if rank.worker.index == late and turn % 3 == 0:
+                time.sleep(seconds)  # the lateness that the test is about
+            array = ones(turn)
+            rank.allreduce("x", array).wait()
+            assert array[0] == 2 * turn
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_rank_that_goes_the_ordinary_way_ends_the_attempt_of_the_others(process_set: Set) -> None:
+    """Whichever it is. They need not wait for their time to be over."""
+    for ordinary in range(3):
+        ranks = process_set.whole(3, proposals=True)
+
+        def script(rank: Rank, ordinary: int = ordinary) -> None:
+            for turn in range(60):
+                array = ones(turn)
+                handle = rank.allreduce("x", array)
+                if rank.worker.index == ordinary and turn % 2:
+                    handle.expedite()
+                    wait_until(handle.done, "what somebody asks for")
+                handle.wait()
+                assert array[0] == 3 * turn
+
+        on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("patient")
+def test_different_names_at_the_same_time(process_set: Set) -> None:
+    ranks = process_set.whole(2, proposals=True)
+
+    def script(rank: Rank) -> None:
+        for _ in range(60):
+            arrays = {name: ones(number) for number, name in enumerate("ab", 1)}
+            order = "ab" if rank.worker.index else "ba"
+            first = rank.allreduce(order[0], arrays[order[0]])
+
+            def other(name: str = order[1], array: Array = arrays[order[1]]) -> None:
+                rank.allreduce(name, array).wait()
+
+            helper = threading.Thread(target=other)
+            helper.start()
+            first.wait()
+            helper.join(SECONDS)
+            assert not helper.is_alive()
+            assert [arrays["a"][0], arrays["b"][0]] == [2, 4]
+
+    on_every_rank(ranks, script)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_does_not_agree_fails_with_the_reason(process_set: Set, size: int) -> None:
+    ranks = process_set.whole(size, proposals=True)
+
+    def script(rank: Rank) -> None:
+        for turn in range(20):
+            rank.allreduce("x", ones()).wait()
+            last = rank.worker.index == size - 1
+            different = rank.allreduce("y", ones(length=5 if last and turn % 2 else 4))
+            if turn % 2:
+                assert "Mismatched" in error_of_own(different)
+            else:
+                different.wait()
+
+    on_every_rank(ranks, script)
+
+
+def error_of_own(handle: Handle) -> str:
+    with pytest.raises(HorovodInternalError) as caught:
+        handle.wait()
+    return str(caught.value)
+
+
+def test_ranks_may_call_from_different_lines(process_set: Set, successes: list[tuple[int, str]]) -> None:
+    ranks = process_set.whole(2, proposals=True)
+
+    def script(rank: Rank) -> None:
+        for _ in range(100):
+            rank.allreduce("x", ones(), caller=f"train.py:{rank.worker.index}").wait()
+
+    on_every_rank(ranks, script)
+    assert (0, "x") in successes
+
+
+def test_a_rank_that_has_joined_is_not_waited_for(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = process_set.whole(3, proposals=True)
+
+    def script(rank: Rank) -> None:
+        for joins in range(3):
+            for turn in range(10 if rank.worker.index == joins else 60):
+                array = ones()
+                rank.allreduce("x", array).wait()
+                assert array[0] == (3 if turn < 10 else 2)
+            rank.submit(JOIN).wait()
+
+    on_every_rank(ranks, script)
+
+
+def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set) -> None:
+    """In an order of its own on each rank."""
+    ranks = process_set.whole(3, proposals=True)
+
+    def script(rank: Rank) -> None:
+        def one(number: int) -> None:
+            chance = random.Random(number)  # the same on all ranks
+            pauses = random.Random(10 * number + rank.worker.index)
+            for turn in range(60):
+                length = chance.choice([1, 10, 10, 10, MEDIUM])
+                array = ones(number + turn, length)
+                if pauses.random() < 0.1:
+                    time.sleep(pauses.random() * 0.02)  # shorter or longer than others wait for an offer
+                handle = rank.allreduce(f"x{number}", array)
+                if pauses.random() < 0.2:
+                    handle.expedite()
+                handle.wait()
+                assert array[0] == array[-1] == 3 * (number + turn)
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(1, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    on_every_rank(ranks, script)
+    assert [rank.watch.reports for rank in ranks] == [[]] * 3
+
+
+def test_an_abort_during_an_attempt(process_set: Set) -> None:
+    ranks = process_set.whole(2, proposals=True)
+    handle = ranks[1].allreduce("x", ones())
+    proposal = threading.Thread(target=ranks[1].worker.drive, args=(handle,))
+    proposal.start()
+    ranks[1].worker.abort(HorovodInternalError("rank 0 failed"))
+    proposal.join(SECONDS)
+    assert not proposal.is_alive()
+    assert error_of(handle) == "rank 0 failed"
+    assert ranks[1].worker.join(5)
+    assert ranks[1].worker._requests._unannounced == []
+
+
+def test_a_failure_inside_an_attempt_is_the_workers(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = process_set.whole(2, proposals=True)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    def script(rank: Rank) -> None:
+        try:
+            for turn in range(1000):
+                if turn == 20 and rank is first:
+                    monkeypatch.setattr(first.worker._fast_path, "_identity", fail)
+                rank.allreduce("x", ones()).wait()
+        except HorovodInternalError as error:
+            assert str(error) == "the failure"
+
+    failure = abort_when_reported([first, second], "the failure")
+    on_every_rank([first, second], script)
+    failure.join(SECONDS)
+    assert first.watch.reports[0][1] == "its worker thread failed: ZeroDivisionError('oh')"
+
+
+def test_stalls_are_reported_while_one_waits_for_an_attempt(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+    for waiting in range(2):
+        ranks = process_set.whole(2, proposals=True, stall_warning_time=timedelta(seconds=0.3))
+        for _ in range(10):
+            on_every_rank(ranks, lambda rank: rank.allreduce("x", ones()).wait())
+        with caplog.at_level(logging.WARNING, "horovod"):
+            alone = ranks[waiting].allreduce("alone", ones())
+            thread = threading.Thread(target=alone.wait)
+            thread.start()
+            wait_until(lambda: "alone" in caplog.text, "the report")
+        wait(ranks[1 - waiting].allreduce("alone", ones()))
+        thread.join(SECONDS)
+        caplog.clear()
+
+
+def test_a_timeline_sees_everything(process_set: Set, successes: list[tuple[int, str]]) -> None:
+    class Recording:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_: seen.append(name)
+
+    seen: list[str] = []
+    ranks = process_set.whole(2, proposals=True)
+    ranks[0].worker.timeline = Recording()
+
+    def script(rank: Rank) -> None:
+        for _ in range(30):
+            rank.allreduce("x", ones()).wait()
+
+    on_every_rank(ranks, script)
+    assert successes == []
+    assert seen.count("begin") == 30
+
+
+# One worker thread, its peer played by the test
+
+
+def definition(request: Request, identifier: int = 0) -> Definition:
+    return Definition(identifier, request)
+
+
+def test_what_a_member_gave_up_counts_as_announced(process_set: Set) -> None:
+    leader, member = process_set.expresses(2)
+    rank, peers = process_set.part(0, 2, proposals=leader)
+    request = allreduce_request("x", (4,))
+    number = member.propose(b"anything", [])
+    peers[1].say(Announce([definition(request)], number))
+    handle = rank.submit(request, ones())
+    handle.wait(SECONDS)
+    assert member.over(number) and not member.succeeded()
+    assert [[decision.name for decision in batch] for batch in peers[1].ordered()] == [["x"]]
+
+
+def test_a_member_that_gave_up_what_had_succeeded_is_told(process_set: Set) -> None:
+    leader, member = process_set.expresses(2)
+    rank, peers = process_set.part(0, 2, proposals=leader)
+    request = allreduce_request("x", (4,))
+    number = member.propose(b"x", [])
+    leader.propose(b"x", [])
+    leader.leader(True)
+    peers[1].say(Announce([definition(request), definition(allreduce_request("y", (4,)), 1)], number))
+    assert isinstance(decode_from_coordinator(peers[1].hear()), Succeeded)
+    rank.submit(allreduce_request("y", (4,)), ones()).wait(SECONDS)  # the rest of what it said counts
+    assert [[decision.name for decision in batch] for batch in peers[1].ordered()] == [["y"]]
+    assert rank.worker._negotiator.idle
+    peers[1].say(Announce([0]))  # x, as it was defined
+    rank.submit(request, ones()).wait(SECONDS)
+
+
+def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set) -> None:
+    leader, member = process_set.expresses(2)
+    rank, peers = process_set.part(1, 2, proposals=member, start=False)
+    array = ones(1)
+    handle = rank.allreduce("x", array)
+    rank.worker.drive(handle)  # in vain: nobody is there
+    said = peers[0].hear()
+    message = decode_from_member(said)
+    assert isinstance(message, Announce) and message.proposal == 1
+    leader.propose(b"", [ones(2)])
+    leader.leader(True)
+    rank.worker.start()
+    peers[0].say(Succeeded())
+    handle.wait(SECONDS)
+    assert array.tolist() == [3.0] * 4
+    assert not rank.worker._requests._known
+
+
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_the_end_comes_before_the_word_on_what_was_given_up(process_set: Set, succeeded: bool) -> None:
+    """The coordinator is done, leaves, and reads no more."""
+    leader, member = process_set.expresses(2)
+    rank, peers = process_set.part(1, 2, proposals=member, start=False)
+    array = ones(1)
+    handle = rank.allreduce("x", array)
+    rank.worker.drive(handle)  # in vain: nobody is there
+    leader.propose(b"", [ones(2)])
+    leader.leader(succeeded)
+    rank.worker.start()
+    peers[0].say(Stop(0, "it left"))
+    if succeeded:
+        handle.wait(SECONDS)
+        assert array.tolist() == [3.0] * 4
+    else:
+        with pytest.raises(HorovodInternalError, match="it left while rank 1 waited for 'x'"):
+            handle.wait(SECONDS)
+    wait_until(lambda: bool(rank.stopped), "the end")
+    assert [interrupted for _, _, interrupted in rank.stopped] == [not succeeded]
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_a_member_is_told_of_a_success_that_was_not(process_set: Set, fast_path: bool) -> None:
+    _, member = process_set.expresses(2)
+    rank, peers = process_set.part(1, 2, proposals=member if fast_path else None)
+    peers[0].say(Succeeded())
+    wait_until(lambda: bool(rank.watch.reports), "the report")
+    assert "it broke the protocol" in rank.watch.reports[0][1]
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_a_member_speaks_of_an_attempt_that_never_was(process_set: Set, fast_path: bool) -> None:
+    leader, _ = process_set.expresses(2)
+    rank, peers = process_set.part(0, 2, proposals=leader if fast_path else None)
+    peers[1].say(Announce([definition(allreduce_request("x"))], 7))
+    wait_until(lambda: bool(rank.watch.reports), "the report")
+    assert "it broke the protocol" in rank.watch.reports[0][1]
+
+
+def test_a_member_whose_attempt_was_ended_announces_as_if_nothing_had_been(process_set: Set) -> None:
+    leader, member = process_set.expresses(2)
+    rank, peers = process_set.part(1, 2, proposals=member)
+    handle = rank.allreduce("x", ones())
+    thread = threading.Thread(target=handle.wait)
+    thread.start()
+    wait_until(lambda: leader.await_proposal(1, 1, 1, 0) or peers[0].channel.receive(), "an offer or a message")
+    leader.shut()
+    peers[0].say(Order([[Decision(-1, "x", Operation.ALLREDUCE)]]))
+    thread.join(SECONDS)
+    assert handle.done()
+    leader.reopen()
+    rank.allreduce("x", ones())

@@ -1,0 +1,95 @@
+"""Signals that come while something is done that must not be interrupted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from horovod.core.execution.signal_deferral import with_signals_deferred
+
+USED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+
+class Rang(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in USED}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def ring(*_: Any) -> None:
+    raise Rang
+
+
+def test_a_handler_runs_after_the_work_and_what_it_raises_comes_from_there() -> None:
+    signal.signal(signal.SIGUSR1, ring)
+    steps = []
+
+    def work() -> None:
+        steps.append("begun")
+        signal.raise_signal(signal.SIGUSR1)
+        steps.append("ended")
+
+    with pytest.raises(Rang):
+        with_signals_deferred(work)
+    assert steps == ["begun", "ended"]
+
+
+def test_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        with_signals_deferred(signal.raise_signal, signal.SIGINT)
+
+
+def test_work_returns_what_it_returns_and_raises_what_it_raises() -> None:
+    assert with_signals_deferred(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        with_signals_deferred(divmod, 7, 0)
+
+
+def test_every_signal_is_delivered_even_if_the_first_handler_raises() -> None:
+    heard: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        heard.append(number)
+        raise Rang
+
+    for number in USED:
+        signal.signal(number, note)
+
+    def work() -> None:
+        for number in USED:
+            signal.raise_signal(number)
+        assert heard == []
+
+    with pytest.raises(Rang):
+        with_signals_deferred(work)
+    assert sorted(heard) == sorted(USED)
+
+
+def test_handlers_are_what_they_were() -> None:
+    signal.signal(signal.SIGUSR1, ring)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    with_signals_deferred(lambda: signal.raise_signal(signal.SIGUSR2))  # ignored, then and now
+    assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
+
+
+def test_on_another_thread_where_no_handler_runs_nothing_is_changed() -> None:
+    signal.signal(signal.SIGUSR1, ring)
+    seen: list[Any] = []
+    thread = threading.Thread(
+        target=with_signals_deferred, args=(lambda: seen.append(signal.getsignal(signal.SIGUSR1)),)
+    )
+    thread.start()
+    thread.join()
+    assert seen == [ring]

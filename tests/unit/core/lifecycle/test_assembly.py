@@ -1,0 +1,270 @@
+"""How one process set chooses its engine: what its ranks can and want, told to all of them alike."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import msgspec
+import pytest
+
+from engines import loopback_pair
+from horovod.comm.select import EngineError, choose
+from horovod.comm.shm.arena import Arena
+from horovod.control.framing import frame
+from horovod.control.mesh import ConnectionKey, Endpoint
+from horovod.core.config import CPU_OPERATIONS, Config
+from horovod.core.coordination.coordinator import CoordinatorThread
+from horovod.core.coordination.member import MemberThread
+from horovod.core.errors import HorovodInternalError
+from horovod.core.execution.cpu_affinity import ANYWHERE
+from horovod.core.execution.worker import WorkerThread
+from horovod.core.lifecycle.assembly import CONTROL, DATA, assemble, control_connections
+from unit.control.together import Together
+
+Pair = Callable[[], tuple[socket.socket, socket.socket]]
+
+
+class Watch:
+    call_sites: dict[int, str] = {}  # noqa: RUF012  nobody writes to it
+
+    def report(self, rank: int, reason: str, suspected: bool = False) -> None:
+        raise AssertionError(reason)
+
+    def probe(self) -> None:
+        pass
+
+
+class Members:
+    """The members of one set, connected beforehand; each calls :func:`assemble` on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.meshed = 0
+
+    def assemble(
+        self,
+        ranks: Sequence[int],
+        engines: Sequence[str] | None = None,
+        hosts: Sequence[str] | None = None,
+        control: Pair = socket.socketpair,
+        seconds: float = 20.0,
+    ) -> list[WorkerThread | BaseException]:
+        size = max(ranks) + 1
+        endpoints = [Endpoint(rank, (hosts or ["one"] * size)[rank], 1, 1, (), "") for rank in range(size)]
+        sockets: dict[int, dict[ConnectionKey, socket.socket]] = {rank: {} for rank in ranks}
+        mesh: dict[int, dict[ConnectionKey, socket.socket]] = {rank: {} for rank in ranks}
+        for index, low in enumerate(ranks):
+            for high in ranks[index + 1 :]:
+                mesh[low][ConnectionKey(high, DATA, 4)], mesh[high][ConnectionKey(low, DATA, 4)] = self._made(
+                    socket.socketpair
+                )
+                if index == 0:
+                    near, far = self._made(control)
+                    sockets[low][ConnectionKey(high, CONTROL, 4)], sockets[high][ConnectionKey(low, CONTROL, 4)] = (
+                        near,
+                        far,
+                    )
+
+        def connect(rank: int, keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
+            self.meshed += 1
+            assert set(keys) == set(mesh[rank])
+            return mesh[rank]
+
+        def run(number: int, rank: int) -> WorkerThread:
+            config = Config(cpu_operations=(engines or [""] * len(ranks))[number])
+            worker = assemble(
+                4,
+                ranks,
+                rank,
+                ANYWHERE,
+                endpoints,
+                sockets[rank],
+                partial(connect, rank),
+                config,
+                Watch(),
+                lambda *_: None,
+                time.monotonic() + seconds,
+            )
+            self._stack.callback(worker.close)
+            return worker
+
+        return Together(*(partial(run, number, rank) for number, rank in enumerate(ranks))).outcomes()
+
+    def _made(self, pair: Pair) -> tuple[socket.socket, socket.socket]:
+        made = pair()
+        for each in made:
+            self._stack.callback(each.close)
+        return made
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def members() -> Iterator[Members]:
+    made = Members()
+    yield made
+    made.close()
+
+
+def engines_of(outcomes: Sequence[WorkerThread | BaseException]) -> list[str]:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome.communicator.name for outcome in outcomes if isinstance(outcome, WorkerThread)]
+
+
+def errors_of(outcomes: Sequence[WorkerThread | BaseException]) -> set[str]:
+    for outcome in outcomes:
+        assert isinstance(outcome, EngineError), outcome
+    return {str(outcome) for outcome in outcomes}
+
+
+def test_ranks_of_one_host_share_memory(members: Members) -> None:
+    outcomes = members.assemble([0, 1, 2])
+    assert engines_of(outcomes) == ["shm"] * 3
+    assert members.meshed == 0
+    assert [type(outcome) for outcome in outcomes] == [CoordinatorThread, MemberThread, MemberThread]
+
+
+def test_a_set_of_one_needs_nobody(members: Members) -> None:
+    assert engines_of(members.assemble([0], hosts=["one"])) == ["single"]
+
+
+def test_a_sets_first_rank_need_not_be_rank_0(members: Members) -> None:
+    outcomes = members.assemble([2, 5])
+    assert engines_of(outcomes) == ["shm"] * 2
+    workers = [outcome for outcome in outcomes if isinstance(outcome, WorkerThread)]
+    assert [(worker.ranks, worker.index) for worker in workers] == [([2, 5], 0), ([2, 5], 1)]
+
+
+def test_ranks_of_several_hosts_use_sockets(members: Members) -> None:
+    assert engines_of(members.assemble([0, 1, 2], hosts=["one", "one", "two"])) == ["tcp"] * 3
+    assert members.meshed == 3
+
+
+def test_the_engine_and_the_reason_are_logged(members: Members, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "horovod.core"):
+        members.assemble([0, 1], control=loopback_pair)
+    assert "a process set of 2 ranks exchanges host memory by tcp (member 1: no descriptor can be passed" in caplog.text
+
+
+def test_ranks_that_can_pass_no_descriptor_use_sockets(members: Members) -> None:
+    """One host by name, but the Unix socket was not to be reached: a container, say."""
+    assert engines_of(members.assemble([0, 1], control=loopback_pair)) == ["tcp"] * 2
+
+
+def test_ranks_that_cannot_map_the_memory_use_sockets(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(*_: object) -> Arena:
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(Arena, "attach", attach)
+    assert engines_of(members.assemble([0, 1])) == ["tcp"] * 2
+
+
+def test_no_memory_to_share_means_sockets(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(*_: object) -> Arena:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(Arena, "create", create)
+    assert engines_of(members.assemble([0, 1])) == ["tcp"] * 2
+
+
+@pytest.mark.parametrize("engines", [["tcp", "tcp"], ["tcp", ""], ["", "tcp"]])
+def test_one_wish_is_everybodys(members: Members, engines: list[str]) -> None:
+    assert engines_of(members.assemble([0, 1], engines)) == ["tcp"] * 2
+
+
+def test_wishes_that_contradict_each_other_are_an_error_on_every_rank(members: Members) -> None:
+    (text,) = errors_of(members.assemble([0, 1, 2], ["", "tcp", "shm"]))
+    assert text == f"ranks ask for different engines with {CPU_OPERATIONS}: shm, tcp; use one"
+
+
+@pytest.mark.parametrize("engines", [["shm", "shm"], ["shm", ""], ["", "shm"]])
+def test_an_engine_that_was_forced_is_never_replaced(members: Members, engines: list[str]) -> None:
+    (text,) = errors_of(members.assemble([0, 1], engines, hosts=["one", "two"]))
+    assert text.startswith(f"{CPU_OPERATIONS}=shm cannot serve this group: member 0: its ranks are on several hosts")
+
+
+def test_a_forced_engine_that_one_member_cannot_use_names_the_member(members: Members) -> None:
+    (text,) = errors_of(members.assemble([0, 1], ["shm", "shm"], control=loopback_pair))
+    assert "member 1: no descriptor can be passed to it" in text
+
+
+def test_a_member_that_does_not_answer_ends_the_attempt(members: Members) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        endpoints = [Endpoint(rank, "one", 1, 1, (), "") for rank in range(2)]
+        with pytest.raises(TimeoutError):
+            assemble(
+                0,
+                [0, 1],
+                0,
+                0,
+                endpoints,
+                {ConnectionKey(1, CONTROL, 0): near},
+                lambda keys: {},
+                Config(cpu_operations="tcp"),
+                Watch(),
+                lambda *_: None,
+                time.monotonic() + 0.05,
+            )
+
+
+@pytest.mark.parametrize(
+    "answer", [b"\xff\xff\xff\xff", frame(b"\xc1"), frame(msgspec.msgpack.encode(["tcp"])), b"\0\0"]
+)
+def test_a_member_that_answers_nonsense_ends_the_attempt(answer: bytes) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(answer)
+        far.shutdown(socket.SHUT_WR)
+        endpoints = [Endpoint(rank, "one", 1, 1, (), "") for rank in range(2)]
+        with pytest.raises((OSError, msgspec.DecodeError)):
+            assemble(
+                0,
+                [0, 1],
+                0,
+                0,
+                endpoints,
+                {ConnectionKey(1, CONTROL, 0): near},
+                lambda keys: {},
+                Config(cpu_operations="tcp"),
+                Watch(),
+                lambda *_: None,
+                time.monotonic() + 10,
+            )
+
+
+def test_what_was_assembled_works_and_can_be_ended(members: Members) -> None:
+    workers = [outcome for outcome in members.assemble([0, 1, 2]) if isinstance(outcome, WorkerThread)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.leave("done")
+    for worker in workers:
+        assert worker.join(10)
+        worker.abort(HorovodInternalError("too late"))
+
+
+def test_who_is_connected_with_whom() -> None:
+    assert control_connections(3, [2, 5, 9], 2) == [ConnectionKey(5, CONTROL, 3), ConnectionKey(9, CONTROL, 3)]
+    assert control_connections(3, [2, 5, 9], 5) == [ConnectionKey(2, CONTROL, 3)]
+    assert control_connections(3, [2], 2) == []
+
+
+def test_the_choice_alone() -> None:
+    assert choose(["", ""], ["", ""], "V") == "shm"
+    assert choose(["", ""], ["", "no"], "V") == "tcp"
+    assert choose(["", "tcp"], ["", ""], "V") == "tcp"
+    with pytest.raises(EngineError, match=r"V=shm .*member 1: why not"):
+        choose(["shm", "shm"], ["", "why not"], "V")
+    assert choose(["", ""], ["", ""], "V") == "shm"
+    assert choose(["", "shm"], ["", ""], "V") == "shm"
+    with pytest.raises(EngineError, match=r"V=pigeon: there is no such engine .*shm, tcp"):
+        choose(["", "pigeon"], ["", ""], "V")

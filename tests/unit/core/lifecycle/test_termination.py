@@ -1,0 +1,82 @@
+"""The end of a generation by a failure: in which order worker threads, handles and the launcher learn of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod.control.rendezvous_point import RendezvousPoint
+from horovod.core.errors import HorovodInternalError
+from horovod.core.lifecycle import termination as module
+from horovod.core.lifecycle.termination import Termination
+
+
+class FakeLane:
+    """Notes what happens to it."""
+
+    def __init__(self, number: int, seen: list[str], leaves: bool = True) -> None:
+        self._number = number
+        self._seen = seen
+        self._leaves = leaves
+        self.error: BaseException | None = None
+
+    def interrupt(self) -> None:
+        self._seen.append(f"{self._number} interrupted")
+
+    def await_exit(self, seconds: float) -> bool:
+        self._seen.append(f"{self._number} {'left' if self._leaves else 'stuck'}")
+        return self._leaves
+
+    def fail(self, error: BaseException) -> None:
+        self._seen.append(f"{self._number} failed")
+        self.error = error
+
+
+class Launcher:
+    """In place of the connection to it."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+
+    def __call__(self, *_: object) -> Launcher:
+        return self
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def put(self, *_: object, **__: object) -> None:
+        self._seen.append("launcher told")
+
+
+def fail(workers: dict[int, FakeLane], seen: list[str], monkeypatch: pytest.MonkeyPatch) -> Termination:
+    termination = Termination(0, workers, 1.0)  # type: ignore[arg-type]
+    termination.place = RendezvousPoint(("localhost", 1), b"secret", hosted=False)
+    monkeypatch.setattr(module, "RendezvousClient", Launcher(seen))
+    termination.fail(2, "it went away")
+    assert termination.failed.is_set()
+    return termination
+
+
+def test_nothing_fails_before_all_workers_are_left_and_the_launcher_delays_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    workers = {number: FakeLane(number, seen) for number in (0, 1)}
+    termination = fail(workers, seen, monkeypatch)
+    assert seen == ["0 interrupted", "1 interrupted", "0 left", "1 left", "0 failed", "1 failed", "launcher told"]
+    assert termination.error is termination.failure is workers[0].error is workers[1].error
+    assert str(termination.error).startswith("Horovod: rank 2 failed: it went away. Every collective")
+
+
+def test_a_worker_that_does_not_leave_is_said_to_whoever_uses_any(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+    workers = {0: FakeLane(0, seen), 1: FakeLane(1, seen, leaves=False)}
+    fail(workers, seen, monkeypatch)
+    for worker in workers.values():
+        assert isinstance(worker.error, HorovodInternalError)
+        assert "end this process instead of using them again" in str(worker.error)
+    assert "did not leave a collective in time" in caplog.text

@@ -1,0 +1,128 @@
+"""Which line of the user's script it is: never one of this package, of a library, or of the standard library."""
+
+from __future__ import annotations
+
+import ast
+import concurrent.futures
+import json
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from horovod.observe import call_site
+
+HERE = str(Path(__file__))
+PACKAGE = Path(call_site.__file__).resolve().parent.parent
+LIBRARY = Path(pytest.__file__).resolve().parent
+
+
+def line_of() -> int:
+    frame = sys._getframe(1)
+    assert isinstance(frame, FrameType)
+    return frame.f_lineno
+
+
+def compiled(filename: str, call: str = "function()") -> object:
+    """A function whose code seems to stand in ``filename``."""
+    space: dict[str, object] = {}
+    source = ast.parse(f"def outer(function):\n    return {call}")
+    exec(compile(source, filename, "exec"), space)
+    return space["outer"]
+
+
+def test_the_caller_is_the_line_that_calls() -> None:
+    found, line = call_site.caller(), line_of()
+    assert found == f"{HERE}:{line}"
+
+
+@pytest.mark.parametrize(
+    "filename",
+    [
+        str(PACKAGE / "torch" / "mpi_ops.py"),
+        str(LIBRARY / "python.py"),
+        "/usr/lib/python3/dist-packages/torch/optim.py",
+        str(Path(threading.__file__).resolve().parent / "queue.py"),
+        "<frozen importlib._bootstrap>",
+    ],
+)
+def test_what_is_not_the_users_is_passed_over(filename: str) -> None:
+    outer = compiled(filename)
+    found, line = outer(call_site.caller), line_of()  # type: ignore[operator]
+    assert found == f"{HERE}:{line}"
+
+
+@pytest.mark.parametrize("filename", ["/home/user/train.py", "<stdin>", "<ipython-input-3-abc>", "script.py"])
+def test_what_is_the_users_is_found(filename: str) -> None:
+    assert compiled(filename)(call_site.caller) == f"{filename}:2"  # type: ignore[operator]
+
+
+def test_a_deep_library_between_the_script_and_the_call() -> None:
+    outer = compiled(str(LIBRARY / "deep.py"), "function() if not isinstance(function, tuple) else outer(function[0])")
+    nested: object = call_site.caller
+    for _ in range(300):
+        nested = (nested,)
+    found, line = outer(nested), line_of()  # type: ignore[operator]
+    assert found == f"{HERE}:{line}"
+
+
+def test_a_thread_of_nobody_has_at_least_some_line() -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert ":" in pool.submit(call_site.caller).result(10)
+
+
+def test_where_the_main_thread_is_can_be_told_from_another() -> None:
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(call_site.main_thread()))
+    thread.start()
+    thread.join(10)
+    (text,) = found
+    place, _, function = text.partition(" in ")
+    assert place.startswith(f"{HERE}:")
+    assert function == "test_where_the_main_thread_is_can_be_told_from_another"
+
+
+def raise_in_library() -> None:
+    compiled(str(LIBRARY / "raises.py"), "function('{')")(json.loads)  # type: ignore[operator]
+
+
+def test_an_exception_was_raised_at_the_users_last_line() -> None:
+    with pytest.raises(ValueError) as caught:
+        raise_in_library()
+    found = call_site.raised_at(caught.value)
+    assert found.startswith(f"{HERE}:")
+    line = int(found.rsplit(":", 1)[1])
+    assert "json.loads" in Path(HERE).read_text().splitlines()[line - 1]
+
+
+def test_an_exception_that_was_never_raised_has_no_line() -> None:
+    assert call_site.raised_at(ValueError("made, not raised")) == ""
+
+
+def test_a_line_given_instead() -> None:
+    with call_site.on_behalf_of("train.py:7"):
+        assert call_site.caller() == "train.py:7"
+        elsewhere: list[str] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(call_site.caller()))
+        thread.start()
+        thread.join()
+        assert elsewhere != ["train.py:7"]
+        with call_site.on_behalf_of("train.py:8"):
+            assert call_site.caller() == "train.py:8"
+        assert call_site.caller() == "train.py:7"
+    assert "test_whereabouts.py" in call_site.caller()
+
+
+def test_files_that_are_made_for_ever_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_site, "_REMEMBERED", 8)
+    for number in range(100):
+        assert compiled(f"/home/user/cell-{number}.py")(call_site.caller) == f"/home/user/cell-{number}.py:2"
+    assert len(call_site._users) <= 8
+    assert len(call_site._lines) <= 8
+
+
+def test_a_file_whose_name_is_no_text_can_be_told_to_others() -> None:
+    found = compiled("/home/user/caf\udce9.py")(call_site.caller)
+    assert found == "/home/user/caf\\udce9.py:2"
