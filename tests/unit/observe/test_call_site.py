@@ -112,7 +112,7 @@ def test_a_line_given_instead() -> None:
         with call_site.on_behalf_of("train.py:8"):
             assert call_site.caller() == "train.py:8"
         assert call_site.caller() == "train.py:7"
-    assert "test_whereabouts.py" in call_site.caller()
+    assert "test_call_site.py" in call_site.caller()
 
 
 def test_files_that_are_made_for_ever_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ DUPLICATE_NAME = (
 
 NAP_SECONDS = 200e-6
 """After an announcement, how long submissions gather before one of them wakes the worker thread again: a burst of small tensors
-costs a few wake-ups instead of one each. The worker thread naps so for at most a millisecond, and only while an answer is due."""
+costs a few wake-ups instead of one each. The worker thread rests so for at most a millisecond, and only while an answer is
+due."""
 
 GATHER_MILLISECONDS = 1
 
