@@ -289,7 +289,7 @@ def test_broadcast(group: list[Communicator]) -> None:
     def one(communicator: Communicator, case: Any) -> None:
         data_type, length, root = case
         array = values(data_type, length, root).copy() if communicator.rank == root else untouched(data_type, length)
-        communicator.broadcast(array, root)
+        communicator.broadcast([array], root)
         check(array, values(data_type, length, root), "result")
 
     everywhere(group, cases, one)
@@ -315,7 +315,7 @@ def test_alltoall(group: list[Communicator]) -> None:
         target = untouched(data_type, expected.size)
         received = [counts_of(sender)[rank] for sender in range(size)]
         # The source is longer than the sum of its counts: the rest stays.
-        communicator.alltoall(values(data_type, length + 3, rank), target, counts_of(rank), received)
+        communicator.alltoall([values(data_type, length + 3, rank)], [target], counts_of(rank), received)
         check(target, expected, "result")
 
     everywhere(group, cases, one)
@@ -406,7 +406,7 @@ def test_ranks_may_run_ahead(group: list[Communicator]) -> None:
         gathered = np.empty(size * array.size, np.int64)
         communicator.allgather([array], [gathered], [[array.size] * size])
         check(gathered, np.repeat(np.arange(size), array.size), "allgather")
-        communicator.broadcast(array, turn % size)
+        communicator.broadcast([array], turn % size)
         assert (array == turn % size).all()
         communicator.allreduce([array], [array], ReduceOp.SUM, 1.0, 1.0)
         assert (array == turn % size * size).all()
@@ -481,14 +481,14 @@ def every_collective(size: int) -> dict[str, Callable[[Communicator], None]]:
 
     def transpose(communicator: Communicator) -> None:
         source, counts = np.ones(length * size, np.float32), [length] * size
-        communicator.alltoall(source, np.empty_like(source), counts, counts)
+        communicator.alltoall([source], [np.empty_like(source)], counts, counts)
 
     return {
         "allreduce": reduce_all,
         "reducescatter": scatter,
         "allgather": gather,
         "alltoall": transpose,
-        "broadcast": lambda communicator: communicator.broadcast(np.ones(length, np.float32), 1),
+        "broadcast": lambda communicator: communicator.broadcast([np.ones(length, np.float32)], 1),
         "barrier": lambda communicator: communicator.barrier(),
     }
 

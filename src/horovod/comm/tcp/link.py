@@ -1,35 +1,18 @@
 """One connection to a peer: buffers queued in both directions, moved as far as the kernel takes them now.
 
-Used by ``comm.tcp.transport`` alone, which decides when to try. Every transfer starts with a header that its receiver knows in
-advance (which collective, which one of its kind, how many bytes), so a peer that is out of step or speaks nonsense is found
-instead of believed. Never waits, and never writes into a buffer past what was asked for.
+Used by ``comm.tcp.transport`` alone, which decides when to try. Never waits, and never writes into a buffer past what was asked
+for.
 """
 
 from __future__ import annotations
 
 import socket
-import struct
 from collections import deque
-from collections.abc import Iterable
-from enum import IntEnum
 from itertools import islice
 
 from horovod.comm.base import PeerFailure
+from horovod.comm.exchange.base import mismatch
 
-
-class Collective(IntEnum):
-    """What a transfer is part of, as its header says."""
-
-    ALLREDUCE = 1
-    ALLGATHER = 2
-    BROADCAST = 3
-    ALLTOALL = 4
-    REDUCESCATTER = 5
-    BARRIER = 6
-
-
-HEADER = struct.Struct("<HHIQ")  # magic, Collective, number of the collective modulo 2**32, bytes that follow
-MAGIC = 0x4876
 _BUFFERS_AT_ONCE = 64  # per system call; the kernel's own limit is 1024
 _UNIX_BUFFER_BYTES = 1 << 20  # measured: 64 MB between 2 ranks takes a fifth less time than with the kernel's default
 _LOOPBACK_BUFFER_BYTES = 384 << 10  # measured: the same takes a third less than with the kernel's own tuning
@@ -147,7 +130,7 @@ class Link:
             while headers and headers[0][0] <= flow.done:
                 _, found, expected = headers.popleft()
                 if found != expected:
-                    raise PeerFailure(self.rank, _mismatch(bytes(found), expected))
+                    raise PeerFailure(self.rank, mismatch(bytes(found), expected))
             if count < wanted:
                 return
 
@@ -163,22 +146,3 @@ def tune(connection: socket.socket) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BUFFER_BYTES)
     except OSError:
         pass  # the peer is gone already: the first transfer says so, and names it
-
-
-def header(collective: Collective, number: int, buffers: Iterable[memoryview]) -> bytes:
-    """What stands before the transfer of these buffers."""
-    return HEADER.pack(MAGIC, collective, number, sum(buffer.nbytes for buffer in buffers))
-
-
-def _mismatch(found: bytes, expected: bytes) -> str:
-    magic, collective, number, length = HEADER.unpack(found)
-    if magic != MAGIC or collective not in tuple(Collective):
-        return "it sent bytes that are not part of any collective"
-
-    def describe(collective: int, number: int, length: int) -> str:
-        return f"{Collective(collective).name.lower()} number {number} ({length} bytes)"
-
-    return (
-        f"it is out of step: it sent part of {describe(collective, number, length)}"
-        f" where {describe(*HEADER.unpack(expected)[1:])} was due"
-    )

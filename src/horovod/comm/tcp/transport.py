@@ -1,4 +1,4 @@
-"""Framed bytes to and from all peers at once: the transport under ``comm.tcp.communicator``.
+"""Framed bytes to and from all peers at once over stream sockets: the :class:`~horovod.comm.exchange.base.Exchange` of ``tcp``.
 
 The worker thread queues what it wants sent and received, by reference, and then waits for some of it; while it waits,
 everything queued in either direction moves, so ranks may all send first without a deadlock. One epoll loop, no threads,
@@ -17,18 +17,15 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TypeAlias
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall, give_up
-from horovod.comm.tcp.link import Collective, Flow, Link, header, tune
+from horovod.comm.exchange.base import Exchange, Mark
+from horovod.comm.tcp.link import Flow, Link, tune
 
 _LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
 
-Mark: TypeAlias = tuple[Flow, int]
-"""A place in one direction of a link: reached once that many of its bytes have moved."""
 
-
-class Exchange:
+class TcpExchange(Exchange):
     """All connections of one rank of a group.
 
     Args:
@@ -40,10 +37,9 @@ class Exchange:
     def __init__(
         self, sockets: Mapping[int, socket.socket], stall_timeout: timedelta, on_stall: OnStall = give_up
     ) -> None:
+        super().__init__()
         self._stall_timeout = stall_timeout.total_seconds()
         self._on_stall = on_stall
-        self._number = 0
-        self._collective = Collective.BARRIER
         self._links = {rank: Link(rank, connection) for rank, connection in sockets.items()}
         self._by_fd = {link.fd: link for link in self._links.values()}
         self._fresh: set[Link] = set()  # links with something queued since the last wait
@@ -51,7 +47,6 @@ class Exchange:
             link.socket.setblocking(False)
             tune(link.socket)
         self._lock = threading.Lock()  # between abort() and close()
-        self._aborted = False
         self._closed = False
         self._owner = os.getpid()
         self._epoll = select.epoll()
@@ -62,48 +57,32 @@ class Exchange:
         """Everything open here."""
         return [self._epoll.fileno(), self._alarm, *(link.fd for link in self._links.values())]
 
-    def begin(self, collective: Collective) -> None:
-        """Start the next collective: every transfer queued from now on is part of it, on all ranks alike."""
-        if self._aborted:
-            raise Aborted("this communicator was aborted")
-        self._collective = collective
-        self._number = (self._number + 1) & 0xFFFFFFFF
-
     def send(self, rank: int, *buffers: memoryview) -> Mark:
-        """Queue one transfer to ``rank``. The buffers must stay as they are until the returned mark is reached."""
         link = self._links[rank]
         flow = link.outgoing
-        flow.append(memoryview(header(self._collective, self._number, buffers)))
+        flow.append(memoryview(self._header(buffers)))
         for buffer in buffers:
             flow.append(buffer)
         self._fresh.add(link)
         return flow, flow.queued
 
     def receive(self, rank: int, *buffers: memoryview) -> Mark:
-        """Ask for one transfer from ``rank``. The buffers hold it once the returned mark is reached."""
         link = self._links[rank]
         flow = link.incoming
-        link.expect(header(self._collective, self._number, buffers))
+        link.expect(self._header(buffers))
         for buffer in buffers:
             flow.append(buffer)
         self._fresh.add(link)
         return flow, flow.queued
 
     def wait(self, marks: Iterable[Mark]) -> None:
-        """Move bytes until every one of ``marks`` is reached.
-
-        Raises:
-            PeerFailure: a peer is gone or out of step.
-            Aborted: :meth:`abort` was called.
-        """
-        if self._aborted:
-            raise Aborted("this communicator was aborted")
+        self._check()
         for link in self._fresh:
             if link.outgoing.buffers and not link.blocked:
                 link.send()
             self._watch(link)
         self._fresh.clear()
-        missing = [mark for mark in marks if mark[0].done < mark[1]]
+        missing: list[tuple[Flow, int]] = [mark for mark in marks if mark[0].done < mark[1]]  # type: ignore[misc]  # our own
         if not missing:
             return
         now = time.monotonic()

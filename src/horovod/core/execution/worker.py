@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.base import Aborted, Communicator, Completion, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import Config
@@ -34,6 +34,7 @@ from horovod.core.execution.batch import Batch, Entry, execute, size_of
 from horovod.core.execution.connections import Connections, ReadyConnections
 from horovod.core.execution.cpu_affinity import ANYWHERE, Placement
 from horovod.core.execution.fast_path import FastPath
+from horovod.core.execution.open_events import LOOK_MILLISECONDS, OpenEvents
 from horovod.core.execution.progress import QUICK_BYTES, STANDBY_MILLISECONDS, STANDBYS, Progress, may_drive
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
@@ -121,6 +122,7 @@ class WorkerThread(ABC):
         self._fast_path: FastPath | None = None
         if proposals is not None:
             self._fast_path = FastPath(proposals, self._requests, self.ranks, index, self._connections, placement.spins)
+        self._open_events = OpenEvents(config.timeout.total_seconds())
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
@@ -343,7 +345,7 @@ class WorkerThread(ABC):
         self._decide()
         while self._due:
             batch = self._batch(self._due[0])
-            if driven and not may_drive(batch):
+            if driven and not (self.communicator.any_thread and may_drive(batch)):
                 return
             self._due.popleft()
             if driven or size_of(batch) <= QUICK_BYTES:
@@ -356,16 +358,21 @@ class WorkerThread(ABC):
             self._stop(*self._stopping)
 
     def _milliseconds(self) -> float | None:
-        """How long this worker thread may sleep: without end, unless somebody waits for an answer."""
+        """How long this worker thread may sleep: without end, unless somebody waits for an answer or a device is at work."""
+        limit = None
+        if self._open_events:
+            self._open_events.look(time.monotonic())
+            limit = LOOK_MILLISECONDS if self._open_events else None
         oldest = self._requests.oldest()
         if oldest is None:
-            return None
+            return limit
         now = time.monotonic()
         due = max(oldest.since + self._probe_seconds, self._next_probe)
         if now >= due:
             self._watch.probe()
             self._next_probe = due = now + self._probe_seconds
-        return max(1.0, (due - now) * 1000)
+        until = max(1.0, (due - now) * 1000)
+        return until if limit is None else min(until, limit)
 
     def _lost(self, member: int, reason: str) -> None:
         """A connection is of no more use: stop listening to it, let the liveness monitor find out what happened."""
@@ -380,9 +387,8 @@ class WorkerThread(ABC):
 
     def _run_batch(self, batch: Batch) -> None:
         failure = batch[0][0].error
-        if not failure:
-            execute(self.communicator, self.ranks, batch)
-        self._complete(batch, HorovodInternalError(failure) if failure else None)
+        completion = None if failure else execute(self.communicator, self.ranks, batch)
+        self._complete(batch, HorovodInternalError(failure) if failure else None, completion)
 
     def _done(self, entry: Entry) -> None:
         """A request was carried out without an order."""
@@ -390,12 +396,16 @@ class WorkerThread(ABC):
             if known is not None:  # else an abort has completed it
                 known.handle.complete(known.error)
 
-    def _complete(self, batch: Batch, error: BaseException | None) -> None:
+    def _complete(self, batch: Batch, error: BaseException | None, completion: Completion = None) -> None:
         entries = self._requests.finish(decision.name for decision, _ in batch)
+        if completion is not None:
+            names = ", ".join(decision.name for decision, _ in batch[:3])
+            self._open_events.add(completion, names, entries, time.monotonic())
         if self._requests.none():
             self._at_rest()
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
+                entry.handle.event = completion
                 entry.handle.complete(error or entry.error)
 
     def _stop(self, rank: int, reason: str) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from horovod.comm.engine import MpiRanks
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
@@ -61,6 +62,7 @@ class Generation:
         crowded: on some host the ranks compute with as many threads as there are cores, so that none is free for
             communication; the same on all ranks.
         placement: of the threads of this rank's worker threads.
+        mpi: where its ranks are in MPI, should it be used.
         freed, changes: process set ids to be used again, and how often sets were added or removed.
         process: the process that started it; a forked child's copy is of no use.
     """
@@ -78,6 +80,7 @@ class Generation:
         self.crowded = False
         self.placement = ANYWHERE
         self.watch: Watch = NobodyElse(self.termination)
+        self.mpi: MpiRanks | None = None
         self.freed: list[int] = []
         self.changes = 0
         self._attempt = attempt
@@ -143,6 +146,11 @@ class Generation:
         rank_infos = exchange_rank_infos(own, self.world, place, self._attempt, seconds)
         check_settings([each.settings for each in rank_infos])
         self._endpoints = [each.endpoint for each in rank_infos]
+        if self.world.communicator is None:
+            launched = tuple(each.launched for each in rank_infos)
+            self.mpi = MpiRanks(None, self.world.launched.size, launched)
+        else:
+            self.mpi = MpiRanks(self.world.communicator, identity.size, tuple(range(identity.size)))
         self.termination.rank_infos = rank_infos
         self.generation = max(each.generation for each in rank_infos)
         cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
@@ -184,6 +192,7 @@ class Generation:
                 self.watch,
                 self.termination.left,
                 deadline,
+                self.mpi,
             )
         self.recording.begin()
         if self._monitor is not None:

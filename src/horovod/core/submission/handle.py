@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from horovod.comm.base import Event
 from horovod.core.errors import HorovodInternalError
 
 _log = logging.getLogger("horovod.core")
@@ -55,6 +56,8 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     Attributes:
         error: why the collective failed, once done.
         result: what the operation produces beyond the tensors it fills, for example received splits.
+        event: set before it is completed, where a device carries the collective out: whoever uses the outputs lets its stream
+            wait for it. None: the outputs are there.
         driver: of a quick collective that the thread that waits for it may carry out; None if only a worker thread may.
         end: called by whoever completes it, just before, with the error; returns the error that waiters get. What it raises,
             waiters get.
@@ -64,6 +67,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     driver: Driver | None = None
     error: BaseException | None = None
     result: Any = None
+    event: Event | None = None
     _finished: bool = False
     _next: list[Callable[[], None]] | None = None
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from horovod.comm.datatypes import Array, DataType
+from horovod.comm.spans import Vectors
 
 
 class Transfer(Protocol):
@@ -54,5 +55,6 @@ class Tensor(msgspec.Struct, frozen=True):
     transfer: Transfer | None = None
 
 
-Allocate = Callable[[int, int], Array]
-"""``allocate(index, rows)``, in a turn of the lane: make output ``index`` with that first dimension, return its flat view."""
+Allocate = Callable[[int, int], Array | Vectors]
+"""``allocate(index, rows)``, on the worker thread: make output ``index`` with that first dimension, return its flat
+view, or the one vector where it lies."""
