@@ -24,6 +24,7 @@ from horovod.core.coordination.messages import (
 from horovod.core.coordination.negotiator import Negotiator, ReadyRequest
 from horovod.core.execution.batch import Batch
 from horovod.core.execution.worker import WorkerThread
+from horovod.core.submission.devices import moves
 from horovod.observe.activities import activity
 from horovod.observe.stall import Stalled, StallInspector
 from horovod.observe.timeline import TensorLabel, Timeline
@@ -194,6 +195,8 @@ class CoordinatorThread(WorkerThread):
             self._run_batch(batch)
             return
         engine = self.communicator.name
+        if self.devices is not None and moves(first.device, self.devices.engine):
+            engine = self.devices.engine
         timeline.begin(operation, activity(engine, operation), engine, tensors)
         try:
             self._run_batch(batch)

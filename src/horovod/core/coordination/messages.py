@@ -47,7 +47,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One rank's wish to run one collective on one tensor, or on a group of tensors that become ready together.
 
     ``name`` identifies it within its process set. ``transient`` marks a name that will not come again, which no
-    dictionary should remember. ``caller`` is the line of the user's script, for errors.
+    dictionary should remember. ``caller`` is the line of the user's script, for errors. ``members`` are the global ranks that
+    take part in a request on device memory of another process set than the one whose coordinator gets it; empty for all.
     """
 
     operation: Operation
@@ -61,6 +62,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     device: str = HOST
     caller: str = ""
     transient: bool = False
+    members: tuple[int, ...] = ()
 
 
 class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -80,6 +82,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
         template: the request, for joined ranks that have none of their own.
         last_joined: for join, the global rank that joined last.
         error: the reason why it fails on every rank, "" otherwise.
+        device, members: as the requests have them.
     """
 
     identifier: int
@@ -90,6 +93,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     template: Request | None = None
     last_joined: int = -1
     error: str = ""
+    device: str = HOST
+    members: tuple[int, ...] = ()
 
 
 class Announce(msgspec.Struct, tag=0, array_like=True):

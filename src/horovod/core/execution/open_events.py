@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from horovod.comm.base import Event
+from horovod.comm.base import DeviceFailure, Event
 
 LOOK_MILLISECONDS = 100.0
 """How long the worker thread sleeps at most while an event is open."""
-
-
-class DeviceFailure(Exception):
-    """A collective that was handed to a device has failed, or is not over within the limit."""
 
 
 class _Open(NamedTuple):

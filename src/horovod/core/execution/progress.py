@@ -35,7 +35,7 @@ everything else there is to do."""
 
 def is_quick(entry: Entry) -> bool:
     """Whether a thread that waits for this may carry it out itself."""
-    return entry.size() <= QUICK_BYTES and entry.request.operation not in SLOW
+    return entry.ready is None and entry.size() <= QUICK_BYTES and entry.request.operation not in SLOW
 
 
 def may_drive(batch: Batch) -> bool:

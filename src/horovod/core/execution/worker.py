@@ -23,7 +23,8 @@ from typing import Protocol
 
 import numpy as np
 
-from horovod.comm.base import Aborted, Communicator, Completion, PeerFailure
+from horovod.comm.base import Aborted, Communicator, Completion, DeviceFailure, PeerFailure
+from horovod.comm.engine import EngineError
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import Config
@@ -33,9 +34,11 @@ from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.batch import Batch, Entry, execute, size_of
 from horovod.core.execution.connections import Connections, ReadyConnections
 from horovod.core.execution.cpu_affinity import ANYWHERE, Placement
+from horovod.core.execution.device_engines import DeviceEngines
 from horovod.core.execution.fast_path import FastPath
 from horovod.core.execution.open_events import LOOK_MILLISECONDS, OpenEvents
 from horovod.core.execution.progress import QUICK_BYTES, STANDBY_MILLISECONDS, STANDBYS, Progress, may_drive
+from horovod.core.submission.devices import moves
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
@@ -85,6 +88,8 @@ class WorkerThread(ABC):
     Attributes:
         finished: it has ended in good order, on all ranks.
         unnamed: how many calls without a name were made on this process set, by kind.
+        devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
+            set before the thread starts.
     """
 
     def __init__(
@@ -103,6 +108,7 @@ class WorkerThread(ABC):
         self.ranks = list(ranks)
         self.index = index
         self.communicator = communicator
+        self.devices: DeviceEngines | None = None
         self.unnamed: Counter[str] = Counter()
         self._connections = Connections(channels)
         self._config = config
@@ -187,6 +193,8 @@ class WorkerThread(ABC):
         """Take no more requests, and wake the thread out of whatever it does; returns at once."""
         self._requests.close()
         self.communicator.abort()
+        if self.devices is not None:
+            self.devices.abort()
         self._connections.ring()
 
     def await_exit(self, seconds: float) -> bool:
@@ -219,6 +227,8 @@ class WorkerThread(ABC):
             return
         if self._proposals is not None:
             self._proposals.release()
+        if self.devices is not None:
+            self.devices.close()
         self.communicator.close()
         self._connections.close()
 
@@ -276,6 +286,9 @@ class WorkerThread(ABC):
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
             return f"rank {self.ranks[failure.rank]}: {failure.reason}"
+        except DeviceFailure as failure:
+            self._watch.report(self.ranks[self.index], str(failure), suspected=True)
+            return f"rank {self.ranks[self.index]}: {failure}"
         except Aborted:
             return "a collective was aborted"
         except Exception as error:
@@ -386,9 +399,27 @@ class WorkerThread(ABC):
         return list(zip(decisions, entries, strict=True))
 
     def _run_batch(self, batch: Batch) -> None:
-        failure = batch[0][0].error
-        completion = None if failure else execute(self.communicator, self.ranks, batch)
-        self._complete(batch, HorovodInternalError(failure) if failure else None, completion)
+        first = batch[0][0]
+        failure = first.error
+        completion: Completion = None
+        held: list[object] = []
+        if not failure:
+            try:
+                communicator, ranks = self._serving(first)
+            except EngineError as error:
+                failure = str(error)
+            else:
+                if communicator is None:
+                    return  # other ranks'
+                completion = execute(communicator, ranks, batch, held)
+        self._complete(batch, HorovodInternalError(failure) if failure else None, completion, held)
+
+    def _serving(self, decision: Decision) -> tuple[Communicator | None, Sequence[int]]:
+        """The communicator that carries out a decision, and its ranks; None where this rank does not take part."""
+        devices = self.devices
+        if devices is None or not moves(decision.device, devices.engine):
+            return self.communicator, self.ranks
+        return devices.of(decision.members)
 
     def _done(self, entry: Entry) -> None:
         """A request was carried out without an order."""
@@ -396,11 +427,13 @@ class WorkerThread(ABC):
             if known is not None:  # else an abort has completed it
                 known.handle.complete(known.error)
 
-    def _complete(self, batch: Batch, error: BaseException | None, completion: Completion = None) -> None:
+    def _complete(
+        self, batch: Batch, error: BaseException | None, completion: Completion = None, held: object = None
+    ) -> None:
         entries = self._requests.finish(decision.name for decision, _ in batch)
         if completion is not None:
             names = ", ".join(decision.name for decision, _ in batch[:3])
-            self._open_events.add(completion, names, entries, time.monotonic())
+            self._open_events.add(completion, names, (entries, held), time.monotonic())
         if self._requests.none():
             self._at_rest()
         for entry in entries:

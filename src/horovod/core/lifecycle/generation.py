@@ -7,6 +7,7 @@ everything is given back.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -16,16 +17,19 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from horovod.comm.engine import MpiRanks
+from horovod.comm.device import GPU, DeviceFacts, shared_by
+from horovod.comm.engine import Group, MpiRanks
+from horovod.comm.select import device_engine, forced_host_engine, not_alone, obstacles
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
 from horovod.control.secret import make_secret
-from horovod.core.config import AUTOTUNE, Config
+from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.coordination.messages import Operation
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
+from horovod.core.execution.device_engines import DeviceEngines
 from horovod.core.execution.worker import Watch, WorkerThread
 from horovod.core.lifecycle import crash
 from horovod.core.lifecycle.assembly import assemble, control_connections
@@ -35,6 +39,7 @@ from horovod.core.lifecycle.rendezvous import RankInfo, check_settings, exchange
 from horovod.core.lifecycle.termination import NobodyElse, Termination
 from horovod.core.lifecycle.world import World, place_by_hosts
 from horovod.core.process_set import membership
+from horovod.core.submission import devices
 from horovod.observe import call_site
 
 _log = logging.getLogger("horovod.core")
@@ -63,6 +68,7 @@ class Generation:
             communication; the same on all ranks.
         placement: of the threads of this rank's worker threads.
         mpi: where its ranks are in MPI, should it be used.
+        device_engine: the engine that moves the memory of GPUs, or ""; then copies in host memory travel.
         freed, changes: process set ids to be used again, and how often sets were added or removed.
         process: the process that started it; a forked child's copy is of no use.
     """
@@ -81,6 +87,7 @@ class Generation:
         self.placement = ANYWHERE
         self.watch: Watch = NobodyElse(self.termination)
         self.mpi: MpiRanks | None = None
+        self.device_engine = ""
         self.freed: list[int] = []
         self.changes = 0
         self._attempt = attempt
@@ -141,10 +148,12 @@ class Generation:
             list(process_sets),
             cpu_resources,
             self.config.common(),
+            *self._device_facts(),
         )
         seconds = self.config.start_timeout.total_seconds()
         rank_infos = exchange_rank_infos(own, self.world, place, self._attempt, seconds)
         check_settings([each.settings for each in rank_infos])
+        self._choose_device_engine(rank_infos)
         self._endpoints = [each.endpoint for each in rank_infos]
         if self.world.communicator is None:
             launched = tuple(each.launched for each in rank_infos)
@@ -162,6 +171,27 @@ class Generation:
         core = asked[local_rank] if local_rank < len(asked) else None
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)
         return rank_infos
+
+    def _device_facts(self) -> tuple[str, dict[str, str], list[str]]:
+        """The engine for GPUs that is forced, why this rank cannot use which, and the GPUs that it must not share."""
+        identity, provider, forced = self.identity, devices.provider(), self.config.gpu_operations
+        facts = DeviceFacts() if provider is None else provider.facts()
+        group = Group(identity.rank, identity.size, ("",) * identity.size, facts=facts)
+        return forced, obstacles(group, forced, device=GPU), list(facts.gpus) if not_alone() else []
+
+    def _choose_device_engine(self, rank_infos: Sequence[RankInfo]) -> None:
+        forced = [each.device_engine for each in rank_infos]
+        found = [dict(each.device_obstacles) for each in rank_infos]
+        shared = shared_by([each.endpoint.host for each in rank_infos], [each.gpus for each in rank_infos])
+        for known, reason in zip(found, shared, strict=True):
+            for name, obstacle in known.items():
+                known[name] = obstacle or (reason and f"{reason}, and {not_alone()}")
+        config = self.config
+        host = forced_host_engine(config.gpu_operations, config.cpu_operations, GPU_OPERATIONS, CPU_OPERATIONS)
+        self.config = dataclasses.replace(config, cpu_operations=host)
+        self.device_engine, why = device_engine(forced, found, GPU_OPERATIONS)
+        if not self.device_engine and devices.provider() is not None:
+            _log.info("tensors on GPUs travel through host memory (%s)", why)
 
     def _connect(self, mesh: Mesh | None, groups: Mapping[int, list[int]], deadline: float) -> None:
         """Connect to those this rank has to do with, and start the worker threads of its process sets."""
@@ -193,6 +223,11 @@ class Generation:
                 self.termination.left,
                 deadline,
                 self.mpi,
+            )
+        if self.device_engine:
+            everybody = self.workers[0]
+            everybody.devices = DeviceEngines(
+                self.device_engine, rank, size, everybody.communicator, self.config.timeout
             )
         self.recording.begin()
         if self._monitor is not None:
@@ -263,6 +298,9 @@ class Generation:
         self._await_end(worker, time.monotonic() + self.config.timeout.total_seconds())
         del self.workers[group]  # not before: a failure must find it as long as it may wait for a rank that is lost
         worker.close()
+        everybody = self.workers.get(0)
+        if everybody is not None and everybody.devices is not None:
+            everybody.devices.drop(worker.ranks)
         if self.termination.failure is not None and not worker.finished:
             raise HorovodInternalError(*self.termination.failure.args)
 

@@ -31,6 +31,12 @@ class RankInfo(msgspec.Struct, array_like=True):
     cpu_resources: CpuResources
     settings: dict[str, str] = {}
     """Those that must be the same on all ranks, by environment variable."""
+    device_engine: str = ""
+    """The engine for GPUs that is forced, "" for none."""
+    device_obstacles: dict[str, str] = {}
+    """Why it cannot use which engine for GPUs, by name; "" where it can."""
+    gpus: list[str] = []
+    """Those it may use; none where it does not matter how many ranks share one."""
 
 
 _decode = msgspec.msgpack.Decoder(RankInfo).decode

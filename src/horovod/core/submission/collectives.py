@@ -27,12 +27,13 @@ from functools import partial
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp, can_fold, can_scale
-from horovod.comm.spans import Vectors
+from horovod.comm.spans import Vectors, joined
 from horovod.core.coordination.messages import HOST, Operation, Request, TensorSpec, encode
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution.batch import Entry
 from horovod.core.lifecycle.context import running
 from horovod.core.submission.arguments import full_name, real_number, whole_number, whole_numbers
+from horovod.core.submission.devices import Ready, members_of, of_members
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate, Tensor, Transfer
 from horovod.observe.call_site import caller
@@ -87,6 +88,9 @@ def submit(
     awaited: bool = False,
 ) -> Handle:
     """Submit a request that was made before and checked then; for callers that repeat one many times."""
+    first = (inputs or outputs)[:1]
+    if first and first[0].ready is not None:
+        return _submit_on_device(process_set_id, request, inputs, outputs, allocate, first[0].ready)
     transfer = _transfer(inputs or outputs)
     arrays = [tensor.array for tensor in inputs]
     targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
@@ -104,11 +108,39 @@ def submit(
     return handle
 
 
+def _submit_on_device(
+    process_set_id: int | None,
+    request: Request,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    allocate: Allocate | None,
+    ready: Ready,
+) -> Handle:
+    """:func:`submit` of device memory that an engine moves: all process sets' requests go to the coordinator of all ranks."""
+    context = running()
+    members = members_of(context.worker(process_set_id, request.operation).ranks, process_set_id)
+    if members:
+        request = of_members(request, members)
+    sources: Vectors = _where(inputs)
+    targets = sources if outputs is inputs else _where(outputs)
+    handle = Handle()
+    entry = Entry(request, sources, targets, allocate, handle, time.monotonic(), ready.held, ready=ready.marker)
+    context.worker(0, request.operation).submit(entry)
+    return handle
+
+
+def _where(tensors: Sequence[Tensor]) -> Vectors:
+    places = [tensor.place for tensor in tensors if tensor.place is not None]
+    return joined(places) if places else []
+
+
 def _transfer(tensors: Sequence[Tensor]) -> Transfer | None:
     return tensors[0].transfer if tensors else None
 
 
 def _device(tensors: Sequence[Tensor]) -> str:
+    if tensors and tensors[0].ready is not None:
+        return tensors[0].ready.device
     transfer = _transfer(tensors)
     return HOST if transfer is None else transfer.device
 

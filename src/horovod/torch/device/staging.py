@@ -1,7 +1,8 @@
 """Tensors on devices travel through host memory: out of the device, through the collective, and back.
 
-No engine moves device memory yet, so a submission on a device gets a copy in page-locked host memory that the engines work
-on. Each device has a *port*: one stream for the way out, one for the way back, and a thread that waits.
+Where no engine moves the memory of a device, or the one that does lacks what is asked for, a submission gets a copy in
+page-locked host memory that the engines for host memory work on. Each
+device has a *port*: one stream for the way out, one for the way back, and a thread that waits.
 
     caller's stream   ──kernels──┐mark()          ┌───────────── arrive() ──▶ kernels that use the result
     out stream                   └──copies──┐     │
@@ -21,7 +22,7 @@ on. Each device has a *port*: one stream for the way out, one for the way back, 
   caller's.
 
 Everything a device must do is in ``torch.cuda`` (which is ROCm's name in PyTorch too), or in the module of another kind of
-device with the same functions. An engine for devices, when there is one, takes the place of :class:`Staged`.
+device with the same functions.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import torch
 
 from horovod.comm.datatypes import Array
 from horovod.core.errors import HorovodInternalError
+from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate, Tensor
 from horovod.torch.device.pinned import Buffer, PinnedPool
 from horovod.torch.ops.tensors import DATA_TYPES, check, flat_array
@@ -212,11 +214,11 @@ class Staged:
 
         return allocate
 
-    def arrive(self) -> None:
+    def arrive(self, handle: Handle) -> None:
         if self._returned is not None:
             self._port.follow(self._returned, self._outputs)
 
-    def arrived(self) -> bool:
+    def arrived(self, handle: Handle) -> bool:
         return self._returned is None or bool(self._returned.query())
 
     # What the core asks for: horovod.core.submission.tensor.Passage.

@@ -18,7 +18,7 @@ from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name, set_id
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.device.memory import Reduction, host_memory, memory_of
 from horovod.torch.ops.allgather import allgather_async
 from horovod.torch.ops.arguments import Average, Reducing, Sum, compressed, reduction, tracked
 from horovod.torch.ops.handles import register, synchronize
@@ -44,7 +44,7 @@ def _start(
         for tensor in tensors:
             check(tensor)
     outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
-    memory = memory_of(tensors)
+    memory = memory_of(tensors, Reduction(how.op, how.prescale, how.postscale))
     sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(
         prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited

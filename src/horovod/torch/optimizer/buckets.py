@@ -6,6 +6,7 @@ What fills buckets is :mod:`horovod.torch.optimizer.readiness`; what cuts them, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from horovod.core.coordination.messages import HOST, Request
 from horovod.core.submission.collectives import allreduce_request, submit, submit_arrays
 from horovod.core.submission.handle import Handle
 from horovod.torch.compression.bucket_compression import Reduction
+from horovod.torch.device.memory import Reduction as DeviceReduction
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.tensors import check_sign, flat_array, layout_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
@@ -152,7 +154,7 @@ class Bucket:
             tensors: contiguous, on one device. The request of the last step serves again while their types and shapes stay.
             line: of the user's code, for errors.
         """
-        memory = memory_of(tensors)
+        memory = memory_of(tensors, DeviceReduction(op, prescale, postscale))
         key: list[object] = [
             memory.device,
             *slots,
@@ -177,7 +179,7 @@ class Bucket:
             self._layout = layout_of(tensors) if memory.device == HOST and tensors else None
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
         handle = submit(process_set_id, request, sources, targets)
-        self.after.insert(0, memory.arrive)
+        self.after.insert(0, partial(memory.arrive, handle))
         return handle
 
     def _spans(self, tensors: Sequence[torch.Tensor]) -> Vectors:
