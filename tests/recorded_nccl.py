@@ -66,6 +66,7 @@ class _Comm:
         self.pending: list[Callable[[], None]] = []
         self.factors: dict[int, float] = {}
         self.callers = 0
+        self.queued = 0
         self.ended = ""
         self.tcp: TcpCommunicator | None = None
         self.pairs: dict[int, socket.socket] = {}
@@ -183,10 +184,14 @@ class RecordedNccl:
         return IN_PROGRESS
 
     def ncclCommGetAsyncError(self, comm: int, state: Any) -> int:
-        known = self._known(comm, "ncclCommGetAsyncError")
+        known = self.comms.get(comm)
+        if known is None or known.ended not in ("", "finalized"):
+            known = self._known(comm, "ncclCommGetAsyncError")
         if known is None:
             return INVALID_USAGE
-        if known.state == SUCCESS and not known.made.is_set():
+        if (known.ended and known.queued) or (
+            known.state == SUCCESS and not known.made.is_set()
+        ):  # the end waits for what the device is at
             state._obj.value = IN_PROGRESS
         elif known.state == SUCCESS and known.pending:
             known.asks -= 1
@@ -205,12 +210,12 @@ class RecordedNccl:
             self._breach("ncclCommFinalize while a call is in progress")
         self._record("finalize", comm)
         known.ended = "finalized"
-        return SUCCESS
+        return IN_PROGRESS
 
     def ncclCommDestroy(self, comm: int) -> int:
         known = self.comms.get(comm)
-        if known is None or known.ended != "finalized":
-            self._breach("ncclCommDestroy without ncclCommFinalize, or twice")
+        if known is None or known.ended != "finalized" or known.queued:
+            self._breach("ncclCommDestroy without ncclCommFinalize, before that is done, or twice")
             return INVALID_USAGE
         known.ended = "destroyed"
         self._record("destroy", comm)
@@ -290,12 +295,17 @@ class RecordedNccl:
     def _queue(self, comm: _Comm, stream: Any, group: list[Any]) -> None:
         over = [self._touched(stream, address) for call in group for address in call[3]]
 
+        with self._lock:
+            comm.queued += 1
+
         def work() -> None:
             try:
                 self._carry_out(comm, group)
             finally:
                 for each in over:
                     each()
+                with self._lock:
+                    comm.queued -= 1
 
         stream.push(work)
 

@@ -274,8 +274,8 @@ class NcclCommunicator(Communicator):
 
     def failure(self) -> BaseException | None:
         """What has gone wrong with this communicator, as far as NCCL knows by now. Any thread; never waits."""
-        if self._ending.locked():
-            return Aborted("the communicator was aborted")
+        if self._ending.locked():  # an end in good order waits for what the device is at
+            return Aborted("the communicator was aborted") if self._aborting else None
         if not self._lock.acquire(blocking=False):
             return None  # a call is being made, which finds out itself
         try:

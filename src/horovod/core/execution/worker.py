@@ -36,7 +36,7 @@ from horovod.core.execution.connections import Connections, ReadyConnections
 from horovod.core.execution.cpu_affinity import ANYWHERE, Placement
 from horovod.core.execution.device_engines import DeviceEngines
 from horovod.core.execution.fast_path import FastPath
-from horovod.core.execution.open_events import LOOK_MILLISECONDS, OpenEvents
+from horovod.core.execution.open_events import OpenEvents
 from horovod.core.execution.progress import QUICK_BYTES, STANDBY_MILLISECONDS, STANDBYS, Progress, may_drive
 from horovod.core.submission.devices import moves
 from horovod.core.submission.handle import Handle
@@ -375,7 +375,7 @@ class WorkerThread(ABC):
         limit = None
         if self._open_events:
             self._open_events.look(time.monotonic())
-            limit = LOOK_MILLISECONDS if self._open_events else None
+            limit = self._open_events.milliseconds()
         oldest = self._requests.oldest()
         if oldest is None:
             return limit

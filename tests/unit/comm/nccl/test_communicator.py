@@ -350,8 +350,10 @@ def test_a_peer_that_is_gone_is_told_in_the_words_of_nccl() -> None:
 def test_an_end_in_good_order_gives_back_what_was_made() -> None:
     def run(device: Device, communicator: NcclCommunicator) -> list[str]:
         spans = device.spans([np.ones(3, np.float32)])
-        await_(communicator.allreduce(spans, spans, ReduceOp.SUM, 0.25, 1.0))
+        event = communicator.allreduce(spans, spans, ReduceOp.SUM, 0.25, 1.0)
         communicator.close()
+        assert event.error() is None  # what was queued is carried out
+        await_(event)
         communicator.abort()  # at any time, also now
         assert device.library.comms[1].factors == {}
         return device.library.names()[-2:]
