@@ -189,9 +189,8 @@ class RecordedNccl:
             known = self._known(comm, "ncclCommGetAsyncError")
         if known is None:
             return INVALID_USAGE
-        if (known.ended and known.queued) or (
-            known.state == SUCCESS and not known.made.is_set()
-        ):  # the end waits for what the device is at
+        at_work = known.ended and known.queued  # the end waits for what the device is at
+        if at_work or (known.state == SUCCESS and not known.made.is_set()):
             state._obj.value = IN_PROGRESS
         elif known.state == SUCCESS and known.pending:
             known.asks -= 1
@@ -323,6 +322,8 @@ class RecordedNccl:
         with self._lock:
             known.callers += 1
         time.sleep(0)
+        # What is made of a factor may be destroyed when the call has returned.
+        arguments = tuple(known.factors.get(each, each) for each in arguments)
         group.append((name, known, stream, places, arguments))
         with self._lock:
             known.callers -= 1
@@ -390,14 +391,13 @@ class RecordedNccl:
     def _compare(self, comm: _Comm, calls: list[tuple[Any, ...]]) -> None:
         """Whether all ranks came here with the same calls."""
         assert comm.tcp is not None
-        named = [tuple(comm.factors.get(each, each) for each in call) for call in calls]
-        digest = np.frombuffer(repr(named).encode().ljust(1 << 16, b" ")[: 1 << 16], np.uint8)
+        digest = np.frombuffer(repr(calls).encode().ljust(1 << 16, b" ")[: 1 << 16], np.uint8)
         everybody = np.empty(comm.size << 16, np.uint8)
         comm.tcp.allgather([digest.copy()], [everybody], [[1 << 16] * comm.size])
         for rank, other in enumerate(everybody.reshape(comm.size, -1)):
             if other.tobytes() != digest.tobytes():
                 theirs = other.tobytes().decode().strip()
-                self._breach(f"rank {comm.rank} calls {named}, and rank {rank} {theirs}")
+                self._breach(f"rank {comm.rank} calls {calls}, and rank {rank} {theirs}")
 
     def _collective(self, comm: _Comm, name: str, places: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         tcp, size, rank = comm.tcp, comm.size, comm.rank
@@ -413,8 +413,8 @@ class RecordedNccl:
             tcp.allgather([source.copy()], [array_at(places[1], count * size, dtype)], [[count] * size])
         else:
             number = arguments[2]
-            op = _OPS.get(number, ReduceOp.SUM)
-            factor = 1.0 / size if number == library.AVERAGE else comm.factors.get(number, 1.0)
+            op = _OPS.get(number, ReduceOp.SUM) if isinstance(number, int) else ReduceOp.SUM
+            factor = number if isinstance(number, float) else 1.0 / size if number == library.AVERAGE else 1.0
             if name == "allreduce":
                 tcp.allreduce([source], [array_at(places[1], count, dtype)], op, factor, 1.0)
             elif name == "reducescatter":

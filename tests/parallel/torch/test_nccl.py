@@ -242,7 +242,12 @@ def test_process_sets_that_come_and_go(job: Job, device: str) -> None:
             if pair.included():
                 assert hvd.allreduce(made(where(device), (1,)), op=hvd.Sum, process_set=pair).tolist() == [4.0]
                 assert hvd.broadcast(made(where(device), (1,)), 2, process_set=pair).tolist() == [3.0]
+            if hvd.rank() == 2:  # the other member does not submit it
+                pending = hvd.allreduce_async(made(where(device), (1,)), name="alone", process_set=pair)
             hvd.remove_process_set(pair)
+            if hvd.rank() == 2:
+                with pytest.raises(HorovodInternalError, match="the process set was removed"):
+                    hvd.synchronize(pending)
         return calls().count("destroy") if device == "late" else -1
 
     found = on(job, device, 3, check, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})

@@ -88,6 +88,7 @@ class WorkerThread(ABC):
     Attributes:
         finished: it has ended in good order, on all ranks.
         unnamed: how many calls without a name were made on this process set, by kind.
+        registration: a number that tells its process set from another of the same ranks, the same on all members.
         devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
             set before the thread starts.
     """
@@ -108,6 +109,7 @@ class WorkerThread(ABC):
         self.ranks = list(ranks)
         self.index = index
         self.communicator = communicator
+        self.registration = 0
         self.devices: DeviceEngines | None = None
         self.unnamed: Counter[str] = Counter()
         self._connections = Connections(channels)
@@ -231,6 +233,15 @@ class WorkerThread(ABC):
             self.devices.close()
         self.communicator.close()
         self._connections.close()
+
+    def drop_members(self, members: Sequence[int], reason: str) -> None:
+        """These ranks are no process set any more: what they have not all submitted on device memory fails, and their
+        communicator goes. All ranks of the job call it, when everything else of that set is over."""
+        if self.devices is None:
+            return
+        for entry in self._requests.take_out(members):
+            entry.handle.complete(HorovodInternalError(reason))
+        self.devices.drop(members)
 
     def descriptors(self) -> list[int]:
         """What a forked child must close."""

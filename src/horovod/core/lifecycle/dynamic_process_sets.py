@@ -17,6 +17,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.coordination.messages import Operation, Request
+from horovod.core.errors import SHUT_DOWN
 from horovod.core.execution.worker import WorkerThread
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.context import current
@@ -40,6 +41,8 @@ class _Wish(msgspec.Struct, array_like=True):
 
 
 _decode_wish = msgspec.msgpack.Decoder(_Wish).decode
+
+_REMOVED = "the process set was removed"
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -95,6 +98,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     membership.ranks[group] = ranks
     wanted.process_set_id = group
     if worker is not None:
+        worker.registration = context.changes
         _start(context, group, worker)
     return wanted
 
@@ -142,7 +146,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if worker is not None:
         # Behind this barrier everything that all members have submitted is decided, and what is decided runs.
         collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
-        context.end_worker(group, "the process set was removed")
+        context.end_worker(group, _REMOVED)
+    if context.device_engine:
+        # The same for requests on device memory, which all go to the coordinator of all ranks.
+        collectives.submit(0, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        context.workers[0].drop_members(membership.ranks[group], f"{SHUT_DOWN} This was caused by {_REMOVED}.")
     process_set.process_set_id = None
     del membership.ranks[group]
     context.freed.append(group)

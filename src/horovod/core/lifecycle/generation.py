@@ -298,9 +298,6 @@ class Generation:
         self._await_end(worker, time.monotonic() + self.config.timeout.total_seconds())
         del self.workers[group]  # not before: a failure must find it as long as it may wait for a rank that is lost
         worker.close()
-        everybody = self.workers.get(0)
-        if everybody is not None and everybody.devices is not None:
-            everybody.devices.drop(worker.ranks)
         if self.termination.failure is not None and not worker.finished:
             raise HorovodInternalError(*self.termination.failure.args)
 

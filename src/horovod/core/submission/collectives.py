@@ -118,9 +118,10 @@ def _submit_on_device(
 ) -> Handle:
     """:func:`submit` of device memory that an engine moves: all process sets' requests go to the coordinator of all ranks."""
     context = running()
-    members = members_of(context.worker(process_set_id, request.operation).ranks, process_set_id)
+    worker = context.worker(process_set_id, request.operation)
+    members = members_of(worker.ranks, process_set_id)
     if members:
-        request = of_members(request, members)
+        request = of_members(request, members, worker.registration)
     sources: Vectors = _where(inputs)
     targets = sources if outputs is inputs else _where(outputs)
     handle = Handle()

@@ -67,9 +67,10 @@ def moves(device: str, engine: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def of_members(request: Request, members: tuple[int, ...]) -> Request:
-    """A request of some ranks as it is put to the coordinator of all. A name is told from the same name of other ranks."""
-    name = f"{request.name} on {list_ranks(members)}"
+def of_members(request: Request, members: tuple[int, ...], registration: int) -> Request:
+    """A request of some ranks as it is put to the coordinator of all. A name is told from the same name of other ranks, and of
+    a process set that the same ranks had before."""
+    name = f"{request.name} on {list_ranks(members)}{f' (registration {registration})' if registration else ''}"
     return msgspec.structs.replace(request, name=name, members=members)
 
 
