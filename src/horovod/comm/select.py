@@ -154,7 +154,9 @@ def device_engine(forced: Sequence[str], found: Sequence[Mapping[str, str]], var
         return candidates(forced, found, variable, device=GPU)[0], ""
     except EngineError as error:
         if wishes:
-            raise
+            raise EngineError(
+                f"{error}. Mend that or unset it; with {variable}=HOST copies in host memory travel."
+            ) from None
         return "", str(error)
 
 
