@@ -221,6 +221,8 @@ def test_it_begins_after_the_marker_and_whoever_waits_for_the_event_comes_after_
         event.wait()  # the host does not wait
         runtime.current.push(lambda: np.copyto(seen, array))
         last = runtime.record(runtime.current)
+        time.sleep(0.3)  # who does not wait for the gate is done by now
+        assert not event.query() and not seen.any()
         gate.set()
         assert last.reached.wait(SECONDS) and seen.tolist() == [3.0] * 8 and event.query()
 
