@@ -329,11 +329,12 @@ def test_an_error_of_nccl_ends_the_job_with_its_words(job: Job) -> None:
         from horovod.comm.nccl import library
 
         functions = library.loaded().functions
-        hvd.allreduce(made(LATE, (2,)))
+        x = hvd.allreduce(made(LATE, (2,)))
+        torch.late.synchronize()  # type: ignore[attr-defined]  # what is held from now on holds up the whole device
         hvd.barrier()
         if hvd.rank() == 1:
             functions.hold.clear()
-        handle = hvd.allreduce_async(made(LATE, (2,)), name="x")
+        handle = hvd.allreduce_async(x, name="x")
         hvd.synchronize(handle)  # it is queued
         if hvd.rank() == 1:
             functions.comms[1].state = 6
