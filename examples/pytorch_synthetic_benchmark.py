@@ -108,14 +108,14 @@ class Bottleneck(nn.Module):
             nn.Conv2d(width, 4 * width, kernel_size=1, bias=False),
             nn.BatchNorm2d(4 * width),
         )
-        self.fast_path = nn.Sequential()
+        self.shortcut = nn.Sequential()
         if stride != 1 or channels != 4 * width:
-            self.fast_path = nn.Sequential(
+            self.shortcut = nn.Sequential(
                 nn.Conv2d(channels, 4 * width, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(4 * width)
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.residual(x) + self.fast_path(x), inplace=True)
+        return F.relu(self.residual(x) + self.shortcut(x), inplace=True)
 
 
 def resnet50() -> nn.Module:

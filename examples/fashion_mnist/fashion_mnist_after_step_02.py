@@ -35,7 +35,7 @@ else:
 
 callbacks = [
     Report(options.log_dir, options.batch_size, verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
     checkpoints,
 ]
 

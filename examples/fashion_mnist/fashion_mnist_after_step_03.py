@@ -36,7 +36,7 @@ else:
 
 callbacks = [
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
     checkpoints,
 ]
 

@@ -37,7 +37,7 @@ else:
 callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
     checkpoints,
 ]
 

@@ -38,7 +38,7 @@ callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     hvd.callbacks.MetricAverageCallback(),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
     checkpoints,
 ]
 

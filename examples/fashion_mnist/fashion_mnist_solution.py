@@ -56,7 +56,7 @@ callbacks = [
     hvd.callbacks.LearningRateWarmupCallback(learning_rate, options.warmup_epochs, verbose=1),
     hvd.callbacks.LearningRateScheduleCallback(learning_rate, drops, start_epoch=options.warmup_epochs),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
 ]
 # 7: and one rank writes them
 if hvd.rank() == 0:
