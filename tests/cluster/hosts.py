@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,7 +144,8 @@ class Hosts:
     def close(self) -> None:
         for name in self.init:
             for pid in self.processes(name):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended with another
+                    os.kill(pid, signal.SIGKILL)
         for outer in self._outer:
             outer.kill()  # and with it all that runs in its namespaces
             outer.wait(LIMIT_SECONDS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 
 from horovod.control.handshake import GREETING, MAC, ClientHandshake, HandshakeError
 from horovod.control.listener import is_same_user
 
 Address = tuple[str, int] | str
 """``(host, port)``, or the name of a Unix socket (an abstract one starts with a NUL character)."""
+Secret = bytes | Callable[[socket.socket, float], bytes]
+"""The job's secret, or what reads it from the preface of a new connection before a deadline (``time.monotonic``)."""
 _FIRST_ATTEMPT_SECONDS = 0.5
 _LONGEST_ATTEMPT_SECONDS = 5.0
 
@@ -19,6 +22,11 @@ def describe(address: Address) -> str:
     if isinstance(address, str):
         return "unix:" + address.replace("\0", "@")
     return f"{address[0]}:{address[1]}"
+
+
+def alternatives(address: Address) -> list[Address]:
+    """The addresses to try, where ``host`` names several, separated by commas."""
+    return [address] if isinstance(address, str) else [(host, address[1]) for host in address[0].split(",")]
 
 
 def receive_exactly(connection: socket.socket, length: int, deadline: float) -> bytes:
@@ -36,11 +44,11 @@ def receive_exactly(connection: socket.socket, length: int, deadline: float) -> 
     return bytes(data)
 
 
-def dial(address: Address, secret: bytes, purpose: bytes, deadline: float, same_user: bool = False) -> socket.socket:
+def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, same_user: bool = False) -> socket.socket:
     """One attempt to connect to ``address`` and authenticate.
 
     Args:
-        secret: the job's secret.
+        secret: the job's secret, or how to learn it.
         purpose: what the connection is for; told to the other side.
         deadline: ``time.monotonic`` by which to give up.
         same_user: insist that the other end of a Unix socket runs as our user.
@@ -59,7 +67,8 @@ def dial(address: Address, secret: bytes, purpose: bytes, deadline: float, same_
         connection.connect(address)
         if same_user and not is_same_user(connection):
             raise HandshakeError("what listens there belongs to another user")
-        handshake = ClientHandshake(secret, purpose)
+        known = secret if isinstance(secret, bytes) else secret(connection, deadline)
+        handshake = ClientHandshake(known, purpose)
         connection.sendall(handshake.answer(receive_exactly(connection, GREETING, deadline)))
         try:
             proof = receive_exactly(connection, MAC, deadline)
@@ -76,7 +85,7 @@ def dial(address: Address, secret: bytes, purpose: bytes, deadline: float, same_
 
 
 def dial_until(
-    addresses: list[Address], secret: bytes, purpose: bytes, deadline: float, same_user: bool = False
+    addresses: list[Address], secret: Secret, purpose: bytes, deadline: float, same_user: bool = False
 ) -> socket.socket:
     """Like :func:`dial`, over several addresses, again and again until one answers or the deadline passes.
 

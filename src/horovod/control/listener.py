@@ -29,6 +29,8 @@ Welcome = Callable[[socket.socket, bytes, bytes], None]
 class Listener:
     """Accepts on ``listeners`` and authenticates with ``secret``; everything happens in callbacks of ``selector``.
 
+    ``preface`` is what every connection is sent before the handshake; it must fit into a socket's buffer, so a few KiB.
+
     Every object registered with the selector has a callable as its data; the owner's loop calls ``key.data(events)``.
     """
 
@@ -39,12 +41,14 @@ class Listener:
         secret: bytes,
         welcome: Welcome,
         same_user: bool = False,
+        preface: bytes = b"",
     ) -> None:
         self._selector = selector
         self._listeners = list(listeners)
         self._secret = secret
         self._welcome = welcome
         self._same_user = same_user
+        self._preface = preface
         self._pending: dict[socket.socket, tuple[ServerHandshake, float]] = {}
         for server_socket in self._listeners:
             server_socket.setblocking(False)
@@ -90,7 +94,7 @@ class Listener:
             connection.setblocking(False)
             handshake = ServerHandshake(self._secret)
             try:
-                connection.send(handshake.greeting)
+                connection.send(self._preface + handshake.greeting)
             except OSError:
                 connection.close()
                 continue

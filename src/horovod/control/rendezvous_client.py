@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from horovod.control.dial import Address, describe, dial_until, receive_exactly
+from horovod.control.dial import Address, Secret, alternatives, describe, dial_until, receive_exactly
 from horovod.control.framing import LENGTH_BYTES, frame
 from horovod.control.rendezvous import (
     PURPOSE,
@@ -24,14 +24,21 @@ from horovod.control.rendezvous import (
 class RendezvousClient:
     """One rank's connection to the server; a context manager. For one thread at a time.
 
+    Args:
+        address: of the server, or several at which it may be; a host that is several, separated by commas, is reached at any.
+        secret: the job's secret, or how to learn it from the server.
+
     Raises:
         RendezvousError: the server could not be reached within ``timeout`` seconds.
     """
 
-    def __init__(self, address: Address, secret: bytes, timeout: float, same_user: bool = False) -> None:
-        self._place = f"the place where the ranks of this job meet, {describe(address)},"
+    def __init__(
+        self, address: Address | list[Address], secret: Secret, timeout: float, same_user: bool = False
+    ) -> None:
+        addresses = address if isinstance(address, list) else alternatives(address)
+        self._place = f"the place where the ranks of this job meet, {' or '.join(map(describe, addresses[:4]))},"
         try:
-            self._connection = dial_until([address], secret, PURPOSE, time.monotonic() + timeout, same_user)
+            self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout, same_user)
         except ConnectionError as error:
             raise RendezvousError(f"{self._place} is out of reach: {error}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from horovod.control.dial import Address
@@ -62,16 +62,38 @@ def exchange(
     if not place.hosted:
         with RendezvousClient(place.address, place.secret, seconds) as client:
             return client.exchange(key, rank, size, value, seconds, members)
-    deadline = time.monotonic() + seconds
     address = f"{place.address}-{attempt}"
     if members:
         address += "-" + hashlib.sha256(group.encode()).hexdigest()[:32]
+    return meet_at_first_rank(
+        lambda: RendezvousServer(place.secret, name=address, same_user=True),
+        lambda: RendezvousClient(address, place.secret, seconds, same_user=True),
+        key, rank, size, value, seconds, members,
+    )  # fmt: skip
+
+
+def meet_at_first_rank(
+    make_server: Callable[[], RendezvousServer],
+    make_client: Callable[[], RendezvousClient],
+    key: str,
+    rank: int,
+    size: int,
+    value: bytes,
+    seconds: float,
+    members: Sequence[int],
+) -> list[bytes]:
+    """All-gather ``value`` at a server that rank 0 runs until all have left it; every rank must call it.
+
+    Raises:
+        TimeoutError, horovod.control.rendezvous.RendezvousError: as :func:`exchange`.
+    """
+    deadline = time.monotonic() + seconds
     server = None
     if rank == 0:
-        server = RendezvousServer(place.secret, name=address, same_user=True)
+        server = make_server()
         server.start()
     try:
-        with _client(address, place.secret, seconds, members) as client:
+        with _client(make_client, seconds, members) as client:
             values = client.exchange(key, rank, size, value, max(0.1, deadline - time.monotonic()), members)
             if server is not None:
                 server.wait_until_left(deadline)
@@ -81,9 +103,9 @@ def exchange(
             server.stop()
 
 
-def _client(address: str, secret: bytes, seconds: float, members: Sequence[int]) -> RendezvousClient:
+def _client(make: Callable[[], RendezvousClient], seconds: float, members: Sequence[int]) -> RendezvousClient:
     try:
-        return RendezvousClient(address, secret, seconds, same_user=True)
+        return make()
     except RendezvousError as error:
         first, call = (members[0], f"hvd.init(comm={list(members)})") if members else (0, "hvd.init()")
         raise TimeoutError(

@@ -48,12 +48,21 @@ class RendezvousServer:
         secret: the job's secret; with ``same_user`` on a Unix socket the other side's user id is checked as well.
         host, port: where to listen; port 0 lets the kernel choose.
         name: listen on this Unix socket name instead (an abstract one starts with NUL).
+        preface: what everybody who connects is sent before the handshake; strangers see it, too.
     """
 
     def __init__(
-        self, secret: bytes, host: str = "127.0.0.1", port: int = 0, *, name: str = "", same_user: bool = False
+        self,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        name: str = "",
+        same_user: bool = False,
+        preface: bytes = b"",
     ) -> None:
         self._secret = secret
+        self._preface = preface
         self._same_user = same_user
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
@@ -149,7 +158,7 @@ class RendezvousServer:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
-            listener = Listener(selector, [self._listener], self._secret, self._welcome, self._same_user)
+            listener = Listener(selector, [self._listener], self._secret, self._welcome, self._same_user, self._preface)
             while not self._stopping:
                 for key, events in selector.select(self._sleep(listener.next_deadline())):
                     key.data(events)

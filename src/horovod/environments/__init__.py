@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity
+from horovod.environments.base import Environment, HostList, Identity
 from horovod.environments.horovodrun import HorovodRun
+from horovod.environments.jsrun import JSRun
 from horovod.environments.mpich import MPICH
 from horovod.environments.open_mpi import OpenMPI
 from horovod.environments.single import Single
 from horovod.environments.slurm import Slurm
 from horovod.environments.torchrun import TorchRun
 
-__all__ = ["ENVIRONMENTS", "Environment", "Identity", "detect", "identity"]
+__all__ = ["ENVIRONMENTS", "Environment", "HostList", "Identity", "detect", "host_list", "identity"]
 
 # The launcher nearest to the process comes first: batch systems start the launchers that stand before them.
-ENVIRONMENTS: tuple[Environment, ...] = (HorovodRun(), TorchRun(), OpenMPI(), MPICH(), Slurm(), Single())
+ENVIRONMENTS: tuple[Environment, ...] = (HorovodRun(), TorchRun(), JSRun(), OpenMPI(), MPICH(), Slurm(), Single())
 
 
 def detect(env: Mapping[str, str] | None = None) -> Environment:
@@ -36,3 +37,13 @@ def identity(env: Mapping[str, str] | None = None) -> Identity:
     """
     env = os.environ if env is None else env
     return detect(env).identity(env)
+
+
+def host_list(env: Mapping[str, str] | None = None) -> HostList | None:
+    """The hosts of the job that the process with the variables ``env`` (default: this process) belongs to, if known.
+
+    Raises:
+        ValueError: the launcher's variables do not parse.
+    """
+    env = os.environ if env is None else env
+    return detect(env).host_list(env)

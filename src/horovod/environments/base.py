@@ -10,7 +10,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,19 @@ class Identity:
     launcher: str
     job: str
     """Tells this job, and this start of it, from all others on this host; "" where a rendezvous server does that."""
+    placed: bool = True
+    """Whether the launcher gave the cross numbers. If not, they are a guess until the ranks have met in ``init()``."""
+
+
+class HostList(NamedTuple):
+    """The hosts of a job whose launcher runs no server for the ranks; rank 0, or the first of a part, runs one there."""
+
+    hosts: tuple[str, ...]
+    """Names as the launcher knows them."""
+    of_rank_0: str
+    """The host of rank 0; "" where the launcher does not tell."""
+    ports: tuple[int, ...]
+    """What the launcher has reserved for the job; empty where it reserves none."""
 
 
 class Environment(ABC):
@@ -49,6 +62,15 @@ class Environment(ABC):
         Raises:
             ValueError: a variable is missing, does not parse or contradicts another; the message says what to do.
         """
+
+    @staticmethod
+    def host_list(env: Mapping[str, str]) -> HostList | None:
+        """The hosts of the job that this process belongs to; None where the launcher's variables do not tell.
+
+        Raises:
+            ValueError: a variable does not parse.
+        """
+        return None
 
 
 @dataclass(frozen=True)
@@ -101,6 +123,7 @@ class Variables:
         cross_size: Number,
         hostname: str,
         job: str,
+        placed: bool = True,
     ) -> Identity:
         """Check the numbers against one another and make them an Identity."""
         for position, count in ((rank, size), (local_rank, local_size), (cross_rank, cross_size)):
@@ -121,6 +144,7 @@ class Variables:
             hostname=hostname,
             launcher=self._launcher,
             job=job,
+            placed=placed,
         )
 
     def error(self, problem: str) -> ValueError:

@@ -61,14 +61,15 @@ class Job:
         self._hosts_python = hosts_python
         if not options.command:
             raise UsageError("no command given: what shall the ranks run? As in: horovodrun -np 2 python train.py")
-        ranks = _number_of_ranks(options)
-        self._hosts = {host.hostname: host for host in host_sources.choose(options, ranks).hosts()}
+        source = host_sources.choose(options, environment)
+        ranks = _number_of_ranks(source.ranks if options.num_proc is None else options.num_proc)
+        self._hosts = {host.hostname: host for host in source.hosts(ranks)}
         # Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are.
         self.slots = get_host_assignments(list(self._hosts.values()), ranks, ranks)
         self._reader = choose_reader(options.stdin, len(self.slots))
         refuse_what_is_missing(options)
         names = dict.fromkeys(slot.hostname for slot in self.slots)
-        self._here = [name for name in names if _is_here(self._hosts[name])]
+        self._here = [name for name in names if _is_here(self._hosts[name], environment)]
         self._elsewhere = [name for name in names if name not in self._here]
         if self._here:
             _check_program(options.command[0], environment)
@@ -129,7 +130,7 @@ class Job:
             supervisor = Supervisor(
                 loop,
                 output,
-                StaticPolicy([slot.rank for slot in self.slots], self._reader),
+                StaticPolicy([slot.rank for slot in self.slots], self._reader, _batch_job(self._launcher_environment)),
                 places={slot.rank: f"{slot.hostname}, local rank {slot.local_rank}" for slot in self.slots},
                 reported_failure=self._reported_failure,
                 departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
@@ -243,20 +244,27 @@ class Job:
             return None  # whoever wrote this is not our runtime
 
 
-def _number_of_ranks(options: Options) -> int:
-    if options.num_proc is None:
+def _number_of_ranks(asked: int | None) -> int:
+    if asked is None:
         raise UsageError("how many ranks? Say it with -np, as in -np 2")
-    if not hasattr(options.num_proc, "__index__"):
-        raise UsageError(f"the number of ranks must be a whole number, not {options.num_proc!r}")
-    if not 1 <= options.num_proc <= MOST_RANKS:
-        raise UsageError(f"the number of ranks must be at least 1 and at most {MOST_RANKS}, not {options.num_proc}")
-    return options.num_proc
+    if not hasattr(asked, "__index__"):
+        raise UsageError(f"the number of ranks must be a whole number, not {asked!r}")
+    if not 1 <= asked <= MOST_RANKS:
+        raise UsageError(f"the number of ranks must be at least 1 and at most {MOST_RANKS}, not {asked}")
+    return asked
 
 
-def _is_here(host: HostInfo) -> bool:
+def _batch_job(environment: Mapping[str, str]) -> str:
+    job = environment.get("SLURM_JOB_ID")
+    return f"Slurm's job {job}" if job else ""
+
+
+def _is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
     """Whether the launcher runs on this host, as the user that is asked for."""
     if host.user:
         return False
+    if host.hostname == environment.get("SLURMD_NODENAME"):
+        return True  # Slurm's name for it, which no resolver need know
     try:
         return is_local(host.hostname)
     except OSError:

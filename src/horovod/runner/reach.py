@@ -1,6 +1,7 @@
 """Reaches the hosts of a job that are not the launcher's: starts an agent on each, all at once, and waits for none.
 
-The connection itself is the check whether a host can take part, so nothing of it is remembered from job to job.
+Nodes of the Slurm allocation that the launcher runs in are reached by srun, all others by ssh. The connection itself is the
+check whether a host can take part, so nothing of it is remembered from job to job.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from horovod.control.mesh import own_addresses
-from horovod.runner import ssh
+from horovod.runner import srun, ssh
 from horovod.runner.agent.base import Agent, Report
 from horovod.runner.agent.messages import Begin
+from horovod.runner.allocation import allocation
+from horovod.runner.child_connection import ChildConnection
 from horovod.runner.errors import LaunchError
 from horovod.runner.hosts import HostInfo
 from horovod.runner.loop import Loop
@@ -53,10 +56,17 @@ def reach(
         raise LaunchError(f"this host cannot be reached by the others: {error}") from None
     begin = Begin(secret, _working_directory(environment), [(address, port) for address in addresses], seconds / 2)
     way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, seconds)
+    allocated = allocation(environment)
+    cpus = {} if allocated is None else dict(zip(allocated.nodes, allocated.cpus, strict=True))
     agents: list[Agent] = []
     try:
         for host in hosts:
-            connection = ssh.Ssh(ssh.command_line(way, host.login, sys.executable, environment))
+            connection: ChildConnection
+            if host.hostname in cpus and not host.user:
+                command = srun.command_line(host.hostname, cpus[host.hostname], sys.executable)
+                connection = srun.Srun(command, srun.environment(environment))
+            else:
+                connection = ssh.Ssh(ssh.command_line(way, host.login, sys.executable, environment))
             agents.append(RemoteAgent(host.hostname, loop, report, connection, begin))
     except BaseException:
         for agent in agents:

@@ -15,7 +15,6 @@ def refuse_what_is_missing(options: Options) -> None:
     by_hand = "or call mpirun yourself, as in mpirun -np 2 python train.py"
     launchers = {
         "--mpi (controller: mpi)": (options.use_mpi, f"available is --gloo, the default; {by_hand}"),
-        "--jsrun": (options.use_jsrun, "available is --gloo, the default"),
         "--mpi-args": (options.mpi_args is not None, f"leave it out, {by_hand}"),
         "--binding-args": (options.binding_args is not None, f"leave it out, {by_hand}"),
     }
@@ -30,9 +29,7 @@ def refuse_what_is_missing(options: Options) -> None:
     }
     for flag, (asked, instead) in launchers.items():
         if asked:
-            raise UsageError(
-                f"{flag} is not supported: this version does not start ranks by mpirun or jsrun; {instead}"
-            )
+            raise UsageError(f"{flag} is not supported: this version does not start ranks by mpirun; {instead}")
     for flag, (asked, instead) in elastic.items():
         if asked:
             raise UsageError(f"{flag} is not supported: this version has no elastic jobs; {instead}")

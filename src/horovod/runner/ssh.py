@@ -6,23 +6,20 @@ an error, with a line that says what to do.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from horovod.core import config
+from horovod.runner.child_connection import ChildConnection
 from horovod.runner.errors import UsageError
-from horovod.runner.remote import Connection
 
 LOST_AFTER_SECONDS = 5
 UNANSWERED_PROBES = 3
 """After so many periods in which a host answers nothing, ssh gives it up."""
 _LONGEST_CONNECT_SECONDS = 10
-_LETTING_GO_SECONDS = 1.0
 _OF_SSH_ITSELF = 255
 """The exit status of an ssh that failed, or whose command was killed."""
 
@@ -112,56 +109,11 @@ def command_line(options: SshOptions, host: str, python: str, environment: Mappi
     return [*words, host, "exec /bin/sh -c " + " ".join(map(shlex.quote, (_SCRIPT, "horovod-agent", *given)))]
 
 
-class Ssh(Connection):
+class Ssh(ChildConnection):
     """A running ssh."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # the terminal's Ctrl-C and Ctrl-Z are the launcher's to pass on
-                bufsize=0,
-            )
-        except OSError as error:
-            raise UsageError(f"cannot run {command[0]}, which reaches the other hosts: {error.strerror}") from None
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        self.writer, self.reader, self.errors = (
-            os.dup(process.stdin.fileno()),
-            os.dup(process.stdout.fileno()),
-            process.stderr.fileno(),
-        )
-        process.stdin.close()
-        process.stdout.close()
-
-    def explain(self, errors: str, chatter: str) -> str:
-        try:
-            status = self._process.wait(_LETTING_GO_SECONDS)
-        except subprocess.TimeoutExpired:
-            return ""
+    def say_why(self, status: int, errors: str, chatter: str) -> str:
         return explain(status, errors, chatter)
-
-    def close(self, *, orderly: bool) -> None:
-        try:
-            self._process.wait(_LETTING_GO_SECONDS if orderly else 0)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGTERM)
-            try:
-                self._process.wait(_LETTING_GO_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._signal(signal.SIGKILL)
-                self._process.wait()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-
-    def _signal(self, number: int) -> None:
-        try:
-            os.killpg(self._process.pid, number)  # with a command that it may use as a proxy
-        except OSError:
-            pass  # all gone
 
 
 def explain(status: int, errors: str, chatter: str = "") -> str:

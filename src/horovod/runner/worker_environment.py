@@ -34,7 +34,9 @@ _NOT_FORWARDED = r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|" + config.SECRET_
 _OF_A_LOGIN = (
     r"HOME|USER|LOGNAME|SHELL|MAIL|PWD|SHLVL|_|HOSTNAME|TTY|SSH_.*|XDG_.*|DBUS_SESSION_BUS_ADDRESS|DISPLAY|XAUTHORITY"
 )
-_STAYS = re.compile(f"(?:{_NOT_FORWARDED})|(?:{_OF_A_LOGIN})$")
+# Nor does what a batch system says of a node, or of the step that the launcher runs in.
+_OF_A_NODE = r"SLURMD_.*|SLURM_(?!CONF|SUBMIT|CLUSTER|ARRAY|JOB).*|SLURM_JOB_GPUS"
+_STAYS = re.compile(f"(?:{_NOT_FORWARDED})|(?:{_OF_A_LOGIN}|{_OF_A_NODE})$")
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:

@@ -61,6 +61,22 @@ SLURM = {
 }
 
 
+JSRUN = {  # as IBM documents them; jsrun sets Open MPI's variables, too
+    "LSB_JOBID": "812",
+    "LSB_MCPU_HOSTS": "h1 2 h2 2",
+    "JSM_NAMESPACE_RANK": "2",
+    "JSM_NAMESPACE_SIZE": "4",
+    "JSM_NAMESPACE_LOCAL_RANK": "0",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "jsm-5",
+    "PMIX_HOSTNAME": "h2",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
 @pytest.fixture(autouse=True)
 def hydra_above(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpich, "_launcher_process", lambda: "77/1234")
@@ -108,6 +124,45 @@ def test_a_batch_script_without_srun_is_alone(step: str | None) -> None:
     if step is not None:
         env["SLURM_STEP_ID"] = step
     assert environments.identity(env).size == 1
+
+
+def test_slurm_tells_the_nodes_of_a_step_and_its_reserved_ports() -> None:
+    step = {"SLURM_STEP_NODELIST": "n[2-3]", "SLURM_JOB_NODELIST": "n[1-4]"}
+    assert environments.host_list({**SLURM, **step}) == (("n2", "n3"), "n2", ())
+    ports = environments.host_list({**SLURM, **step, "SLURM_STEP_RESV_PORTS": "12000-12001"})
+    assert ports is not None and ports.ports == (12000, 12001)
+    # A file that places tasks may begin with any node, and the list is sorted.
+    anywhere = environments.host_list({**SLURM, **step, "SLURM_DISTRIBUTION": "arbitrary"})
+    assert anywhere is not None and anywhere.of_rank_0 == ""
+    with pytest.raises(ValueError, match=r"'n\[2-'.*slurm"):
+        environments.host_list({**SLURM, "SLURM_STEP_NODELIST": "n[2-"})
+
+
+def test_most_launchers_tell_no_hosts() -> None:
+    assert environments.host_list({}) is environments.host_list(OPEN_MPI_5) is environments.host_list(SLURM) is None
+
+
+def test_ranks_of_jsrun_know_their_places_and_lsfs_hosts() -> None:
+    who = environments.identity(JSRUN)
+    assert (who.rank, who.size, who.local_rank, who.local_size, who.cross_rank, who.cross_size) == (2, 4, 0, 2, 1, 2)
+    assert (who.launcher, who.hostname, who.job, who.placed) == ("jsrun", "h2", "jsrun/812/jsm-5", False)
+    assert environments.host_list(JSRUN) == (("h1", "h2"), "", ())
+    only_open_mpis = {name: value for name, value in JSRUN.items() if not name.startswith("JSM_NAMESPACE_LOCAL")}
+    assert environments.identity(only_open_mpis) == who
+    with pytest.raises(ValueError, match=r"LSB_MCPU_HOSTS='h1'.*jsrun"):
+        environments.host_list({**JSRUN, "LSB_MCPU_HOSTS": "h1"})
+
+
+def test_cyclic_tasks_have_their_nodes_local_ranks() -> None:
+    # srun -n5 -m cyclic on three nodes: tasks 0 3, 1 4, 2
+    step = {**SLURM, "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
+    found = []
+    for rank, (node, local) in enumerate([(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]):
+        who = environments.identity(
+            {**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)}
+        )
+        found.append((who.rank, who.local_rank, who.local_size, who.cross_rank, who.cross_size))
+    assert found == [(0, 0, 2, 0, 3), (1, 0, 2, 1, 3), (2, 0, 1, 2, 3), (3, 1, 2, 0, 2), (4, 1, 2, 1, 2)]
 
 
 def test_rank_and_world_size_alone_are_not_torchrun() -> None:

@@ -25,6 +25,7 @@ from horovod.runner.agent.messages import (
     Output,
     ProcessPlan,
     Refused,
+    Signalled,
     Start,
     decode_order,
     encode,
@@ -198,6 +199,20 @@ def test_a_host_that_is_lost_is_named_and_the_others_end(job: Make, ending: str)
     assert (outcome.culprit, outcome.exit.code) == (5 * EACH, 255)
     assert outcome.unheard == ["h5"]
     assert "Reason: the agent of h5 is lost: it is gone" in outcome.describe()
+
+
+def test_an_agent_that_somebody_else_asks_to_end_ends_the_job_as_if_the_launcher_had_been_asked(job: Make) -> None:
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        handled = stay(far, order)
+        if isinstance(order, Start) and far.number == 5:
+            far.finish(far.ranks.pop(), Exit(143, signal.SIGTERM))  # who cancels a whole job signals its ranks, too
+            far.tell(Signalled(signal.SIGTERM))
+        return handled
+
+    made = job(behaviour)
+    outcome = made.run()
+    assert (outcome.interrupted, outcome.culprit, outcome.status) == (signal.SIGTERM, None, 143)
+    assert made.err.getvalue() == "horovodrun: SIGTERM: ending the job\n"
 
 
 def test_all_hosts_that_refuse_are_listed_and_nothing_starts(job: Make) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from horovod.control import rendezvous_over_mpi
+from horovod.control.meeting_on_hosts import PlaceOnHosts
 from horovod.control.mesh import Endpoint
+from horovod.control.munge import MungeError
 from horovod.control.rendezvous_point import RendezvousPoint, exchange, point_on_this_host
 from horovod.control.secret import decode_secret
 from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY
@@ -16,7 +18,8 @@ from horovod.core.coordination.agreement import list_ranks
 from horovod.core.execution.cpu_affinity import CpuResources
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
-from horovod.environments import Identity
+from horovod.environments import HostList, Identity, host_list
+from horovod.environments.slurm_address import address_of
 
 
 class RankInfo(msgspec.Struct, array_like=True):
@@ -38,7 +41,7 @@ _decode = msgspec.msgpack.Decoder(RankInfo).decode
 
 
 def exchange_rank_infos(
-    own: RankInfo, world: World, place: RendezvousPoint | None, attempt: int, seconds: float
+    own: RankInfo, world: World, place: RendezvousPoint | PlaceOnHosts | None, attempt: int, seconds: float
 ) -> list[RankInfo]:
     """Everybody's introduction, by rank; every rank of the job must call it.
 
@@ -55,6 +58,8 @@ def exchange_rank_infos(
     body = msgspec.msgpack.encode(own)
     if place is None:
         bodies = rendezvous_over_mpi.exchange(world.communicator, body, seconds)
+    elif isinstance(place, PlaceOnHosts):
+        bodies = place.exchange(attempt, identity.rank, identity.size, body, seconds, world.listed)
     else:
         bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, world.listed)
     return [_decode(each) for each in bodies]
@@ -81,7 +86,7 @@ def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
         )
 
 
-def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> RendezvousPoint:
+def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> RendezvousPoint | PlaceOnHosts:
     """Where the ranks of the launched job can meet.
 
     Raises:
@@ -97,8 +102,24 @@ def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -
         return RendezvousPoint((address, int(port)), decode_secret(variables[SECRET_KEY]), hosted=False)
     if launched.local_size == launched.size and launched.job:
         return point_on_this_host(launched.job)
+    listed = host_list(variables)
+    if listed is not None:
+        return _place_on_hosts(launched, listed, variables.get(SECRET_KEY, ""))
     raise ValueError(
         f"Horovod initialization failed: {launched.launcher} started {launched.size} ranks on several hosts and gave them "
         f"no place to meet. Set {RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT} and {SECRET_KEY}, start the job with horovodrun, or "
         "pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)."
     )
+
+
+def _place_on_hosts(launched: Identity, listed: HostList, key: str) -> PlaceOnHosts:
+    secret = decode_secret(key) if key else b""
+    try:
+        return PlaceOnHosts(launched.job, listed.hosts, listed.of_rank_0, listed.ports, secret, address_of)
+    except MungeError as error:
+        raise ValueError(
+            f"Horovod initialization failed: {launched.launcher} started {launched.size} ranks on several hosts, and they "
+            f"cannot prove to one another that they are of one user: MUNGE cannot be used here, {error}. Give them a secret "
+            f"before they are started: export {SECRET_KEY}=$(head -c 32 /dev/urandom | base64). Or start the job with "
+            "horovodrun."
+        ) from None

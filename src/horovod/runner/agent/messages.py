@@ -151,6 +151,12 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     exit: Exit
 
 
+class Signalled(msgspec.Struct, frozen=True, tag=True):
+    """Somebody beside the launcher has asked the agent to end, as a batch system does with all processes of a job."""
+
+    number: int
+
+
 class Lost(msgspec.Struct, frozen=True, tag=True):
     """The agent, or the way to it, is lost, and with it all of its processes."""
 
@@ -165,7 +171,7 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Begin | Start | Signal | Input | End
-Event = Hello | AgentReady | Refused | NotStarted | Output | Wanted | Ended | Lost | Closed
+Event = Hello | AgentReady | Refused | NotStarted | Output | Wanted | Ended | Signalled | Lost | Closed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Order).decode

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+import tty
 
 import horovod
 from horovod.control.dial import Address, dial_until, set_keepalive
@@ -35,6 +36,7 @@ from horovod.runner.agent.messages import (
     Order,
     Refused,
     Signal,
+    Signalled,
     Start,
     decode_order,
     encode,
@@ -60,6 +62,9 @@ class Program:
         self._way: socket.socket | None = None  # to the rendezvous server
         self._directory = "/"
         self._over = False
+        self._signals, self._wakeup = os.pipe()
+        for descriptor in (self._signals, self._wakeup):
+            os.set_blocking(descriptor, False)
         self._stream = MessageStream(
             self._loop, reader, writer, decode_order, self._follow, self._on_launcher_gone, self._on_congestion
         )
@@ -67,6 +72,9 @@ class Program:
     def run(self) -> None:
         """Serve until the launcher has no more use for this, or is gone."""
         facts = self._facts()
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        self._loop.watch(self._signals, self._on_signals)
         self._stream.write(GREETING)
         self._tell(Hello(horovod.__version__, facts.python, facts.cores, list(facts.interfaces)))
         try:
@@ -81,6 +89,10 @@ class Program:
                 self._loop.unwatch(self._way.fileno())
                 self._way.close()
             self._stream.close()
+            signal.set_wakeup_fd(before)
+            self._loop.unwatch(self._signals)
+            os.close(self._signals)
+            os.close(self._wakeup)
             self._loop.close()
 
     def _facts(self) -> HostFacts:
@@ -150,6 +162,12 @@ class Program:
             else:
                 self._local.resume()
 
+    def _on_signals(self) -> None:
+        """Tell the launcher, which ends the whole job; and begin with this host, in case it does not hear it any more."""
+        if signal.SIGTERM in os.read(self._signals, 512):
+            self._tell(Signalled(signal.SIGTERM))
+            self._on_launcher_gone("")
+
     def _on_way_lost(self) -> None:
         assert self._way is not None
         try:
@@ -175,6 +193,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # its processes would inherit it if they were ignored
     reader, writer = os.dup(0), os.dup(1)
+    if os.isatty(writer):  # srun gives it a terminal, which would change some bytes
+        tty.setraw(writer)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

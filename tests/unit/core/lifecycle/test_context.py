@@ -22,6 +22,7 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.select import EngineError
 from horovod.common import basics
+from horovod.control import munge
 from horovod.control.rendezvous_point import point_on_this_host
 from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
@@ -596,6 +597,24 @@ def test_ranks_of_several_hosts_need_a_place() -> None:
         ValueError, match=r"Slurm started 4 ranks on several hosts .*, start the job with horovodrun, or pass an mpi4py"
     ):
         rendezvous_point(spread, {})
+
+
+SRUN = {"SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
+
+
+def test_ranks_of_srun_meet_on_the_first_node_by_the_users_secret() -> None:
+    spread = Identity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/")
+    place = rendezvous_point(spread, {**SRUN, config.SECRET_KEY: encode_secret(make_secret())})
+    assert isinstance(place.address, tuple) and place.address[0] == "n1" and place.hosted
+
+
+def test_without_munge_and_a_secret_ranks_of_srun_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(munge, "_LIBRARY", "libmunge.so.none")
+    spread = Identity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/")
+    with pytest.raises(
+        ValueError, match=f"slurm started 4 ranks .* MUNGE cannot be used here.*export {config.SECRET_KEY}="
+    ):
+        rendezvous_point(spread, SRUN)
 
 
 def test_the_launcher_learns_who_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
