@@ -198,7 +198,7 @@ class JsrunJob(Job):
 class _Policy(StaticPolicy):
     """Ends with its only process, which sees itself to it that all ranks end when one has failed."""
 
-    def _lead(self, reported: Failure | None, patient: bool) -> list[Decision]:
+    def _lead(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
         return [] if self._first_failed is None else self._end_all()
 
 
