@@ -13,9 +13,14 @@ from horovod.comm.datatypes import Array
 
 def read(variables: Sequence[Any]) -> list[Array]:
     """Copies of what they hold, C-contiguous."""
+    return [np.array(value, order="C") for value in views(variables)]
+
+
+def views(variables: Sequence[Any]) -> list[Array]:
+    """What they hold: copies, or views that change with the variables, as the backend has it."""
     session = _session(variables)
     values = [each.numpy() for each in variables] if session is None else session.batch_get_value(list(variables))
-    return [np.array(value, order="C") for value in values]
+    return [np.asarray(value) for value in values]
 
 
 def write(variables: Sequence[Any], arrays: Sequence[Array]) -> None:

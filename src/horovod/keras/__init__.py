@@ -20,7 +20,7 @@ from horovod.common import interface
 from horovod.common.interface import *  # noqa: F403
 from horovod.common.reductions import Adasum, Average, Sum
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.keras import callbacks, data
+from horovod.keras import callbacks, data, elastic
 
 __all__ = [
     "Adasum",
@@ -35,6 +35,7 @@ __all__ = [
     "broadcast_global_variables",
     "callbacks",
     "data",
+    "elastic",
     "init",
     "load_model",
     "reducescatter",

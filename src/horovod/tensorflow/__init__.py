@@ -17,7 +17,7 @@ except ImportError as error:
     ) from error
 
 from horovod.common.util import split_list
-from horovod.tensorflow import data, mpi_ops
+from horovod.tensorflow import data, elastic, mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -59,6 +59,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "data",
+    "elastic",
     "refs_to_vars",
     "split_list",
     "vars_to_refs",

@@ -22,7 +22,7 @@ reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_as
 join barrier poll synchronize init shutdown is_initialized
 size local_size cross_size rank local_rank cross_rank
 mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built
-ProcessSet global_process_set add_process_set remove_process_set start_timeline stop_timeline
+elastic ProcessSet global_process_set add_process_set remove_process_set start_timeline stop_timeline
 Average Sum Adasum Min Max Product HorovodInternalError DistributedOptimizer SyncBatchNorm check_extension
 """
 

@@ -25,7 +25,7 @@ from horovod.common.reductions import Average, Sum
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow import data
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.keras import callbacks
+from horovod.tensorflow.keras import callbacks, elastic
 from horovod.tensorflow.keras.version import distribute as _distribute
 from horovod.tensorflow.keras.version import load as _load
 from horovod.tensorflow.lifecycle import init, shutdown
@@ -41,6 +41,7 @@ __all__ = [
     "broadcast_global_variables",
     "callbacks",
     "data",
+    "elastic",
     "init",
     "load_model",
     "reducescatter",
