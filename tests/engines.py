@@ -77,6 +77,17 @@ def _tcp_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return [TcpCommunicator(rank, peers, timeout, piece_bytes=4096) for rank, peers in meshes]
 
 
+def _tcp_two_links(size: int, timeout: timedelta) -> list[Communicator]:
+    """As if every two ranks were on hosts with two networks in common."""
+    first, second = (tcp_sockets(size, socket.socketpair) for _ in range(2))
+    return [
+        TcpCommunicator(
+            rank, first[rank], timeout, piece_bytes=4096, more={peer: [link] for peer, link in second[rank].items()}
+        )
+        for rank in range(size)
+    ]
+
+
 def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, reading: str = "never") -> list[Communicator]:
     arena = Arena.create(size, piece_bytes)
     views = [Arena.attach(arena.descriptor, arena.length, arena.piece_bytes) for _ in range(size)]
@@ -105,6 +116,7 @@ ENGINES: dict[str, Engine] = {
     "tcp": Engine(_tcp, sizes=range(1, 9)),
     "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
     "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),
+    "tcp-two-links": Engine(_tcp_two_links, sizes=[2, 3]),
 }
 
 SEVERAL = [name for name, engine in ENGINES.items() if max(engine.sizes) > 1]

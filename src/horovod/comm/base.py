@@ -39,15 +39,18 @@ class Stall(NamedTuple):
         rank: its index in the communicator's group.
         seconds: since when.
         times: how often this was told in the same wait, this time included.
+        connection: between which addresses it is waited for, where that is known and matters.
     """
 
     rank: int
     seconds: float
     times: int
+    connection: str = ""
 
     @property
     def reason(self) -> str:
-        return f"it made no progress in a collective for {self.seconds:.3g} seconds"
+        where = f", on the connection {self.connection}," if self.connection else ""
+        return f"it made no progress in a collective{where} for {self.seconds:.3g} seconds"
 
 
 OnStall: TypeAlias = Callable[[Stall], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from horovod.control.handshake import GREETING, MAC, ClientHandshake, HandshakeError
 from horovod.control.listener import is_same_user
@@ -15,6 +15,7 @@ Secret = bytes | Callable[[socket.socket, float], bytes]
 """The job's secret, or what reads it from the preface of a new connection before a deadline (``time.monotonic``)."""
 _FIRST_ATTEMPT_SECONDS = 0.5
 _LONGEST_ATTEMPT_SECONDS = 5.0
+_FROM_ANYWHERE: Mapping[Address, str] = {}
 
 
 def describe(address: Address) -> str:
@@ -44,7 +45,9 @@ def receive_exactly(connection: socket.socket, length: int, deadline: float) -> 
     return bytes(data)
 
 
-def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, same_user: bool = False) -> socket.socket:
+def dial(
+    address: Address, secret: Secret, purpose: bytes, deadline: float, same_user: bool = False, source: str = ""
+) -> socket.socket:
     """One attempt to connect to ``address`` and authenticate.
 
     Args:
@@ -52,6 +55,7 @@ def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, same
         purpose: what the connection is for; told to the other side.
         deadline: ``time.monotonic`` by which to give up.
         same_user: insist that the other end of a Unix socket runs as our user.
+        source: the address of this host to connect from; "" leaves that to the kernel.
 
     Returns:
         A blocking socket without a timeout, authenticated both ways.
@@ -64,6 +68,8 @@ def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, same
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
+        if source:
+            connection.bind((source, 0))
         connection.connect(address)
         if same_user and not is_same_user(connection):
             raise HandshakeError("what listens there belongs to another user")
@@ -85,11 +91,19 @@ def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, same
 
 
 def dial_until(
-    addresses: list[Address], secret: Secret, purpose: bytes, deadline: float, same_user: bool = False
+    addresses: list[Address],
+    secret: Secret,
+    purpose: bytes,
+    deadline: float,
+    same_user: bool = False,
+    sources: Mapping[Address, str] = _FROM_ANYWHERE,
 ) -> socket.socket:
     """Like :func:`dial`, over several addresses, again and again until one answers or the deadline passes.
 
     One that does not even refuse costs the others little: every round is more patient than the one before.
+
+    Args:
+        sources: by address, which of this host's addresses to connect from.
 
     Raises:
         ConnectionError: none answered; the message lists each address and its last error.
@@ -101,7 +115,7 @@ def dial_until(
         for address in addresses:
             attempt = min(deadline, time.monotonic() + stall_timeout)
             try:
-                return dial(address, secret, purpose, attempt, same_user)
+                return dial(address, secret, purpose, attempt, same_user, sources.get(address, ""))
             except (OSError, HandshakeError) as error:
                 errors[describe(address)] = str(error) or type(error).__name__
         if time.monotonic() + pause >= deadline:

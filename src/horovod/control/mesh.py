@@ -22,6 +22,7 @@ import psutil
 
 from horovod.control.dial import Address, dial_until
 from horovod.control.listener import Listener
+from horovod.control.networks import Network, common_links, networks_of
 from horovod.control.processes import own_process_namespace
 
 
@@ -40,6 +41,16 @@ class Endpoint(msgspec.Struct, array_like=True, frozen=True):
     """Rank 0's, where the launcher gave the job no secret: travels only between processes of one user on one host."""
     process_namespace: str = ""
     """Whom it can look at: :func:`horovod.control.processes.own_process_namespace`."""
+    networks: tuple[Network, ...] = ()
+    """What its addresses belong to."""
+
+    def limited_to(self, addresses: Collection[str]) -> Endpoint:
+        """The card with these of its addresses only; as it is if it has none of them."""
+        left = tuple(address for address in self.addresses if address in addresses)
+        if not left or left == self.addresses:
+            return self
+        networks = tuple(network for network in self.networks if network.address in left)
+        return msgspec.structs.replace(self, addresses=left, networks=networks)
 
 
 class ConnectionKey(NamedTuple):
@@ -48,6 +59,8 @@ class ConnectionKey(NamedTuple):
     peer: int
     role: str
     group: int
+    link: int = 0
+    """Which of the :func:`~horovod.control.networks.common_links` of both hosts it takes."""
 
 
 class _Purpose(msgspec.Struct, array_like=True):
@@ -55,6 +68,7 @@ class _Purpose(msgspec.Struct, array_like=True):
     rank: int
     role: str
     group: int
+    link: int = 0
 
 
 _decode_purpose = msgspec.msgpack.Decoder(_Purpose).decode
@@ -93,9 +107,15 @@ class Mesh:
             self.close()
             raise
         addresses = ("127.0.0.1",) if local_only else own_addresses(interface)
+        networks = () if local_only else networks_of(addresses, named=bool(interface))
+        port = tcp.getsockname()[1]
         self.endpoint = Endpoint(
-            rank, host, os.getpid(), tcp.getsockname()[1], addresses, name, process_namespace=own_process_namespace()
+            rank, host, os.getpid(), port, addresses, name, process_namespace=own_process_namespace(), networks=networks
         )
+
+    def keep_to(self, addresses: Collection[str]) -> None:
+        """Offer only these addresses from now on, since others are known to lead nowhere."""
+        self.endpoint = self.endpoint.limited_to(addresses)
 
     def connect(
         self,
@@ -151,13 +171,19 @@ class Mesh:
             if endpoint.name and self.endpoint.name:
                 addresses.append(endpoint.name)
             addresses.append(("127.0.0.1", endpoint.port))
+        sources: dict[Address, str] = {}
+        links = common_links(self.endpoint.networks, endpoint.networks)
+        if links and endpoint.host != self.endpoint.host:
+            link = links[key.link % len(links)]
+            addresses.append((link.other, endpoint.port))
+            sources[addresses[-1]] = link.own
         nearest = (
             by_nearness(endpoint.addresses, _own_networks()) if len(endpoint.addresses) > 1 else endpoint.addresses
         )
         addresses += [(address, endpoint.port) for address in nearest if (address, endpoint.port) not in addresses]
-        purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, key.role, key.group))
+        purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, key.role, key.group, key.link))
         try:
-            return dial_until(addresses, secret, purpose, deadline)
+            return dial_until(addresses, secret, purpose, deadline, sources=sources)
         except ConnectionError as error:
             raise MeshError(
                 f"rank {self._rank} cannot connect to rank {endpoint.rank} on {endpoint.host}: {error}"
@@ -181,7 +207,7 @@ class Mesh:
             except msgspec.DecodeError:
                 connection.close()
                 return
-            key = ConnectionKey(purpose.rank, purpose.role, purpose.group)
+            key = ConnectionKey(purpose.rank, purpose.role, purpose.group, purpose.link)
             known = key in made or (generation, key) in self._early
             if purpose.generation != generation or rest or known or not self._rank < key.peer < size:
                 connection.close()
@@ -209,8 +235,14 @@ class Mesh:
                 listener.close()
 
 
+def data_wires(own: Endpoint, other: Endpoint, role: str, group: int) -> list[ConnectionKey]:
+    """The connections on which two ranks exchange data: one for each link of their hosts."""
+    links = common_links(own.networks, other.networks) if own.host != other.host else []
+    return [ConnectionKey(other.rank, role, group, link) for link in range(max(1, len(links)))]
+
+
 def own_addresses(interface: str = "") -> tuple[str, ...]:
-    """The IPv4 addresses other hosts may reach this one by, loopback left out.
+    """The IPv4 addresses other hosts may reach this one by. Loopback is left out, and what is down unless it is asked for.
 
     Raises:
         ValueError: ``interface`` is given and this host has none of that name, or it has no address.
@@ -223,6 +255,9 @@ def own_addresses(interface: str = "") -> tuple[str, ...]:
             raise ValueError(
                 f"this host has no network interface {interface!r}; it has {', '.join(psutil.net_if_addrs())}"
             )
+    else:
+        states = psutil.net_if_stats()
+        found = {name: addresses for name, addresses in found.items() if name not in states or states[name].isup}
     addresses = [
         entry.address
         for entries in found.values()

@@ -46,19 +46,21 @@ def exchange(
     value: bytes,
     seconds: float,
     members: Sequence[int] = (),
+    subject: str = "init",
 ) -> list[bytes]:
     """All-gather ``value`` over the ranks of the job; every rank must call it.
 
     Args:
         attempt: how often these ranks have met before; where rank 0 serves the place, all must say the same.
         members: the ranks' numbers in the launched job, where only some of those that were launched take part.
+        subject: what is exchanged; all ranks must say the same.
 
     Raises:
         TimeoutError: somebody did not come within ``seconds``; the message names them.
         horovod.control.rendezvous.RendezvousError: nobody serves the place, or ranks contradict each other.
     """
     group = ",".join(map(str, members))
-    key = f"init/{group}"
+    key = f"{subject}/{group}"
     if not place.hosted:
         with RendezvousClient(place.address, place.secret, seconds) as client:
             return client.exchange(key, rank, size, value, seconds, members)

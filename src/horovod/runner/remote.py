@@ -116,6 +116,9 @@ class RemoteAgent(Agent):
     def _hear(self, event: Event) -> None:
         if isinstance(event, Hello):
             self._hello = event
+            while self._read_errors():
+                pass
+            self._errors.clear()  # greetings of the transport and of the host are no trouble
             if event.version != horovod.__version__:
                 self._refuse(
                     f"it has version {event.version} of Horovod ({event.python}), and the launcher {horovod.__version__}: "

@@ -47,6 +47,7 @@ _EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (r"no module named '?horovod", "Horovod is not installed for its Python"),
     (r"no module named '?([\w.]+)", "a package that Horovod needs is not installed there"),
 )  # fmt: skip
+_OF_NO_INTEREST = re.compile(r"^warning: permanently added |^(shared )?connection to .* closed", re.IGNORECASE)
 _NOT_RESPONDING = re.compile(r"server \S+ not responding", re.IGNORECASE)
 
 
@@ -89,7 +90,7 @@ def command_line(options: SshOptions, host: str, python: str, environment: Mappi
         "ConnectTimeout": str(max(1, min(_LONGEST_CONNECT_SECONDS, round(options.seconds / 2)))),
         "ServerAliveInterval": str(LOST_AFTER_SECONDS),
         "ServerAliveCountMax": str(UNANSWERED_PROBES),
-        "LogLevel": "ERROR",
+        "LogLevel": "INFO",  # below that it does not say that a host has become silent
         # What a user's configuration may ask for an interactive session would be in the way of this one:
         "ControlPath": "none",
         "ClearAllForwardings": "yes",
@@ -124,14 +125,14 @@ def explain(status: int, errors: str, chatter: str = "") -> str:
         errors: what it wrote to standard error.
         chatter: what a login shell wrote before any agent began.
     """
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and not _OF_NO_INTEREST.search(line)]
     last = lines[-1] if lines else ""
     if _NOT_RESPONDING.search(errors):
         return f"it has not answered for {LOST_AFTER_SECONDS * UNANSWERED_PROBES} seconds ({last})"
     for pattern, words in _EXPLANATIONS:
         match = re.search(pattern, errors, re.IGNORECASE)
         if match:
-            line = next((line for line in lines if re.search(pattern, line, re.IGNORECASE)), last)
+            line = next((line for line in reversed(lines) if re.search(pattern, line, re.IGNORECASE)), last)
             return f"{words} ({line})"
     said = [line.strip() for line in chatter.splitlines() if line.strip()]
     if status < 0:

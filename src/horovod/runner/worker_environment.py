@@ -74,7 +74,7 @@ def interfaces(names: Sequence[str]) -> dict[str, str]:
     """The network interfaces to use, as far as the host has them; nothing if they are not restricted."""
     if not names:
         return {}
-    return {config.NETWORK_INTERFACE: names[0], config.NCCL_SOCKET_INTERFACE: ",".join(names)}
+    return dict.fromkeys([config.NETWORK_INTERFACE, config.NCCL_SOCKET_INTERFACE], ",".join(names))
 
 
 def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:

@@ -89,3 +89,11 @@ def test_what_travels_to_other_hosts() -> None:
         "LD_LIBRARY_PATH",
     ]
     assert set(forwarded(dict.fromkeys([*stays, *travels], "x"))) == set(travels)
+
+
+def test_what_ssh_says_of_a_connection_that_works_is_no_explanation() -> None:
+    said = "Warning: Permanently added 'hostB' (ED25519) to the list of known hosts.\r\n"
+    assert explain(255, said) == "it was killed, or the connection broke"
+    assert explain(255, said + "Timeout, server hostB not responding.\r\n") == (
+        "it has not answered for 15 seconds (Timeout, server hostB not responding.)"
+    )

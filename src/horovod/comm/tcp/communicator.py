@@ -49,6 +49,7 @@ class TcpCommunicator(Communicator):
         patience: how long a peer may make no progress inside a collective, before
         on_silence: is told.
         piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.
+        more: further connections to other ranks, over further networks; both ends have them in the same order.
     """
 
     name: ClassVar[str] = "tcp"
@@ -60,10 +61,12 @@ class TcpCommunicator(Communicator):
         stall_timeout: timedelta,
         on_stall: OnStall = give_up,
         piece_bytes: int = PIECE_BYTES,
+        more: Mapping[int, Sequence[socket.socket]] | None = None,
     ) -> None:
         super().__init__(rank, len(sockets) + 1)
         self._piece_bytes = piece_bytes
-        self._exchange = Exchange(sockets, stall_timeout, on_stall)
+        self._exchange = Exchange(sockets, stall_timeout, on_stall, more or {})
+        self._relays = self.size > 2 or bool(more)
         # Starting behind oneself, so that not everyone sends to rank 0 first.
         self._peers = [(rank + distance) % self.size for distance in range(1, self.size)]
         self._workspace = Workspace()
@@ -172,7 +175,7 @@ class TcpCommunicator(Communicator):
         if not array.size:
             return
         data = as_bytes(array)
-        step = RELAY_BYTES if self.size > 2 else data.nbytes
+        step = RELAY_BYTES if self._relays else data.nbytes
         pieces = [data[begin : begin + step] for begin in range(0, data.nbytes, step)]
         parent, children = self._place_in_tree(root, chain=len(pieces) > 1)
         arrivals = [] if parent is None else [exchange.receive(parent, piece) for piece in pieces]

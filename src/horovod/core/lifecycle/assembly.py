@@ -27,7 +27,7 @@ from horovod.control.channel import Channel
 from horovod.control.dial import receive_exactly
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
 from horovod.control.framing import LENGTH_BYTES, frame
-from horovod.control.mesh import ConnectionKey, Endpoint
+from horovod.control.mesh import ConnectionKey, Endpoint, data_wires
 from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.coordination.coordinator import CoordinatorThread
 from horovod.core.coordination.member import MemberThread
@@ -138,9 +138,17 @@ def assemble(
         else:
             if arena is not None:
                 arena.close()
-            mesh = connect([ConnectionKey(peer, DATA, group) for peer in ranks if peer != rank])
-            peers = {list(ranks).index(key.peer): connection for key, connection in mesh.items()}
-            communicator = TcpCommunicator(index, peers, stall_timeout, on_stall)
+            others = [endpoints[peer] for peer in ranks if peer != rank]
+            mesh = connect([key for other in others for key in data_wires(endpoints[rank], other, DATA, group)])
+            peers: dict[int, socket.socket] = {}
+            more: dict[int, list[socket.socket]] = {}
+            for key in sorted(mesh):
+                member = list(ranks).index(key.peer)
+                if key.link:
+                    more.setdefault(member, []).append(mesh[key])
+                else:
+                    peers[member] = mesh[key]
+            communicator = TcpCommunicator(index, peers, stall_timeout, on_stall, more=more)
     channels = {member: Channel(connection) for member, connection in connections.items()}
     kind = CoordinatorThread if index == 0 else MemberThread
     return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals)

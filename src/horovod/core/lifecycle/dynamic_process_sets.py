@@ -66,6 +66,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     identity, config = context.identity, context.config
     mesh = Mesh(identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interface)
     try:
+        mesh.keep_to(context.addresses)
         requested_sets = _exchange(context, _Wish(tuple(ranks), -1, mesh.endpoint))
         for rank, wish in enumerate(requested_sets):
             if list(wish.ranks) != ranks:

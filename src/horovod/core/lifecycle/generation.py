@@ -20,6 +20,7 @@ from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
+from horovod.control.reachability import TRIAL_SECONDS, UnreachableError, find_unreachable
 from horovod.control.rendezvous_point import RendezvousPoint
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, Config
@@ -31,7 +32,13 @@ from horovod.core.lifecycle import crash
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.recording import Recording
-from horovod.core.lifecycle.rendezvous import RankInfo, check_settings, exchange_rank_infos, rendezvous_point
+from horovod.core.lifecycle.rendezvous import (
+    RankInfo,
+    check_settings,
+    compare_findings,
+    exchange_rank_infos,
+    rendezvous_point,
+)
 from horovod.core.lifecycle.termination import NobodyElse, Termination
 from horovod.core.lifecycle.world import World, place_by_hosts
 from horovod.core.process_set import membership
@@ -88,6 +95,11 @@ class Generation:
         self._sockets: list[socket.socket] = []
 
     @property
+    def addresses(self) -> Sequence[str]:
+        """Of this rank, as far as other hosts reach it there."""
+        return self._endpoints[self.identity.rank].addresses
+
+    @property
     def stopped(self) -> HorovodInternalError | None:
         """Why nothing can be submitted any more, or None."""
         return self.termination.error
@@ -105,6 +117,7 @@ class Generation:
         mesh = self._mesh()
         try:
             rank_infos = self._meet(mesh, process_sets)
+            self._check_ways(mesh, deadline)
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
@@ -156,6 +169,26 @@ class Generation:
         core = asked[local_rank] if local_rank < len(asked) else None
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)
         return rank_infos
+
+    def _check_ways(self, mesh: Mesh | None, deadline: float) -> None:
+        """Find out whether the hosts reach each other before ranks wait for one another, and by which addresses."""
+        if mesh is None or self.world.on_this_host or len({endpoint.host for endpoint in self._endpoints}) == 1:
+            return
+        left = max(0.1, deadline - time.monotonic())
+        found = find_unreachable(mesh.endpoint, self._endpoints, min(TRIAL_SECONDS, left / 2))
+        try:
+            self._endpoints = compare_findings(
+                found, self._endpoints, self.world, self.termination.place, self._attempt, left
+            )
+        except UnreachableError as error:
+            self.termination.cannot_begin(error.rank, str(error))
+            raise
+        for host, failed in found.items():
+            for address, why in failed.items():
+                _log.warning(
+                    "no rank uses address %s of %s: %s cannot reach it (%s)", address, host, mesh.endpoint.host, why
+                )
+        mesh.keep_to(self.addresses)
 
     def _connect(self, mesh: Mesh | None, groups: Mapping[int, list[int]], deadline: float) -> None:
         """Connect to those this rank has to do with, and start the worker threads of its process sets."""

@@ -11,6 +11,7 @@ from horovod.control import rendezvous_over_mpi
 from horovod.control.meeting_on_hosts import PlaceOnHosts
 from horovod.control.mesh import Endpoint
 from horovod.control.munge import MungeError
+from horovod.control.reachability import Findings, usable
 from horovod.control.rendezvous_point import RendezvousPoint, exchange, point_on_this_host
 from horovod.control.secret import decode_secret
 from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY
@@ -37,6 +38,7 @@ class RankInfo(msgspec.Struct, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(RankInfo).decode
+_decode_findings = msgspec.msgpack.Decoder(Findings).decode
 # Made on import: where several threads make the first decoder of a type at the same time, msgspec 0.22 was seen to crash.
 
 
@@ -63,6 +65,31 @@ def exchange_rank_infos(
     else:
         bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, world.listed)
     return [_decode(each) for each in bodies]
+
+
+def compare_findings(
+    own: Findings,
+    endpoints: Sequence[Endpoint],
+    world: World,
+    place: RendezvousPoint | None,
+    attempt: int,
+    seconds: float,
+) -> list[Endpoint]:
+    """The cards without addresses that turned out to be useless; every rank of a job on several hosts must call it.
+
+    Args:
+        own: what this rank has found out about the way to other hosts.
+
+    Raises:
+        UnreachableError: some hosts cannot reach each other; the same on all ranks.
+        TimeoutError, RuntimeError: a rank has gone meanwhile.
+    """
+    identity, body = world.identity, msgspec.msgpack.encode(own)
+    if place is None:
+        bodies = rendezvous_over_mpi.exchange(world.communicator, body, seconds)
+    else:
+        bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, world.listed, "reachability")
+    return usable(endpoints, [_decode_findings(each) for each in bodies])
 
 
 def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:

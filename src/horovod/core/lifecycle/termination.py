@@ -88,6 +88,10 @@ class Termination:
             self._leaver = (rank, reason)
             self.error = HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}.")
 
+    def cannot_begin(self, rank: int, reason: str) -> None:
+        """The job ends before it has begun, because of ``rank`` or its host. Every rank may say so; the first is heard."""
+        self._tell_launcher(rank, reason)
+
     def blame_leaver(self) -> None:
         """This process ends because somebody left while it went on: whoever looks for the cause should look there."""
         if self._leaver is not None and self._leaver[0] != self._rank:

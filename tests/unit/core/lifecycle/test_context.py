@@ -689,7 +689,7 @@ def test_a_forked_child_holds_no_connection_of_the_tcp_engine():
     context.init()
     context.shutdown()
     context._running = contexts[0]
-    data = [link.fd for link in contexts[0].workers[0].communicator._exchange._links.values()]
+    data = [link.fd for link in contexts[0].workers[0].communicator._exchange._by_fd.values()]
     try:
         assert in_child(lambda: [fd for fd in data if Path(f"/proc/self/fd/{fd}").exists()]) == []
     finally:
