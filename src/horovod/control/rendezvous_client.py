@@ -16,6 +16,7 @@ from horovod.control.rendezvous import (
     Refusal,
     RendezvousError,
     Request,
+    ServerGoneError,
     decode_answer,
     encode,
 )
@@ -24,16 +25,22 @@ from horovod.control.rendezvous import (
 class RendezvousClient:
     """One rank's connection to the server; a context manager. For one thread at a time.
 
+    Args:
+        address: of the server, or several at which it may be.
+
     Raises:
-        RendezvousError: the server could not be reached within ``timeout`` seconds.
+        ServerGoneError: the server could not be reached within ``timeout`` seconds.
     """
 
-    def __init__(self, address: Address, secret: bytes, timeout: float, same_user: bool = False) -> None:
-        self._place = f"the place where the ranks of this job meet, {describe(address)},"
+    def __init__(
+        self, address: Address | list[Address], secret: bytes, timeout: float, same_user: bool = False
+    ) -> None:
+        addresses = address if isinstance(address, list) else [address]
+        self._place = f"the place where the ranks of this job meet, {' or '.join(map(describe, addresses[:4]))},"
         try:
-            self._connection = dial_until([address], secret, PURPOSE, time.monotonic() + timeout, same_user)
+            self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout, same_user)
         except ConnectionError as error:
-            raise RendezvousError(f"{self._place} is out of reach: {error}") from error
+            raise ServerGoneError(f"{self._place} is out of reach: {error}") from error
 
     def put(self, key: str, value: bytes, *, only_first: bool = False, timeout: float = 60.0) -> None:
         """Store a value; with ``only_first`` an earlier value stays.
@@ -84,7 +91,7 @@ class RendezvousClient:
             length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
             body = receive_exactly(self._connection, length, deadline + (60.0 if slack else 0.0))  # it may be large
         except OSError as error:
-            raise RendezvousError(
+            raise ServerGoneError(
                 f"{self._place} is gone ({error}): the launcher, or rank 0 where it serves the meeting, has ended. Look at its "
                 "output"
             ) from error

@@ -8,18 +8,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity
+from horovod.environments.base import Environment, Identity, Rank0
 from horovod.environments.horovodrun import HorovodRun
+from horovod.environments.kubeflow_trainer import KubeflowTrainer
 from horovod.environments.mpich import MPICH
 from horovod.environments.open_mpi import OpenMPI
 from horovod.environments.single import Single
 from horovod.environments.slurm import Slurm
+from horovod.environments.torch_distributed import TorchDistributed
 from horovod.environments.torchrun import TorchRun
+from horovod.environments.unclear import Unclear
 
-__all__ = ["ENVIRONMENTS", "Environment", "Identity", "detect", "identity"]
+__all__ = ["ENVIRONMENTS", "Environment", "Identity", "Rank0", "detect", "identity"]
 
 # The launcher nearest to the process comes first: batch systems start the launchers that stand before them.
-ENVIRONMENTS: tuple[Environment, ...] = (HorovodRun(), TorchRun(), OpenMPI(), MPICH(), Slurm(), Single())
+ENVIRONMENTS: tuple[Environment, ...] = (
+    HorovodRun(),
+    TorchRun(),
+    OpenMPI(),
+    MPICH(),
+    Slurm(),
+    TorchDistributed(),
+    KubeflowTrainer(),
+    Unclear(),
+    Single(),
+)
 
 
 def detect(env: Mapping[str, str] | None = None) -> Environment:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from horovod.control.mesh import own_addresses
-from horovod.runner import ssh
+from horovod.runner import mpi_operator, ssh
 from horovod.runner.agent.base import Agent, Report
 from horovod.runner.agent.messages import Begin
 from horovod.runner.errors import LaunchError
@@ -44,19 +44,13 @@ def reach(
         ValueError: what reaches other hosts cannot be run.
         LaunchError: this host has none of the network interfaces that the job may use.
     """
-    present = [name for _, name in socket.if_nameindex() if name in options.nics]
-    if options.nics and not present:
-        raise LaunchError(f"this host has none of the network interfaces {', '.join(options.nics)}")
-    try:
-        addresses = own_addresses(",".join(present)) or ("127.0.0.1",)
-    except ValueError as error:
-        raise LaunchError(f"this host cannot be reached by the others: {error}") from None
-    begin = Begin(secret, _working_directory(environment), [(address, port) for address in addresses], seconds / 2)
-    way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, seconds)
+    addresses = [(address, port) for address in launcher_addresses(options)]
+    begin = Begin(secret, working_directory(environment), addresses, seconds / 2)
     agents: list[Agent] = []
     try:
-        for host in hosts:
-            connection = ssh.Ssh(ssh.command_line(way, host.login, sys.executable, environment))
+        name = "ssh" if mpi_operator.kubexec(environment) is None else "kubexec"
+        for host, command in zip(hosts, command_lines(hosts, options, environment, seconds), strict=True):
+            connection = ssh.Ssh(command, name)
             agents.append(RemoteAgent(host.hostname, loop, report, connection, begin))
     except BaseException:
         for agent in agents:
@@ -65,8 +59,39 @@ def reach(
     return agents
 
 
-def _working_directory(environment: Mapping[str, str]) -> str:
-    """The user's word for it where there is one: other hosts may not know what a link leads to here."""
+def command_lines(
+    hosts: Sequence[HostInfo], options: Options, environment: Mapping[str, str], seconds: float
+) -> list[list[str]]:
+    """What starts an agent on each of ``hosts``; ``kubexec`` in the launcher pod of an MPIJob, else ``ssh``. Runs nothing.
+
+    Raises:
+        ValueError: what the environment says about ssh does not parse.
+    """
+    script = mpi_operator.kubexec(environment)
+    if script is not None:
+        agent = ssh.agent_command(sys.executable, environment)
+        return [mpi_operator.command_line(script, host.hostname, agent) for host in hosts]
+    way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, seconds)
+    return [ssh.command_line(way, host.login, sys.executable, environment) for host in hosts]
+
+
+def launcher_addresses(options: Options) -> tuple[str, ...]:
+    """Of this host, at which the others may try to reach the launcher.
+
+    Raises:
+        LaunchError: this host has none of the network interfaces that the job may use.
+    """
+    present = [name for _, name in socket.if_nameindex() if name in options.nics]
+    if options.nics and not present:
+        raise LaunchError(f"this host has none of the network interfaces {', '.join(options.nics)}")
+    try:
+        return own_addresses(",".join(present)) or ("127.0.0.1",)
+    except ValueError as error:
+        raise LaunchError(f"this host cannot be reached by the others: {error}") from None
+
+
+def working_directory(environment: Mapping[str, str]) -> str:
+    """Where the ranks run: the user's word for it where there is one: other hosts may not know what a link leads to here."""
     said, found = environment.get("PWD", ""), str(Path.cwd())
     try:
         return said if Path(said).is_absolute() and Path(said).samefile(found) else found

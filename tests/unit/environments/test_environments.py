@@ -110,10 +110,6 @@ def test_a_batch_script_without_srun_is_alone(step: str | None) -> None:
     assert environments.identity(env).size == 1
 
 
-def test_rank_and_world_size_alone_are_not_torchrun() -> None:
-    assert environments.detect({"RANK": "0", "WORLD_SIZE": "2"}).name == "none"
-
-
 def test_open_mpi_4_names_its_job_otherwise() -> None:
     env = {key: value for key, value in OPEN_MPI_5.items() if not key.startswith("PMIX")}
     assert environments.identity({**env, "OMPI_MCA_ess_base_jobid": "123456"}).job == "open-mpi/123456"

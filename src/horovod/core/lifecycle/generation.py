@@ -20,6 +20,7 @@ from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
+from horovod.control.rendezvous_point import RendezvousPoint
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, Config
 from horovod.core.coordination.messages import Operation
@@ -128,7 +129,8 @@ class Generation:
         """Get to know the others, and what all have to agree on."""
         identity, place = self.identity, self.termination.place
         endpoint = Endpoint(identity.rank, identity.hostname, os.getpid(), 0, (), "") if mesh is None else mesh.endpoint
-        if identity.rank == 0 and (place is None or place.hosted):  # no launcher gave the job a secret
+        if identity.rank == 0 and (place is None or (isinstance(place, RendezvousPoint) and place.hosted)):
+            # No launcher gave the job a secret, and nobody else sees this card.
             endpoint = msgspec.structs.replace(endpoint, secret=make_secret())
         cpu_resources = own_cpu_resources(identity.hostname)
         own = RankInfo(
@@ -138,6 +140,7 @@ class Generation:
             list(process_sets),
             cpu_resources,
             self.config.common(),
+            self.world.launched.node or identity.hostname,
         )
         seconds = self.config.start_timeout.total_seconds()
         rank_infos = exchange_rank_infos(own, self.world, place, self._attempt, seconds)
@@ -148,8 +151,8 @@ class Generation:
         cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
         self.crowded = crowded(cpu_resources_by_rank)
         self.secret = self._endpoints[0].secret or (place.secret if place is not None else b"")
-        if not self.world.is_launched_job:
-            self.identity = place_by_hosts(identity, [endpoint.host for endpoint in self._endpoints])
+        if not self.world.is_launched_job or not identity.placed:
+            self.identity = place_by_hosts(identity, [each.node for each in rank_infos])
         asked, local_rank = self.config.thread_affinity, self.identity.local_rank
         core = asked[local_rank] if local_rank < len(asked) else None
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)

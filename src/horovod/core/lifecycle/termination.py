@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from horovod.control.meeting_at_rank_0 import PlaceAtRank0
 from horovod.control.rendezvous import RendezvousError
 from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.rendezvous_point import RendezvousPoint
@@ -50,7 +51,7 @@ class Termination:
         self.error: HorovodInternalError | None = None
         self.failure: HorovodInternalError | None = None
         self.failed = threading.Event()
-        self.place: RendezvousPoint | None = None
+        self.place: RendezvousPoint | PlaceAtRank0 | None = None
         self.rank_infos: Sequence[RankInfo] = ()
 
     def fail(self, rank: int, reason: str) -> None:
