@@ -67,3 +67,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 class RendezvousError(RuntimeError):
     """The ranks could not meet; the message says who was missing or what was wrong."""
+
+
+class ServerGoneError(RendezvousError):
+    """The server cannot be reached, or has closed the connection without an answer."""

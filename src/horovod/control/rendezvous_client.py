@@ -16,6 +16,7 @@ from horovod.control.rendezvous import (
     Refusal,
     RendezvousError,
     Request,
+    ServerGoneError,
     decode_answer,
     encode,
 )
@@ -29,7 +30,7 @@ class RendezvousClient:
         secret: the job's secret, or how to learn it from the server.
 
     Raises:
-        RendezvousError: the server could not be reached within ``timeout`` seconds.
+        ServerGoneError: the server could not be reached within ``timeout`` seconds.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class RendezvousClient:
         try:
             self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout, same_user)
         except ConnectionError as error:
-            raise RendezvousError(f"{self._place} is out of reach: {error}") from error
+            raise ServerGoneError(f"{self._place} is out of reach: {error}") from error
 
     def put(self, key: str, value: bytes, *, only_first: bool = False, timeout: float = 60.0) -> None:
         """Store a value; with ``only_first`` an earlier value stays.
@@ -91,7 +92,7 @@ class RendezvousClient:
             length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
             body = receive_exactly(self._connection, length, deadline + (60.0 if slack else 0.0))  # it may be large
         except OSError as error:
-            raise RendezvousError(
+            raise ServerGoneError(
                 f"{self._place} is gone ({error}): the launcher, or rank 0 where it serves the meeting, has ended. Look at its "
                 "output"
             ) from error

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import secrets
 
 LENGTH = 32
+SHORTEST_TEXT = 16
+"""Characters of a secret that a user makes up: fewer can be found out by trying."""
 
 
 def make_secret() -> bytes:
@@ -32,3 +35,14 @@ def decode_secret(text: str) -> bytes:
     if len(secret) < LENGTH:
         raise ValueError(f"the job's secret in the environment is shorter than {LENGTH} bytes; was it set by hand?")
     return secret
+
+
+def secret_of_text(text: str) -> bytes:
+    """The secret that follows from any text that a user has given all ranks.
+
+    Raises:
+        ValueError: the text is too short. It is not quoted in the message.
+    """
+    if len(text) < SHORTEST_TEXT:
+        raise ValueError(f"expected at least {SHORTEST_TEXT} characters, as `openssl rand -hex 16` prints them")
+    return hashlib.sha256(b"horovod secret of a user\0" + text.encode()).digest()

@@ -8,19 +8,33 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, HostList, Identity
+from horovod.environments.base import Environment, HostList, Identity, Rank0
 from horovod.environments.horovodrun import HorovodRun
 from horovod.environments.jsrun import JSRun
+from horovod.environments.kubeflow_trainer import KubeflowTrainer
 from horovod.environments.mpich import MPICH
 from horovod.environments.open_mpi import OpenMPI
 from horovod.environments.single import Single
 from horovod.environments.slurm import Slurm
+from horovod.environments.torch_distributed import TorchDistributed
 from horovod.environments.torchrun import TorchRun
+from horovod.environments.unclear import Unclear
 
-__all__ = ["ENVIRONMENTS", "Environment", "HostList", "Identity", "detect", "host_list", "identity"]
+__all__ = ["ENVIRONMENTS", "Environment", "HostList", "Identity", "Rank0", "detect", "host_list", "identity"]
 
 # The launcher nearest to the process comes first: batch systems start the launchers that stand before them.
-ENVIRONMENTS: tuple[Environment, ...] = (HorovodRun(), TorchRun(), JSRun(), OpenMPI(), MPICH(), Slurm(), Single())
+ENVIRONMENTS: tuple[Environment, ...] = (
+    HorovodRun(),
+    TorchRun(),
+    JSRun(),
+    OpenMPI(),
+    MPICH(),
+    Slurm(),
+    TorchDistributed(),
+    KubeflowTrainer(),
+    Unclear(),
+    Single(),
+)
 
 
 def detect(env: Mapping[str, str] | None = None) -> Environment:

@@ -14,6 +14,16 @@ from typing import ClassVar, NamedTuple
 
 
 @dataclass(frozen=True)
+class Rank0:
+    """How ranks on several hosts find rank 0."""
+
+    host: str
+    port: int
+    store: str = ""
+    """torchrun's name for the job, where torchrun's store listens there; "" where rank 0 itself is expected to listen."""
+
+
+@dataclass(frozen=True)
 class Identity:
     """Who this process is among the processes of its job."""
 
@@ -29,7 +39,11 @@ class Identity:
     job: str
     """Tells this job, and this start of it, from all others on this host; "" where a rendezvous server does that."""
     placed: bool = True
-    """Whether the launcher gave the cross numbers. If not, they are a guess until the ranks have met in ``init()``."""
+    """Whether the local and cross numbers are known. If not, they follow from where the ranks are, once these have met."""
+    node: str = ""
+    """What the launcher counts as one host, where that may be less than a machine; "" for the host name."""
+    rank_0: Rank0 | None = None
+    """How the other ranks find rank 0, where the launcher says so and runs no server of ours."""
 
 
 class HostList(NamedTuple):
@@ -124,6 +138,8 @@ class Variables:
         hostname: str,
         job: str,
         placed: bool = True,
+        node: str = "",
+        rank_0: Rank0 | None = None,
     ) -> Identity:
         """Check the numbers against one another and make them an Identity."""
         for position, count in ((rank, size), (local_rank, local_size), (cross_rank, cross_size)):
@@ -145,7 +161,24 @@ class Variables:
             launcher=self._launcher,
             job=job,
             placed=placed,
+            node=node,
+            rank_0=rank_0,
         )
+
+    def unplaced(self, *, rank: Number, size: Number, hostname: str, rank_0: Rank0 | None = None) -> Identity:
+        """An Identity whose local and cross numbers follow from the hosts, once the ranks have met."""
+        alone, nobody = Number(1, "1"), Number(0, "0")
+        return self.identity(
+            rank=rank, size=size, local_rank=nobody, local_size=alone, cross_rank=nobody, cross_size=alone,
+            hostname=hostname, job="", placed=False, rank_0=rank_0,
+        )  # fmt: skip
+
+    def port(self, name: str) -> int:
+        """The number of a port in variable ``name``."""
+        number = self.number(name)
+        if not 0 < number.value < 65536:
+            raise self.error(f"environment variable {number.source} is not the number of a port")
+        return number.value
 
     def error(self, problem: str) -> ValueError:
         return ValueError(f"{problem}. This process seems to have been started by {self._launcher}: {self._advice}")

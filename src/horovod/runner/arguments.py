@@ -150,6 +150,7 @@ def build_parser() -> Parser:
          help="show which frameworks and engines can be used, and exit")  # fmt: skip
     flag(parser, "-np", "--num-proc", type=_positive, dest="num_proc", metavar="N", help="how many ranks to run")
     flag(parser, "--verbose", action="store_true", help="say what is being done, on stderr")
+    flag(parser, "--dry-run", action="store_true", help="show what would be started where, and exit; no host is asked")
     flag(parser, "--stdin", type=_rank_or_none, metavar="RANK",
          help="the rank that reads standard input, as pdb does; or none (default: 0 with -np 1, else none)")  # fmt: skip
     flag(parser, "--start-timeout", type=_positive, metavar="S",

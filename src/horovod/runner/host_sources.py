@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from horovod.environments.lsf_hosts import lsf_hosts
+from horovod.runner import mpi_operator
 from horovod.runner.allocation import Allocation, allocation
+from horovod.runner.captured import capture
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts import HostInfo, parse_host_files, parse_hosts
 from horovod.runner.options import Options
@@ -80,6 +82,49 @@ class LsfHosts(HostSource):
         return [HostInfo(name, number) for name, number in self._slots.items()]
 
 
+class HostScript(HostSource):
+    """A command that prints the hosts of the moment, one ``h1`` or ``h1:2`` a line.
+
+    A host without slots left (``h1:0``) is none of them; of a host that is printed twice the last line counts.
+
+    Args:
+        command: for a shell.
+        slots: of hosts that name none; None if each has to name its own.
+        seconds: how long the command may take.
+    """
+
+    def __init__(self, command: str, slots: int | None = None, seconds: float = 30.0) -> None:
+        self._command = command
+        self._slots = slots
+        self._seconds = seconds
+
+    def hosts(self, ranks: int) -> list[HostInfo]:
+        found: dict[str, HostInfo] = {}
+        for line in map(str.strip, capture(self._command, self._seconds).splitlines()):
+            if not line:
+                continue
+            name, colon, slots = line.rpartition(":")
+            if not colon:
+                if self._slots is None:
+                    raise UsageError(
+                        f"the host discovery script {self._command!r} printed {line!r} without slots: print {line}:2, or say "
+                        "with --slots-per-host how many hosts have that name none"
+                    )
+                line = f"{line}:{self._slots}"
+            elif slots.strip("0") == "" and slots:
+                found.pop(name.rpartition("@")[2], None)
+                continue
+            try:
+                host = HostInfo.from_string(line)
+            except ValueError:
+                raise UsageError(
+                    f"the host discovery script {self._command!r} printed {line[:200]!r}, which is not of the form host or "
+                    "host:2"
+                ) from None
+            found[host.hostname] = host
+        return list(found.values())
+
+
 def choose(options: Options, environment: Mapping[str, str]) -> HostSource:
     """The source that the user has asked for; else what a batch system has allocated, else this host.
 
@@ -97,4 +142,7 @@ def choose(options: Options, environment: Mapping[str, str]) -> HostSource:
         given = lsf_hosts(environment)
     except ValueError as error:
         raise UsageError(f"{error}. Name the hosts with -H, as in -H hostA:2,hostB:2") from None
-    return ThisHost() if given is None else LsfHosts(given)
+    if given is not None:
+        return LsfHosts(given)
+    path = mpi_operator.host_file(environment)
+    return ThisHost() if path is None else HostFile(path)

@@ -81,7 +81,7 @@ def parse_hosts(text: str) -> list[HostInfo]:
 
 
 def parse_host_files(filename: str | Path) -> str:
-    """Read a hostfile, one ``<host> slots=<n>`` a line, as ``h1:2,h2:4``.
+    """Read a hostfile, one ``<host> slots=<n>`` or ``<host>:<n>`` a line, as ``h1:2,h2:4``.
 
     Blank lines and what follows a ``#`` are skipped.
 
@@ -98,7 +98,7 @@ def parse_host_files(filename: str | Path) -> str:
         content = line.partition("#")[0].strip()
         if not content:
             continue
-        match = re.fullmatch(r"((?:[\w.-]+@)?[\w.-]+)\s+slots\s*=\s*([0-9]+)", content)
+        match = re.fullmatch(r"((?:[\w.-]+@)?[\w.-]+)(?:\s+slots\s*=\s*|:)([0-9]+)", content)
         if match is None:
             raise UsageError(f"{filename}, line {number}: {content!r} is not of the form `worker-0 slots=2`")
         hosts.append(f"{match[1]}:{match[2]}")

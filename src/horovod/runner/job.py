@@ -171,9 +171,40 @@ class Job:
                             asked=self._asked, memory=self._memory, reader=self._reader,
                         )
                     )  # fmt: skip
-                return [self._plans(agent, place, secret) for agent, place in zip(agents, rendezvous, strict=True)]
+                return [
+                    self._plans(agent.hosts, agent.facts, isinstance(agent, LocalAgent), place, secret)
+                    for agent, place in zip(agents, rendezvous, strict=True)
+                    if agent.facts is not None
+                ]
 
             return supervisor.run(agents, plans, self._seconds)
+
+    def dry_run(self) -> str:
+        """What :meth:`run` would start, in words. Starts nothing, and asks no host.
+
+        Raises:
+            ValueError: what the environment says about ssh does not parse.
+            LaunchError: this host has none of the network interfaces that the job may use.
+        """
+        from horovod.runner import dry_run, reach
+
+        own = self._launcher_environment
+        directory = reach.working_directory(own)
+        parts: list[dry_run.HostPart] = []
+        hosts = [self._hosts[name] for name in self._elsewhere]
+        addresses = reach.launcher_addresses(self._options) if hosts else ()
+        if self._here:
+            facts = HostFacts(sys.executable, usable_cores(), [name for _, name in socket.if_nameindex()], None)
+            rendezvous = (dry_run.ADDRESS if hosts else LOOPBACK, 0)
+            shared, plans = self._plans(self._here, facts, True, rendezvous, "")
+            parts.append(dry_run.HostPart(self._here, directory, dry_run.hide(shared), own, plans))
+        forwarded = worker_environment.forwarded(own)
+        for host, command in zip(hosts, reach.command_lines(hosts, self._options, own, self._seconds), strict=True):
+            facts = HostFacts(sys.executable, 1, self._options.nics, None)  # what its agent would say is not known
+            shared, plans = self._plans([host.hostname], facts, False, (dry_run.ADDRESS, 0), "")
+            shared = {**shared, **dict.fromkeys(worker_environment.threads(own, 1, 1), dry_run.CORES)}
+            parts.append(dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.words))
+        return dry_run.describe(parts, addresses)
 
     def delivered(self, key: str) -> bytes | None:
         """What a rank has put under ``key`` where they meet; None if nothing."""
@@ -188,19 +219,24 @@ class Job:
         found = [each.facts.rendezvous for each in (agent, *agents) if each.facts and each.facts.rendezvous]
         return found[0] if found else (LOOPBACK, port)
 
-    def _plans(self, agent: Agent, rendezvous: tuple[str, int], secret: str) -> Plans:
-        """What to start on a host."""
-        facts = agent.facts
-        assert facts is not None
-        slots = [slot for slot in self.slots if slot.hostname in agent.hosts]
+    def _plans(
+        self, hosts: Sequence[str], facts: HostFacts, here: bool, rendezvous: tuple[str, int], secret: str
+    ) -> Plans:
+        """What to start on a host.
+
+        Args:
+            hosts: its names.
+            here: whether it is the launcher's own.
+        """
+        slots = [slot for slot in self.slots if slot.hostname in hosts]
         command = self._options.command
         if self._hosts_python:
             command = (facts.python, *command[1:])
         own = self._launcher_environment
         return {
-            **(own if isinstance(agent, LocalAgent) else worker_environment.forwarded(own)),
+            **(own if here else worker_environment.forwarded(own)),
             **self._asked,
-            **worker_environment.interfaces(self._interfaces(agent.name, facts)),
+            **worker_environment.interfaces(self._interfaces(", ".join(hosts), facts)),
             **worker_environment.threads(own, facts.cores, len(slots)),
             **self._memory,
             **worker_environment.rendezvous_point(rendezvous, secret),

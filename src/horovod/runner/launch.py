@@ -19,7 +19,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
         if options.check_build:
             from horovod.runner.check_build import check_build
 
-            print(check_build(verbose=options.verbose))
+            print(check_build())
             return 0
         return _run(options)
     except UsageError as error:
@@ -33,6 +33,11 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options) -> int:
+    if options.dry_run:
+        from horovod.runner.job import Job
+
+        print(Job(options, os.environ).dry_run())
+        return 0
     # The rooms that cost time to enter are entered when the command line is known to be sound.
     from horovod.runner.jobs import make_job
     from horovod.runner.output import console

@@ -29,6 +29,7 @@ class Options:
     prefix_output_with_timestamp: bool = False
     verbose: bool = False
     check_build: bool = False
+    dry_run: bool = False
     config_file: str | None = None
     disable_cache: bool = False
     ssh_port: int | None = None

@@ -10,9 +10,10 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from horovod.control.mesh import own_addresses
-from horovod.runner import srun, ssh
+from horovod.runner import mpi_operator, srun, ssh
 from horovod.runner.agent.base import Agent, Report
 from horovod.runner.agent.messages import Begin
 from horovod.runner.allocation import allocation
@@ -47,26 +48,17 @@ def reach(
         ValueError: what reaches other hosts cannot be run.
         LaunchError: this host has none of the network interfaces that the job may use.
     """
-    present = [name for _, name in socket.if_nameindex() if name in options.nics]
-    if options.nics and not present:
-        raise LaunchError(f"this host has none of the network interfaces {', '.join(options.nics)}")
-    try:
-        addresses = own_addresses(",".join(present)) or ("127.0.0.1",)
-    except ValueError as error:
-        raise LaunchError(f"this host cannot be reached by the others: {error}") from None
-    begin = Begin(secret, _working_directory(environment), [(address, port) for address in addresses], seconds / 2)
-    way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, seconds)
-    allocated = allocation(environment)
-    cpus = {} if allocated is None else dict(zip(allocated.nodes, allocated.cpus, strict=True))
+    addresses = [(address, port) for address in launcher_addresses(options)]
+    begin = Begin(secret, working_directory(environment), addresses, seconds / 2)
+    name = "ssh" if mpi_operator.kubexec(environment) is None else "kubexec"
     agents: list[Agent] = []
     try:
-        for host in hosts:
+        for host, command in zip(hosts, command_lines(hosts, options, environment, seconds), strict=True):
             connection: ChildConnection
-            if host.hostname in cpus and not host.user:
-                command = srun.command_line(host.hostname, cpus[host.hostname], sys.executable)
-                connection = srun.Srun(command, srun.environment(environment))
+            if command.through_slurm:
+                connection = srun.Srun(command.words, srun.environment(environment))
             else:
-                connection = ssh.Ssh(ssh.command_line(way, host.login, sys.executable, environment))
+                connection = ssh.Ssh(command.words, name)
             agents.append(RemoteAgent(host.hostname, loop, report, connection, begin))
     except BaseException:
         for agent in agents:
@@ -75,8 +67,57 @@ def reach(
     return agents
 
 
-def _working_directory(environment: Mapping[str, str]) -> str:
-    """The user's word for it where there is one: other hosts may not know what a link leads to here."""
+class AgentCommand(NamedTuple):
+    """What starts an agent on one host."""
+
+    words: list[str]
+    through_slurm: bool
+
+
+def command_lines(
+    hosts: Sequence[HostInfo], options: Options, environment: Mapping[str, str], seconds: float
+) -> list[AgentCommand]:
+    """What starts an agent on each of ``hosts``. Runs nothing.
+
+    In the launcher pod of an MPIJob it is ``kubexec``, for nodes of the Slurm allocation ``srun``, else ``ssh``.
+
+    Raises:
+        ValueError: what the environment says about ssh does not parse.
+    """
+    script = mpi_operator.kubexec(environment)
+    if script is not None:
+        agent = ssh.agent_command(sys.executable, environment)
+        return [AgentCommand(mpi_operator.command_line(script, host.hostname, agent), False) for host in hosts]
+    allocated = allocation(environment)
+    cpus = {} if allocated is None else dict(zip(allocated.nodes, allocated.cpus, strict=True))
+    way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, seconds)
+    commands = []
+    for host in hosts:
+        if host.hostname in cpus and not host.user:
+            words = srun.command_line(host.hostname, cpus[host.hostname], sys.executable)
+            commands.append(AgentCommand(words, True))
+        else:
+            commands.append(AgentCommand(ssh.command_line(way, host.login, sys.executable, environment), False))
+    return commands
+
+
+def launcher_addresses(options: Options) -> tuple[str, ...]:
+    """Of this host, at which the others may try to reach the launcher.
+
+    Raises:
+        LaunchError: this host has none of the network interfaces that the job may use.
+    """
+    present = [name for _, name in socket.if_nameindex() if name in options.nics]
+    if options.nics and not present:
+        raise LaunchError(f"this host has none of the network interfaces {', '.join(options.nics)}")
+    try:
+        return own_addresses(",".join(present)) or ("127.0.0.1",)
+    except ValueError as error:
+        raise LaunchError(f"this host cannot be reached by the others: {error}") from None
+
+
+def working_directory(environment: Mapping[str, str]) -> str:
+    """Where the ranks run: the user's word for it where there is one: other hosts may not know what a link leads to here."""
     said, found = environment.get("PWD", ""), str(Path.cwd())
     try:
         return said if Path(said).is_absolute() and Path(said).samefile(found) else found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from horovod.core import config
@@ -43,6 +43,9 @@ _EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (r"connection refused", "nothing listens at its ssh port: does sshd run there, at that port (-p)?"),
     (r"no route to host|network is unreachable", "there is no route to it"),
     (r"timed out", "it does not answer: is it switched on, and reachable from here?"),
+    (r"\(notfound\): pods", "there is no such pod, or not any more"),
+    (r"container not found|is not running|unable to upgrade connection", "its pod does not run, or not yet"),
+    (r"\(forbidden\)", "the launcher's service account may not run commands in pods: it needs the right to create pods/exec"),
     (r"no python3 on the path", "there is no Python: neither the launcher's interpreter nor a python3 on the PATH"),
     (r"no module named '?horovod", "Horovod is not installed for its Python"),
     (r"no module named '?([\w.]+)", "a package that Horovod needs is not installed there"),
@@ -106,24 +109,38 @@ def command_line(options: SshOptions, host: str, python: str, environment: Mappi
         words += ["-p", str(options.port)]
     if options.identity_file is not None:
         words += ["-i", options.identity_file]
+    return [*words, host, agent_command(python, environment)]
+
+
+def agent_command(python: str, environment: Mapping[str, str]) -> str:
+    """What a shell on another host has to run; the arguments are those of :func:`command_line`."""
     given = (python, environment.get("PATH", ""), environment.get("PYTHONPATH", ""))
-    return [*words, host, "exec /bin/sh -c " + " ".join(map(shlex.quote, (_SCRIPT, "horovod-agent", *given)))]
+    return "exec /bin/sh -c " + " ".join(map(shlex.quote, (_SCRIPT, "horovod-agent", *given)))
 
 
 class Ssh(ChildConnection):
-    """A running ssh."""
+    """A running ssh, or what does its work.
+
+    Args:
+        name: what it is called in errors.
+    """
+
+    def __init__(self, command: Sequence[str], name: str = "ssh") -> None:
+        super().__init__(command)
+        self._name = name
 
     def say_why(self, status: int, errors: str, chatter: str) -> str:
-        return explain(status, errors, chatter)
+        return explain(status, errors, chatter, self._name)
 
 
-def explain(status: int, errors: str, chatter: str = "") -> str:
+def explain(status: int, errors: str, chatter: str = "", name: str = "ssh") -> str:
     """Why ssh, or the agent behind it, ended. Pure.
 
     Args:
         status: its exit status.
         errors: what it wrote to standard error.
         chatter: what a login shell wrote before any agent began.
+        name: what did the work of ssh.
     """
     lines = [line.strip() for line in errors.splitlines() if line.strip() and not _OF_NO_INTEREST.search(line)]
     last = lines[-1] if lines else ""
@@ -136,11 +153,11 @@ def explain(status: int, errors: str, chatter: str = "") -> str:
             return f"{words} ({line})"
     said = [line.strip() for line in chatter.splitlines() if line.strip()]
     if status < 0:
-        text = f"ssh was killed by {signal.Signals(-status).name}"
+        text = f"{name} was killed by {signal.Signals(-status).name}"
     elif status == _OF_SSH_ITSELF and not last:
         text = "it was killed, or the connection broke"
     else:
-        text = f"ssh, or the agent that it started, ended with exit status {status}"
+        text = f"{name}, or the agent that it started, ended with exit status {status}"
     if last:
         text += f": {last}"
     return text + (f"; its login shell said: {said[-1]}" if said else "")

@@ -15,7 +15,7 @@ import pytest
 from horovod.control.dial import Address, dial
 from horovod.control.framing import frame
 from horovod.control.handshake import GREETING
-from horovod.control.rendezvous import PURPOSE, Exchange, Put, RendezvousError
+from horovod.control.rendezvous import PURPOSE, Exchange, Put, RendezvousError, ServerGoneError
 from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.rendezvous_server import RendezvousServer
 from unit.control.strangers import STRANGERS, Recorder, connect, receive, visited_by
@@ -369,7 +369,7 @@ def test_a_server_that_goes_away_ends_the_wait() -> None:
     wait_until(arrived(server, "k", 1), "the arrival")
     server.stop()
     (outcome,) = waiting.outcomes()
-    assert type(outcome) is RendezvousError
+    assert type(outcome) is ServerGoneError
     assert "is gone" in str(outcome)
 
 

@@ -165,10 +165,6 @@ def test_cyclic_tasks_have_their_nodes_local_ranks() -> None:
     assert found == [(0, 0, 2, 0, 3), (1, 0, 2, 1, 3), (2, 0, 1, 2, 3), (3, 1, 2, 0, 2), (4, 1, 2, 1, 2)]
 
 
-def test_rank_and_world_size_alone_are_not_torchrun() -> None:
-    assert environments.detect({"RANK": "0", "WORLD_SIZE": "2"}).name == "none"
-
-
 def test_open_mpi_4_names_its_job_otherwise() -> None:
     env = {key: value for key, value in OPEN_MPI_5.items() if not key.startswith("PMIX")}
     assert environments.identity({**env, "OMPI_MCA_ess_base_jobid": "123456"}).job == "open-mpi/123456"

@@ -153,6 +153,7 @@ class Generation:
             list(process_sets),
             cpu_resources,
             self.config.common(),
+            self.world.launched.node or identity.hostname,
         )
         seconds = self.config.start_timeout.total_seconds()
         rank_infos = exchange_rank_infos(own, self.world, place, self._attempt, seconds)
@@ -164,7 +165,7 @@ class Generation:
         self.crowded = crowded(cpu_resources_by_rank)
         self.secret = self._endpoints[0].secret or (place.secret if place is not None else b"")
         if not (self.world.is_launched_job and identity.placed):
-            self.identity = place_by_hosts(identity, [endpoint.host for endpoint in self._endpoints])
+            self.identity = place_by_hosts(identity, [each.node for each in rank_infos])
         asked, local_rank = self.config.thread_affinity, self.identity.local_rank
         core = asked[local_rank] if local_rank < len(asked) else None
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)

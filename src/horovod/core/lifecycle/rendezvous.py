@@ -8,19 +8,22 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from horovod.control import rendezvous_over_mpi
+from horovod.control.meeting_at_rank_0 import Directory, KnownAddress, PlaceAtRank0
 from horovod.control.meeting_on_hosts import PlaceOnHosts
 from horovod.control.mesh import Endpoint
 from horovod.control.munge import MungeError
 from horovod.control.reachability import Findings, usable
 from horovod.control.rendezvous_point import RendezvousPoint, exchange, point_on_this_host
-from horovod.control.secret import decode_secret
-from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY
+from horovod.control.secret import decode_secret, secret_of_text
+from horovod.core.config import NETWORK_INTERFACE, RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY, USER_SECRET
 from horovod.core.coordination.agreement import list_ranks
 from horovod.core.execution.cpu_affinity import CpuResources
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
 from horovod.environments import HostList, Identity, host_list
 from horovod.environments.slurm_address import address_of
+
+Place = RendezvousPoint | PlaceOnHosts | PlaceAtRank0
 
 
 class RankInfo(msgspec.Struct, array_like=True):
@@ -35,6 +38,8 @@ class RankInfo(msgspec.Struct, array_like=True):
     cpu_resources: CpuResources
     settings: dict[str, str] = {}
     """Those that must be the same on all ranks, by environment variable."""
+    node: str = ""
+    """What its launcher counts as one host, where local and cross numbers are still to be found out."""
 
 
 _decode = msgspec.msgpack.Decoder(RankInfo).decode
@@ -43,7 +48,7 @@ _decode_findings = msgspec.msgpack.Decoder(Findings).decode
 
 
 def exchange_rank_infos(
-    own: RankInfo, world: World, place: RendezvousPoint | PlaceOnHosts | None, attempt: int, seconds: float
+    own: RankInfo, world: World, place: Place | None, attempt: int, seconds: float
 ) -> list[RankInfo]:
     """Everybody's introduction, by rank; every rank of the job must call it.
 
@@ -60,7 +65,7 @@ def exchange_rank_infos(
     body = msgspec.msgpack.encode(own)
     if place is None:
         bodies = rendezvous_over_mpi.exchange(world.communicator, body, seconds)
-    elif isinstance(place, PlaceOnHosts):
+    elif isinstance(place, PlaceOnHosts | PlaceAtRank0):
         bodies = place.exchange(attempt, identity.rank, identity.size, body, seconds, world.listed)
     else:
         bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, world.listed)
@@ -113,40 +118,87 @@ def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
         )
 
 
-def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> RendezvousPoint | PlaceOnHosts:
+def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> Place:
     """Where the ranks of the launched job can meet.
 
     Raises:
         ValueError: the launcher said neither a place nor enough to find one.
     """
     variables = os.environ if env is None else env
-    address, port = variables.get(RENDEZVOUS_ADDRESS), variables.get(RENDEZVOUS_PORT)
-    if address and port:
-        if SECRET_KEY not in variables:
-            raise ValueError(f"{RENDEZVOUS_ADDRESS} is set but {SECRET_KEY} is not; ranks cannot prove who they are")
-        if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"environment variable {RENDEZVOUS_PORT}={port!r}: expected the number of a port")
-        return RendezvousPoint((address, int(port)), decode_secret(variables[SECRET_KEY]), hosted=False)
+    address, port = variables.get(RENDEZVOUS_ADDRESS, ""), _port(variables)
+    if address and port and variables.get(SECRET_KEY):
+        return RendezvousPoint((address, port), decode_secret(variables[SECRET_KEY]), hosted=False)
     if launched.local_size == launched.size and launched.job:
         return point_on_this_host(launched.job)
-    listed = host_list(variables)
-    if listed is not None:
-        return _place_on_hosts(launched, listed, variables.get(SECRET_KEY, ""))
-    raise ValueError(
-        f"Horovod initialization failed: {launched.launcher} started {launched.size} ranks on several hosts and gave them "
-        f"no place to meet. Set {RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT} and {SECRET_KEY}, start the job with horovodrun, or "
-        "pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)."
-    )
+    if not (address and port):
+        listed = host_list(variables)
+        if listed is not None:
+            return _place_on_hosts(launched, listed, _secret_of_environment(variables))
+    directory = _directory(launched, address, port, variables.get(NETWORK_INTERFACE, ""))
+    if directory is None:
+        raise ValueError(
+            f"{FAILED}: {launched.launcher} started {launched.size} ranks on several hosts and gave them no place to meet. Set "
+            f"{RENDEZVOUS_ADDRESS} to the host of rank 0, {RENDEZVOUS_PORT} to a port that is free there, and {USER_SECRET} to "
+            "a secret, the same on all ranks; or start the job with horovodrun, or pass an mpi4py communicator: "
+            "hvd.init(comm=MPI.COMM_WORLD)."
+        )
+    return PlaceAtRank0(directory, _user_secret(variables, needed=bool(address)))
 
 
-def _place_on_hosts(launched: Identity, listed: HostList, key: str) -> PlaceOnHosts:
-    secret = decode_secret(key) if key else b""
+def _secret_of_environment(variables: Mapping[str, str]) -> bytes:
+    key = variables.get(SECRET_KEY, "")
+    return decode_secret(key) if key else _user_secret(variables, needed=False)
+
+
+def _place_on_hosts(launched: Identity, listed: HostList, secret: bytes) -> PlaceOnHosts:
     try:
         return PlaceOnHosts(launched.job, listed.hosts, listed.of_rank_0, listed.ports, secret, address_of)
     except MungeError as error:
         raise ValueError(
             f"Horovod initialization failed: {launched.launcher} started {launched.size} ranks on several hosts, and they "
             f"cannot prove to one another that they are of one user: MUNGE cannot be used here, {error}. Give them a secret "
-            f"before they are started: export {SECRET_KEY}=$(head -c 32 /dev/urandom | base64). Or start the job with "
+            f"before they are started: export {USER_SECRET}=$(openssl rand -hex 16). Or start the job with "
             "horovodrun."
         ) from None
+
+
+def _directory(launched: Identity, address: str, port: int, interface: str) -> Directory | None:
+    """How the others find rank 0; what the user has set comes before what the launcher has."""
+    rank_0 = launched.rank_0
+    if address and port:
+        return KnownAddress(address, port, f"{RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT}")
+    if rank_0 is None:
+        return None
+    if rank_0.store:
+        from horovod.control.torchrun_store import TorchrunStore
+
+        return TorchrunStore(rank_0.host, rank_0.port, rank_0.store, interface)
+    if port:
+        return KnownAddress(rank_0.host, port, f"MASTER_ADDR, {RENDEZVOUS_PORT}")
+    return KnownAddress(rank_0.host, rank_0.port, "MASTER_ADDR, MASTER_PORT")
+
+
+def _port(variables: Mapping[str, str]) -> int:
+    text = variables.get(RENDEZVOUS_PORT, "").strip()
+    if text and (not text.isdecimal() or not 0 < int(text) < 65536):
+        raise ValueError(f"environment variable {RENDEZVOUS_PORT}={text!r}: expected the number of a port")
+    return int(text or 0)
+
+
+def _user_secret(variables: Mapping[str, str], needed: bool) -> bytes:
+    """What the user has given the ranks to know one another by; b"" if nothing.
+
+    Where a foreign launcher says where ranks meet, a secret is the user's choice: these launchers trust their network. Who
+    sets our own variables can set this one, too.
+    """
+    text = variables.get(USER_SECRET, "").strip()
+    if not text and needed:
+        raise ValueError(
+            f"{FAILED}: {RENDEZVOUS_ADDRESS} is set, but neither {SECRET_KEY}, which a launcher of Horovod sets, nor "
+            f"{USER_SECRET} is, so ranks cannot prove who they are. Set {USER_SECRET} to the same secret on all ranks: any "
+            "text that nobody can guess, as `openssl rand -hex 16` prints it."
+        )
+    try:
+        return secret_of_text(text) if text else b""
+    except ValueError as error:
+        raise ValueError(f"environment variable {USER_SECRET}: {error}") from None

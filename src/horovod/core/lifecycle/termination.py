@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from horovod.control.meeting_at_rank_0 import PlaceAtRank0
 from horovod.control.meeting_on_hosts import PlaceOnHosts
 from horovod.control.rendezvous import RendezvousError
 from horovod.control.rendezvous_client import RendezvousClient
@@ -51,7 +52,7 @@ class Termination:
         self.error: HorovodInternalError | None = None
         self.failure: HorovodInternalError | None = None
         self.failed = threading.Event()
-        self.place: RendezvousPoint | PlaceOnHosts | None = None
+        self.place: RendezvousPoint | PlaceOnHosts | PlaceAtRank0 | None = None
         self.rank_infos: Sequence[RankInfo] = ()
 
     def fail(self, rank: int, reason: str) -> None:

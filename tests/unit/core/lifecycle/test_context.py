@@ -23,9 +23,10 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.select import EngineError
 from horovod.common import basics
 from horovod.control import munge
+from horovod.control.meeting_at_rank_0 import PlaceAtRank0
 from horovod.control.rendezvous_point import point_on_this_host
 from horovod.control.rendezvous_server import RendezvousServer
-from horovod.control.secret import encode_secret, make_secret
+from horovod.control.secret import encode_secret, make_secret, secret_of_text
 from horovod.core import config
 from horovod.core.config import Config
 from horovod.core.coordination.messages import Operation, Request, TensorSpec
@@ -41,7 +42,7 @@ from horovod.core.process_set import ProcessSet, global_process_set, membership
 from horovod.core.submission import collectives
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Tensor
-from horovod.environments import Identity
+from horovod.environments import Identity, Rank0
 from leaks import Inventory
 from unit.control.together import Together, together, wait_until
 
@@ -581,9 +582,36 @@ def test_the_launchers_place_and_its_secret() -> None:
     }
     place = rendezvous_point(identity(0, 2, "x"), env)
     assert (place.address, place.secret, place.hosted) == (("10.0.0.1", 4711), secret, False)
-    del env[config.SECRET_KEY]
-    with pytest.raises(ValueError, match=f"{config.RENDEZVOUS_ADDRESS} is set but {config.SECRET_KEY} is not"):
-        rendezvous_point(identity(0, 2, "x"), env)
+
+
+def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
+    env = {config.RENDEZVOUS_ADDRESS: "10.0.0.1", config.RENDEZVOUS_PORT: "4711"}
+    by_hand = Identity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", placed=False)
+    with pytest.raises(
+        ValueError, match=f"neither {config.SECRET_KEY}.*nor {config.USER_SECRET}.*openssl rand -hex 16"
+    ):
+        rendezvous_point(by_hand, env)
+    with pytest.raises(ValueError, match=f"{config.USER_SECRET}: expected at least 16 characters") as caught:
+        rendezvous_point(by_hand, {**env, config.USER_SECRET: "too short"})
+    assert "too short" not in str(caught.value)
+    place = rendezvous_point(by_hand, {**env, config.USER_SECRET: "a long text of one's own"})
+    assert isinstance(place, PlaceAtRank0)
+    assert place.secret == secret_of_text("a long text of one's own")
+
+
+@pytest.mark.parametrize("port", ["0", "70000", "http"])
+def test_a_meeting_at_a_port_that_is_none(port: str) -> None:
+    with pytest.raises(ValueError, match=f"{config.RENDEZVOUS_PORT}='{port}': expected the number of a port"):
+        rendezvous_point(identity(0, 2, "x"), {config.RENDEZVOUS_ADDRESS: "a", config.RENDEZVOUS_PORT: port})
+
+
+def test_a_launcher_that_says_where_rank_0_is_needs_nothing_else() -> None:
+    who = Identity(1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", placed=False, rank_0=Rank0("master", 23456))
+    place = rendezvous_point(who, {})
+    assert isinstance(place, PlaceAtRank0)
+    assert (place.address, place.secret) == ("master:23456 (MASTER_ADDR, MASTER_PORT)", b"")
+    moved = rendezvous_point(who, {config.RENDEZVOUS_PORT: "4000"})
+    assert moved.address == f"master:4000 (MASTER_ADDR, {config.RENDEZVOUS_PORT})"
 
 
 def test_a_place_of_their_own_for_ranks_of_one_host() -> None:
@@ -594,7 +622,8 @@ def test_a_place_of_their_own_for_ranks_of_one_host() -> None:
 def test_ranks_of_several_hosts_need_a_place() -> None:
     spread = Identity(0, 4, 0, 2, 0, 2, "host", "Slurm", "job 7")
     with pytest.raises(
-        ValueError, match=r"Slurm started 4 ranks on several hosts .*, start the job with horovodrun, or pass an mpi4py"
+        ValueError,
+        match=r"Slurm started 4 ranks on several hosts .*; or start the job with horovodrun, or pass an mpi4py",
     ):
         rendezvous_point(spread, {})
 
