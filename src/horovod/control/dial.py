@@ -21,6 +21,11 @@ def describe(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
+def alternatives(address: Address) -> list[Address]:
+    """The addresses to try, where ``host`` names several, separated by commas."""
+    return [address] if isinstance(address, str) else [(host, address[1]) for host in address[0].split(",")]
+
+
 def receive_exactly(connection: socket.socket, length: int, deadline: float) -> bytes:
     """``length`` bytes from a connection, or an OSError (timeouts included) at ``deadline`` (``time.monotonic``)."""
     data = bytearray()

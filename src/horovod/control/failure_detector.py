@@ -38,7 +38,7 @@ UNABLE = (
     "something in it holds Python's interpreter lock, or the machine is short of processor time or memory"
 )
 
-STUCK = "{} although it answers: py-spy dump --pid with its process shows where its thread horovod-worker thread stands"
+STUCK = "{} although it answers: py-spy dump --pid with its process shows where its thread horovod-worker stands"
 
 Suspect = tuple[int, str]
 """A rank, and the reason."""

@@ -39,7 +39,7 @@ class Endpoint(msgspec.Struct, array_like=True, frozen=True):
     secret: bytes = b""
     """Rank 0's, where the launcher gave the job no secret: travels only between processes of one user on one host."""
     process_namespace: str = ""
-    """Whom it can look at: :func:`horovod.control.processes.own_sight`."""
+    """Whom it can look at: :func:`horovod.control.processes.own_process_namespace`."""
 
 
 class ConnectionKey(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from horovod.control.dial import Address, describe, dial_until, receive_exactly
+from horovod.control.dial import Address, alternatives, describe, dial_until, receive_exactly
 from horovod.control.framing import LENGTH_BYTES, frame
 from horovod.control.rendezvous import (
     PURPOSE,
@@ -24,6 +24,9 @@ from horovod.control.rendezvous import (
 class RendezvousClient:
     """One rank's connection to the server; a context manager. For one thread at a time.
 
+    Args:
+        address: of the server; a host that is several, separated by commas, is reached at any of them.
+
     Raises:
         RendezvousError: the server could not be reached within ``timeout`` seconds.
     """
@@ -31,7 +34,7 @@ class RendezvousClient:
     def __init__(self, address: Address, secret: bytes, timeout: float, same_user: bool = False) -> None:
         self._place = f"the place where the ranks of this job meet, {describe(address)},"
         try:
-            self._connection = dial_until([address], secret, PURPOSE, time.monotonic() + timeout, same_user)
+            self._connection = dial_until(alternatives(address), secret, PURPOSE, time.monotonic() + timeout, same_user)
         except ConnectionError as error:
             raise RendezvousError(f"{self._place} is out of reach: {error}") from error
 

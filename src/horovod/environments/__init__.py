@@ -12,6 +12,7 @@ from horovod.environments.base import Environment, Identity
 from horovod.environments.horovodrun import HorovodRun
 from horovod.environments.mpich import MPICH
 from horovod.environments.open_mpi import OpenMPI
+from horovod.environments.pals import PALS
 from horovod.environments.single import Single
 from horovod.environments.slurm import Slurm
 from horovod.environments.torchrun import TorchRun
@@ -19,7 +20,7 @@ from horovod.environments.torchrun import TorchRun
 __all__ = ["ENVIRONMENTS", "Environment", "Identity", "detect", "identity"]
 
 # The launcher nearest to the process comes first: batch systems start the launchers that stand before them.
-ENVIRONMENTS: tuple[Environment, ...] = (HorovodRun(), TorchRun(), OpenMPI(), MPICH(), Slurm(), Single())
+ENVIRONMENTS: tuple[Environment, ...] = (HorovodRun(), TorchRun(), OpenMPI(), PALS(), MPICH(), Slurm(), Single())
 
 
 def detect(env: Mapping[str, str] | None = None) -> Environment:

@@ -28,6 +28,8 @@ class Identity:
     launcher: str
     job: str
     """Tells this job, and this start of it, from all others on this host; "" where a rendezvous server does that."""
+    placed: bool = True
+    """Whether the launcher gave the cross numbers. If not, they are a guess until the ranks have met in ``init()``."""
 
 
 class Environment(ABC):
@@ -101,6 +103,7 @@ class Variables:
         cross_size: Number,
         hostname: str,
         job: str,
+        placed: bool = True,
     ) -> Identity:
         """Check the numbers against one another and make them an Identity."""
         for position, count in ((rank, size), (local_rank, local_size), (cross_rank, cross_size)):
@@ -121,6 +124,7 @@ class Variables:
             hostname=hostname,
             launcher=self._launcher,
             job=job,
+            placed=placed,
         )
 
     def error(self, problem: str) -> ValueError:
@@ -128,7 +132,10 @@ class Variables:
 
 
 def consecutive(rank: Number, size: Number, local_size: Number) -> tuple[Number, Number]:
-    """Cross rank and cross size where the launcher gives none: ranks are taken to fill one host after the other."""
+    """Cross rank and cross size where the launcher gives none, as if ranks filled equal hosts one after the other.
+
+    This is a guess: make it an identity that is not ``placed``, so that the right numbers replace it when the ranks have met.
+    """
     assumed = f"assumed from {rank.source}, {size.source} and {local_size.source}"
     per_host = max(1, local_size.value)
     hosts = max(1, -(-size.value // per_host))

@@ -34,7 +34,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: Options) -> int:
     # The rooms that cost time to enter are entered when the command line is known to be sound.
-    from horovod.runner.job import Job
+    from horovod.runner.jobs import make_job
     from horovod.runner.output import console
     from horovod.runner.signals import Insisted, SignalPipe
 
@@ -44,7 +44,7 @@ def _run(options: Options) -> int:
     stdout, stderr = console(pipe)
     try:
         with pipe as signals:
-            outcome = Job(options, os.environ).run(stdout, stderr, signals)
+            outcome = make_job(options, os.environ).run(stdout, stderr, signals)
             words = outcome.describe()
             if words:
                 stderr.write(words + "\n")

@@ -58,7 +58,7 @@ def test_a_process_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are not known to see each other")
 def test_processes_of_one_namespace_have_the_same_sight() -> None:
-    code = "from horovod.control.processes import own_sight; print(own_sight())"
+    code = "from horovod.control.processes import own_process_namespace; print(own_process_namespace())"
     here = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert here.stdout.strip() == own_process_namespace() != ""
     apart = subprocess.run(

@@ -50,7 +50,7 @@ that has nothing else to do. The answer to a small collective takes less, and a 
 def still_in_use(error: HorovodInternalError) -> HorovodInternalError:
     """The same error for who must not use the tensors' memory again, because a thread could not be got out of a collective."""
     return HorovodInternalError(
-        f"{error} A thread of this rank (horovod-worker thread) did not leave a collective in time, so the tensors of collectives "
+        f"{error} A thread of this rank (horovod-worker) did not leave a collective in time, so the tensors of collectives "
         "that were in flight may still be read and written: end this process instead of using them again."
     )
 
@@ -123,7 +123,7 @@ class WorkerThread(ABC):
             self._fast_path = FastPath(proposals, self._requests, self.ranks, index, self._connections, placement.spins)
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"horovod-worker thread-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
 
     # For any thread.
 

@@ -148,7 +148,7 @@ class Generation:
         cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
         self.crowded = crowded(cpu_resources_by_rank)
         self.secret = self._endpoints[0].secret or (place.secret if place is not None else b"")
-        if not self.world.is_launched_job:
+        if not (self.world.is_launched_job and identity.placed):
             self.identity = place_by_hosts(identity, [endpoint.host for endpoint in self._endpoints])
         asked, local_rank = self.config.thread_affinity, self.identity.local_rank
         core = asked[local_rank] if local_rank < len(asked) else None

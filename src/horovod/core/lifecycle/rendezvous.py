@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from horovod.control import rendezvous_over_mpi
+from horovod.control import meeting_over_pmi, rendezvous_over_mpi
 from horovod.control.mesh import Endpoint
 from horovod.control.rendezvous_point import RendezvousPoint, exchange, point_on_this_host
 from horovod.control.secret import decode_secret
@@ -17,6 +17,9 @@ from horovod.core.execution.cpu_affinity import CpuResources
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
 from horovod.environments import Identity
+from horovod.environments.mpich import MPICH
+from horovod.environments.open_mpi import OpenMPI
+from horovod.environments.pals import PALS
 
 
 class RankInfo(msgspec.Struct, array_like=True):
@@ -33,6 +36,9 @@ class RankInfo(msgspec.Struct, array_like=True):
     """Those that must be the same on all ranks, by environment variable."""
 
 
+_MPI_LAUNCHERS = frozenset({OpenMPI.name, MPICH.name, PALS.name})
+"""Those whose ranks can reach one another through MPI, or through what MPI itself is started by."""
+
 _decode = msgspec.msgpack.Decoder(RankInfo).decode
 # Made on import: where several threads make the first decoder of a type at the same time, msgspec 0.22 was seen to crash.
 
@@ -43,7 +49,7 @@ def exchange_rank_infos(
     """Everybody's introduction, by rank; every rank of the job must call it.
 
     Args:
-        place: where to meet; None for a job of one, and for one that meets over its communicator.
+        place: where to meet; None for a job of one, and for one that meets over its communicator or through its launcher.
         attempt: how often these ranks have met before.
 
     Raises:
@@ -53,8 +59,10 @@ def exchange_rank_infos(
     if identity.size == 1:
         return [own]
     body = msgspec.msgpack.encode(own)
-    if place is None:
+    if world.communicator is not None:
         bodies = rendezvous_over_mpi.exchange(world.communicator, body, seconds)
+    elif place is None:
+        bodies = _exchange_through_launcher(world, body, seconds)
     else:
         bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, world.listed)
     return [_decode(each) for each in bodies]
@@ -81,8 +89,8 @@ def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
         )
 
 
-def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> RendezvousPoint:
-    """Where the ranks of the launched job can meet.
+def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> RendezvousPoint | None:
+    """Where the ranks of the launched job can meet; None where MPI's launcher passes on what they tell one another.
 
     Raises:
         ValueError: the launcher said neither a place nor enough to find one.
@@ -97,8 +105,33 @@ def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -
         return RendezvousPoint((address, int(port)), decode_secret(variables[SECRET_KEY]), hosted=False)
     if launched.local_size == launched.size and launched.job:
         return point_on_this_host(launched.job)
+    if launched.launcher in _MPI_LAUNCHERS:
+        if meeting_over_pmi.DESCRIPTOR in variables or rendezvous_over_mpi.obtainable():
+            return None
+        advice = "install mpi4py for the Python of every rank (pip install mpi4py), start the job with horovodrun --mpi"
+    else:
+        advice = "start the job with horovodrun, or pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)"
     raise ValueError(
-        f"Horovod initialization failed: {launched.launcher} started {launched.size} ranks on several hosts and gave them "
-        f"no place to meet. Set {RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT} and {SECRET_KEY}, start the job with horovodrun, or "
-        "pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)."
+        f"{FAILED}: {launched.launcher} started {launched.size} ranks on several hosts and gave them no place to meet. To "
+        f"have them meet, {advice}, or set {RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT} and {SECRET_KEY}."
+    )
+
+
+def _exchange_through_launcher(world: World, body: bytes, seconds: float) -> list[bytes]:
+    """All-gather over everything that was launched, where :func:`rendezvous_point` has found no other way.
+
+    MPI comes first where the script has it already, and last otherwise: to initialize it takes time, and cannot be bounded.
+    """
+    launched = world.launched
+    if world.listed:
+        raise ValueError(
+            f"{FAILED}: comm={list(world.listed)}: where {launched.launcher} starts ranks on several hosts, a list of ranks "
+            "needs a place to meet. Pass a communicator, as in hvd.init(comm=MPI.COMM_WORLD.Split(color)), or start the job "
+            "with horovodrun --mpi."
+        )
+    descriptor = os.environ.get(meeting_over_pmi.DESCRIPTOR, "")
+    if descriptor.isdecimal() and not rendezvous_over_mpi.is_running():
+        return meeting_over_pmi.exchange(int(descriptor), launched.rank, launched.size, body, seconds)
+    return rendezvous_over_mpi.exchange(
+        rendezvous_over_mpi.world(launched.size, launched.launcher), body, seconds, "hvd.init()"
     )

@@ -510,9 +510,7 @@ def test_who_learns_that_tensors_may_still_be_written_is_told_so(process_set: Se
     rank.worker.abort(HorovodInternalError("rank 9 failed."))
     text = error_of(handle)
     go_on.set()
-    assert text.startswith(
-        "rank 9 failed. A thread of this rank (horovod-worker thread) did not leave a collective in time"
-    )
+    assert text.startswith("rank 9 failed. A thread of this rank (horovod-worker) did not leave a collective in time")
     assert "end this process" in text
     with pytest.raises(HorovodInternalError, match="end this process"):
         rank.allreduce("y", ones())
@@ -1025,7 +1023,7 @@ def test_large_ones_and_joins_are_left_to_the_workers_thread(process_set: Set) -
             assert small[0] == large[-1] == 2
             names[rank.worker.index].clear()
             rank.allreduce("large", ones(length=LARGE)).wait()
-            assert set(names[rank.worker.index]) == {f"horovod-worker thread-test-{rank.worker.index}"}, turn
+            assert set(names[rank.worker.index]) == {f"horovod-worker-test-{rank.worker.index}"}, turn
             names[rank.worker.index].clear()
         rank.submit(JOIN).wait()
 
@@ -1038,7 +1036,7 @@ def test_who_does_not_wait_himself_is_served_by_the_workers_thread_at_once(
     process_set: Set, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Though it leaves small collectives to those that wait, for ever if need be."""
-    monkeypatch.setattr("horovod.core.execution.worker.PARK_MILLISECONDS", 1e6)
+    monkeypatch.setattr("horovod.core.execution.worker.STANDBY_MILLISECONDS", 1e6)
     ranks = process_set.whole(2)
 
     def script(rank: Rank) -> None:
@@ -1092,7 +1090,7 @@ def test_who_waits_hears_of_an_orderly_end_and_the_workers_thread_sees_no_loss_i
 @pytest.mark.usefixtures("cores")
 def test_a_large_one_after_small_ones_is_served_at_once(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the worker thread leaves the connections to those that wait, for ever if need be."""
-    monkeypatch.setattr("horovod.core.execution.worker.PARK_MILLISECONDS", 1e6)
+    monkeypatch.setattr("horovod.core.execution.worker.STANDBY_MILLISECONDS", 1e6)
     ranks = process_set.whole(2)
 
     def script(rank: Rank) -> None:
@@ -1168,7 +1166,7 @@ def test_a_wait_for_a_late_peer_can_be_given_up_and_goes_on_without(process_set:
     first.worker.drive(handle)
     assert not handle.done()
     wait(second.allreduce("x", ones()), handle)
-    assert names == ["horovod-worker thread-test-0"]
+    assert names == ["horovod-worker-test-0"]
 
 
 @pytest.mark.usefixtures("cores")
