@@ -55,6 +55,20 @@ class Cluster:
     def run(self, *words: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
         return self.finish(self.start(*words, **extra))
 
+    def start_command(self, *words: str | Path, **extra: str) -> subprocess.Popen[str]:
+        """Any other program on hostA, its output in pipes."""
+        process = subprocess.Popen(
+            self.hosts.on("hostA", *words, folder=self.folder),
+            env=self._launcher.environment(**extra),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._launcher.started.append(process)
+        return process
+
     @staticmethod
     def finish(process: subprocess.Popen[str], seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
         out, err = process.communicate(timeout=seconds)

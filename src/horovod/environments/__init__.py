@@ -14,6 +14,7 @@ from horovod.environments.jsrun import JSRun
 from horovod.environments.kubeflow_trainer import KubeflowTrainer
 from horovod.environments.mpich import MPICH
 from horovod.environments.open_mpi import OpenMPI
+from horovod.environments.pals import PALS
 from horovod.environments.single import Single
 from horovod.environments.slurm import Slurm
 from horovod.environments.torch_distributed import TorchDistributed
@@ -28,6 +29,7 @@ ENVIRONMENTS: tuple[Environment, ...] = (
     TorchRun(),
     JSRun(),
     OpenMPI(),
+    PALS(),
     MPICH(),
     Slurm(),
     TorchDistributed(),

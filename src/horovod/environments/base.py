@@ -185,7 +185,10 @@ class Variables:
 
 
 def consecutive(rank: Number, size: Number, local_size: Number) -> tuple[Number, Number]:
-    """Cross rank and cross size where the launcher gives none: ranks are taken to fill one host after the other."""
+    """Cross rank and cross size where the launcher gives none, as if ranks filled equal hosts one after the other.
+
+    This is a guess: make it an identity that is not ``placed``, so that the right numbers replace it when the ranks have met.
+    """
     assumed = f"assumed from {rank.source}, {size.source} and {local_size.source}"
     per_host = max(1, local_size.value)
     hosts = max(1, -(-size.value // per_host))

@@ -43,6 +43,7 @@ class MPICH(Environment):
             cross_size=cross_size,
             hostname=read.hostname("PMI_HOSTNAME"),
             job=f"mpich/{launcher}",
+            placed=False,
         )
 
 

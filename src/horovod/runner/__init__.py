@@ -56,8 +56,10 @@ def run(
         output_filename: a folder that also gets each rank's output.
         verbose: say what is being done.
         executable: the Python to run the ranks with. Default: this one.
-        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: for elastic jobs, and
-        use_mpi, mpi_args: for mpirun; not supported yet, and refused.
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: for elastic jobs;
+            not supported yet, and refused.
+        use_mpi: have ``mpirun`` start the ranks.
+        mpi_args: more arguments for it.
         ssh_port, ssh_identity_file, network_interfaces: how to reach other hosts, and by which of their networks; without
             effect where all ranks run on this one, which is said on stderr.
         disable_cache: without effect, since nothing is cached.

@@ -49,6 +49,8 @@ def run_function(
 
 def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
     culprit = outcome.culprit
+    if culprit is None:  # whoever started the ranks did not learn which of them failed first
+        culprit = next((rank for rank in sorted(results) if results[rank].traceback), None)
     result = None if culprit is None else results.get(culprit)
     if result is None or not result.traceback:
         raise RuntimeError(outcome.describe())

@@ -106,25 +106,11 @@ class Job:
             options.output_filename,
             timestamps=options.prefix_output_with_timestamp,
         )
-        key = make_secret()
-        secret = encode_secret(key)
-        # Other hosts must be able to reach it; who does not know the secret is shown the door either way.
-        self._server = server = RendezvousServer(key, "0.0.0.0" if self._elsewhere else LOOPBACK)
         with ExitStack() as cleanup:
-            cleanup.callback(server.stop)
-            for name, value in (published or {}).items():
-                server.put(name, value)
-            server.start()
+            server, secret = self._serve(cleanup, published or {})
             mark = f"{config.SECRET_KEY}={secret}".encode()
-            guardian = self._start_guardian(mark, output) if self._here else None
-            if guardian is not None:
-                cleanup.enter_context(guardian)
-            for notice in without_effect(options, several_hosts=bool(self._elsewhere)):
-                output.say(f"horovodrun: {notice}")
-            if self._reader is not None and in_background():
-                if options.stdin is not None:
-                    output.say("horovodrun: --stdin has no effect: this job runs in the background of its terminal")
-                self._reader = None
+            guardian = self._start_guardian(cleanup, mark, output) if self._here else None
+            self._say_what_has_no_effect(output)
             loop = Loop()
             cleanup.callback(loop.close)
             supervisor = Supervisor(
@@ -203,8 +189,29 @@ class Job:
             facts = HostFacts(sys.executable, 1, self._options.nics, None)  # what its agent would say is not known
             shared, plans = self._plans([host.hostname], facts, False, (dry_run.ADDRESS, 0), "")
             shared = {**shared, **dict.fromkeys(worker_environment.threads(own, 1, 1), dry_run.CORES)}
-            parts.append(dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.words))
+            parts.append(
+                dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.words)
+            )
         return dry_run.describe(parts, addresses)
+
+    def _serve(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
+        """Start the server where the ranks meet; it, and the job's secret as it stands in an environment variable."""
+        key = make_secret()
+        # Other hosts must be able to reach it; who does not know the secret is shown the door either way.
+        self._server = server = RendezvousServer(key, "0.0.0.0" if self._elsewhere else LOOPBACK)
+        cleanup.callback(server.stop)
+        for name, value in published.items():
+            server.put(name, value)
+        server.start()
+        return server, encode_secret(key)
+
+    def _say_what_has_no_effect(self, output: Output) -> None:
+        for notice in without_effect(self._options, several_hosts=bool(self._elsewhere)):
+            output.say(f"horovodrun: {notice}")
+        if self._reader is not None and in_background():
+            if self._options.stdin is not None:
+                output.say("horovodrun: --stdin has no effect: this job runs in the background of its terminal")
+            self._reader = None
 
     def delivered(self, key: str) -> bytes | None:
         """What a rank has put under ``key`` where they meet; None if nothing."""
@@ -255,12 +262,12 @@ class Job:
             )
         return found
 
-    def _start_guardian(self, mark: bytes, output: Output) -> Guardian | None:
+    def _start_guardian(self, cleanup: ExitStack, mark: bytes, output: Output) -> Guardian | None:
         environment = {
             name: value for name, value in self._launcher_environment.items() if name != config.SECRET_KEY
         }  # fmt: skip
         try:
-            return Guardian(mark, environment)
+            return cleanup.enter_context(Guardian(mark, environment))
         except OSError as error:
             output.say(
                 f"horovodrun: cannot start the guardian ({error.strerror}): should this launcher be killed, "

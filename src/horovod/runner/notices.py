@@ -5,6 +5,7 @@ from __future__ import annotations
 from horovod.runner.options import Options
 from horovod.runner.tunables import TUNABLES
 
+_NO_MPIRUN = "the ranks are not started by mpirun; --mpi has them started so"
 _ONE_MACHINE = "all ranks run on this machine"
 
 
@@ -26,6 +27,8 @@ def without_effect(options: Options, *, several_hosts: bool = False) -> list[str
             options.tcp_flag,
             "no engine uses InfiniBand; only programs that use NCCL themselves see NCCL_IB_DISABLE=1",
         ),
+        "--mpi-args": (options.mpi_args is not None and not options.use_mpi, _NO_MPIRUN),
+        "--binding-args": (options.binding_args is not None and not options.use_mpi, _NO_MPIRUN),
     }
     found = {flag: reason for flag, (given, reason) in idle.items() if given}
     settings = options.tunables

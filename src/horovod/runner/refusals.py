@@ -12,12 +12,6 @@ def refuse_what_is_missing(options: Options) -> None:
     Raises:
         ValueError: a flag has been given whose feature does not exist.
     """
-    by_hand = "or call mpirun yourself, as in mpirun -np 2 python train.py"
-    launchers = {
-        "--mpi (controller: mpi)": (options.use_mpi, f"available is --gloo, the default; {by_hand}"),
-        "--mpi-args": (options.mpi_args is not None, f"leave it out, {by_hand}"),
-        "--binding-args": (options.binding_args is not None, f"leave it out, {by_hand}"),
-    }
     elastic = {
         "--host-discovery-script": (options.host_discovery_script is not None, "name the hosts with -H"),
         "--min-np": (options.min_num_proc is not None, "give the number of ranks with -np alone"),
@@ -27,9 +21,6 @@ def refuse_what_is_missing(options: Options) -> None:
         "--reset-limit": (options.reset_limit is not None, "leave it out"),
         "--blacklist-cooldown-range": (options.cooldown_range is not None, "leave it out"),
     }
-    for flag, (asked, instead) in launchers.items():
-        if asked:
-            raise UsageError(f"{flag} is not supported: this version does not start ranks by mpirun; {instead}")
     for flag, (asked, instead) in elastic.items():
         if asked:
             raise UsageError(f"{flag} is not supported: this version has no elastic jobs; {instead}")

@@ -79,14 +79,8 @@ def options(environment: Mapping[str, str], port: int | None, identity_file: str
     return SshOptions(command, port, identity_file, seconds)
 
 
-def command_line(options: SshOptions, host: str, python: str, environment: Mapping[str, str]) -> list[str]:
-    """What starts an agent.
-
-    Args:
-        host: as ssh knows it: ``host`` or ``user@host``.
-        python: the launcher's interpreter.
-        environment: where PATH and PYTHONPATH are looked up.
-    """
+def words(options: SshOptions) -> list[str]:
+    """ssh and its options, up to the name of a host."""
     settings = {
         "BatchMode": "yes",  # no questions
         "StrictHostKeyChecking": "accept-new",
@@ -102,14 +96,25 @@ def command_line(options: SshOptions, host: str, python: str, environment: Mappi
         "RemoteCommand": "none",
         "PermitLocalCommand": "no",
     }
-    words = [*options.command]
+    found = [*options.command]
     for name, value in settings.items():
-        words += ["-o", f"{name}={value}"]
+        found += ["-o", f"{name}={value}"]
     if options.port is not None:
-        words += ["-p", str(options.port)]
+        found += ["-p", str(options.port)]
     if options.identity_file is not None:
-        words += ["-i", options.identity_file]
-    return [*words, host, agent_command(python, environment)]
+        found += ["-i", options.identity_file]
+    return found
+
+
+def command_line(options: SshOptions, host: str, python: str, environment: Mapping[str, str]) -> list[str]:
+    """What starts an agent.
+
+    Args:
+        host: as ssh knows it: ``host`` or ``user@host``.
+        python: the launcher's interpreter.
+        environment: where PATH and PYTHONPATH are looked up.
+    """
+    return [*words(options), host, agent_command(python, environment)]
 
 
 def agent_command(python: str, environment: Mapping[str, str]) -> str:

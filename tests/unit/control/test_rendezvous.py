@@ -44,6 +44,17 @@ def everybody(server: RendezvousServer, size: int, key: str = "k") -> list[Calla
     return [partial(exchange, server, rank, size, b"value %d" % rank, key) for rank in range(size)]
 
 
+def test_of_several_addresses_any_that_answers_will_do(server: RendezvousServer) -> None:
+    host, port = server.address
+    with RendezvousClient((f"127.0.0.9,{host}", port), SECRET, SECONDS) as client:  # nobody listens at the first
+        client.put("a", b"1")
+    assert server.peek("a") == b"1"
+    with pytest.raises(
+        RendezvousError, match=r"127.0.0.8,127.0.0.9:1, is out of reach: .*127.0.0.8:1: .*; 127.0.0.9:1: "
+    ):
+        RendezvousClient(("127.0.0.8,127.0.0.9", 1), SECRET, 0.1)
+
+
 def test_a_value_that_was_put_can_be_got(server: RendezvousServer) -> None:
     with RendezvousClient(server.address, SECRET, SECONDS) as client:
         client.put("a", b"1")

@@ -48,6 +48,28 @@ OPEN_MPI_5 = {
     "PMIX_HOSTNAME": "vm",
 }
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_HOSTNAME": "vm"}
+# Intel MPI 2021 sets no PMI_HOSTNAME.
+INTEL_MPI = {
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "MPI_LOCALRANKID": "0",
+    "MPI_LOCALNRANKS": "1",
+    "I_MPI_INFO_NUMA_NODE_NUM": "1",
+}
+PALS = {  # of a compute node with Cray MPICH, as users of such systems have shown it
+    "PALS_RANKID": "5",
+    "PALS_NODEID": "1",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_LOCAL_SIZE": "4",
+    "PALS_APID": "4e3b7f0c-1f7c-4cb1-a3b8-7c6b3d8b1b0e",
+    "PALS_DEPTH": "1",
+    "PALS_SPOOL_DIR": "/var/run/palsd/4e3b7f0c",
+    "PMI_RANK": "5",
+    "PMI_SIZE": "8",
+    "PMI_LOCAL_RANK": "1",
+    "PMI_LOCAL_SIZE": "4",
+    "PMI_CONTROL_PORT": "20208",
+}
 SLURM = {
     "SLURM_PROCID": "5",
     "SLURM_NTASKS": "7",
@@ -96,6 +118,8 @@ def test_nothing_set_is_a_job_of_one() -> None:
         (TORCHRUN, (1, 2, 1, 2, 0, 1), None, "torchrun", "torchrun/09d6ce7c/localhost/38249/0"),
         (OPEN_MPI_5, (1, 2, 1, 2, 0, 1), "vm", "Open MPI", "open-mpi/prterun-vm-2659@1"),
         (HYDRA, (1, 2, 1, 2, 0, 1), "vm", "MPICH", "mpich/77/1234"),
+        (INTEL_MPI, (3, 4, 0, 1, 3, 4), None, "MPICH", "mpich/77/1234"),
+        (PALS, (5, 8, 1, 4, 1, 2), None, "PALS", "pals/4e3b7f0c-1f7c-4cb1-a3b8-7c6b3d8b1b0e"),
         (SLURM, (5, 7, 1, 2, 2, 3), "node-3", "slurm", "slurm/991/0/"),
     ],
 )
@@ -112,6 +136,25 @@ def test_the_launcher_nearest_to_the_process_wins() -> None:
     assert environments.detect(everything).name == "torchrun"
     assert environments.detect({**SLURM, **HYDRA, **OPEN_MPI_5}).name == "Open MPI"
     assert environments.detect({**SLURM, **HYDRA}).name == "MPICH"
+
+
+def test_pals_tells_the_number_of_ranks_through_pmi_alone() -> None:
+    env = {name: value for name, value in PALS.items() if not name.startswith("PMI")} | {"PALS_PMI": "pmix"}
+    with pytest.raises(ValueError, match=r"PMI_SIZE is missing.*PALS.*mpiexec -n 8 --env PMI_SIZE=8"):
+        environments.identity(env)
+
+
+def test_aprun_of_alps_needs_what_pals_would_say() -> None:
+    env = {"ALPS_APP_PE": "3", "ALPS_APP_DEPTH": "1"}
+    with pytest.raises(ValueError, match="PMI_SIZE is missing"):
+        environments.identity(env)
+    who = environments.identity({**env, "PMI_SIZE": "4", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"})
+    assert (who.rank, who.size, who.local_rank, who.local_size) == (3, 4, 1, 2)
+
+
+def test_mpi_does_not_say_which_hosts_have_which_ranks() -> None:
+    assert not any(environments.identity(env).placed for env in (OPEN_MPI_5, HYDRA, INTEL_MPI, PALS))
+    assert all(environments.identity(env).placed for env in ({}, HOROVODRUN, TORCHRUN, SLURM))
 
 
 def test_slurm_with_its_own_pmi_is_slurm() -> None:

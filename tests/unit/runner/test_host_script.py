@@ -25,7 +25,7 @@ from horovod.runner.hosts import HostInfo
     ],
 )
 def test_what_it_prints_are_the_hosts(command: str, slots: int | None, expected: list[HostInfo]) -> None:
-    assert HostScript(command, slots).hosts() == expected
+    assert HostScript(command, slots).hosts(1) == expected
 
 
 def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
     source = HostScript(f"cat {listed}")
     for text in ("a:1\n", "a:1\nb:2\n", ""):
         listed.write_text(text)
-        assert len(source.hosts()) == len(text.split())
+        assert len(source.hosts(1)) == len(text.split())
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
 )
 def test_what_goes_wrong_is_said_in_words(command: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        HostScript(command).hosts()
+        HostScript(command).hosts(1)
 
 
 def test_one_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
     note = tmp_path / "child"
     with pytest.raises(ValueError, match=r"did not end within 0\.5 seconds"):
-        HostScript(f"sleep 1000 & echo $! > {note}; wait", seconds=0.5).hosts()
+        HostScript(f"sleep 1000 & echo $! > {note}; wait", seconds=0.5).hosts(1)
     child = int(note.read_text())
     deadline = time.monotonic() + 10
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:

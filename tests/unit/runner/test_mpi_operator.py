@@ -57,7 +57,7 @@ def test_the_operators_host_file_is_taken_unless_the_user_names_hosts(script: Pa
     pod = {"OMPI_MCA_plm_rsh_agent": str(script), "OMPI_MCA_orte_default_hostfile": str(hosts)}
     found = choose(Options(), pod)
     assert isinstance(found, HostFile)
-    assert found.hosts() == [HostInfo("job-worker-0", 2), HostInfo("job-worker-1", 2)]
+    assert found.hosts(4) == [HostInfo("job-worker-0", 2), HostInfo("job-worker-1", 2)]
     assert choose(Options(hosts="a:1"), pod).hosts(1) == [HostInfo("a", 1)]
 
 

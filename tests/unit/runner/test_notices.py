@@ -17,6 +17,8 @@ from horovod.runner.notices import without_effect
         ("-i key", "--ssh-identity-file has no effect: all ranks run on this machine"),
         ("--disable-cache", "--disable-cache has no effect: nothing is cached"),
         ("--network-interface lo --network-interfaces lo", "--network-interfaces has no effect: all ranks run on this"),
+        ("--mpi-args=-x", "--mpi-args has no effect: the ranks are not started by mpirun"),
+        ("--binding-args=-x", "--binding-args has no effect: the ranks are not started by mpirun"),
         ("--tcp", "--tcp has no effect: no engine uses InfiniBand"),
         ("--hierarchical-allreduce", "--hierarchical-allreduce has no effect: all ranks run on this machine"),
         ("--hierarchical-allgather", "--hierarchical-allgather has no effect: all ranks run on this machine"),
@@ -45,6 +47,7 @@ def test_a_flag_without_effect(words: str, notice: str) -> None:
         "--no-hierarchical-allreduce --no-hierarchical-allgather --no-torus-allreduce --no-mpi-threads-disable",
         "--timeline-filename t --timeline-mark-cycles --stall-check --stall-check-warning-time-seconds 3",
         "--no-stall-check --no-autotune --no-timeline-mark-cycles --log-level info --log-with-timestamp",
+        "--mpi --mpi-args=-x --binding-args=-y",
         "--autotune --autotune-log-file x",  # the runtime says that there is no autotuning, whoever asks for it
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from horovod.control import rendezvous_over_mpi
+from horovod.control import meeting_over_pmi, rendezvous_over_mpi
 from horovod.control.meeting_at_rank_0 import Directory, KnownAddress, PlaceAtRank0
 from horovod.control.meeting_on_hosts import PlaceOnHosts
 from horovod.control.mesh import Endpoint
@@ -21,6 +21,9 @@ from horovod.core.execution.cpu_affinity import CpuResources
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
 from horovod.environments import HostList, Identity, host_list
+from horovod.environments.mpich import MPICH
+from horovod.environments.open_mpi import OpenMPI
+from horovod.environments.pals import PALS
 from horovod.environments.slurm_address import address_of
 
 Place = RendezvousPoint | PlaceOnHosts | PlaceAtRank0
@@ -42,6 +45,9 @@ class RankInfo(msgspec.Struct, array_like=True):
     """What its launcher counts as one host, where local and cross numbers are still to be found out."""
 
 
+_MPI_LAUNCHERS = frozenset({OpenMPI.name, MPICH.name, PALS.name})
+"""Those whose ranks can reach one another through MPI, or through what MPI itself is started by."""
+
 _decode = msgspec.msgpack.Decoder(RankInfo).decode
 _decode_findings = msgspec.msgpack.Decoder(Findings).decode
 # Made on import: where several threads make the first decoder of a type at the same time, msgspec 0.22 was seen to crash.
@@ -53,7 +59,7 @@ def exchange_rank_infos(
     """Everybody's introduction, by rank; every rank of the job must call it.
 
     Args:
-        place: where to meet; None for a job of one, and for one that meets over its communicator.
+        place: where to meet; None for a job of one, and for one that meets over its communicator or through its launcher.
         attempt: how often these ranks have met before.
 
     Raises:
@@ -63,8 +69,10 @@ def exchange_rank_infos(
     if identity.size == 1:
         return [own]
     body = msgspec.msgpack.encode(own)
-    if place is None:
+    if world.communicator is not None:
         bodies = rendezvous_over_mpi.exchange(world.communicator, body, seconds)
+    elif place is None:
+        bodies = _exchange_through_launcher(world, body, seconds)
     elif isinstance(place, PlaceOnHosts | PlaceAtRank0):
         bodies = place.exchange(attempt, identity.rank, identity.size, body, seconds, world.listed)
     else:
@@ -118,8 +126,8 @@ def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
         )
 
 
-def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> Place:
-    """Where the ranks of the launched job can meet.
+def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> Place | None:
+    """Where the ranks of the launched job can meet; None where MPI's launcher passes on what they tell one another.
 
     Raises:
         ValueError: the launcher said neither a place nor enough to find one.
@@ -134,13 +142,19 @@ def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -
         listed = host_list(variables)
         if listed is not None:
             return _place_on_hosts(launched, listed, _secret_of_environment(variables))
+        if launched.launcher in _MPI_LAUNCHERS and (
+            meeting_over_pmi.DESCRIPTOR in variables or rendezvous_over_mpi.obtainable()
+        ):
+            return None
     directory = _directory(launched, address, port, variables.get(NETWORK_INTERFACE, ""))
     if directory is None:
+        by_mpi = "install mpi4py for the Python of every rank (pip install mpi4py), start the job with horovodrun --mpi"
+        otherwise = "start the job with horovodrun, or pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)"
         raise ValueError(
-            f"{FAILED}: {launched.launcher} started {launched.size} ranks on several hosts and gave them no place to meet. Set "
-            f"{RENDEZVOUS_ADDRESS} to the host of rank 0, {RENDEZVOUS_PORT} to a port that is free there, and {USER_SECRET} to "
-            "a secret, the same on all ranks; or start the job with horovodrun, or pass an mpi4py communicator: "
-            "hvd.init(comm=MPI.COMM_WORLD)."
+            f"{FAILED}: {launched.launcher} started {launched.size} ranks on several hosts and gave them no place to meet. To "
+            f"have them meet, {by_mpi if launched.launcher in _MPI_LAUNCHERS else otherwise}; or set {RENDEZVOUS_ADDRESS} to "
+            f"the host of rank 0, {RENDEZVOUS_PORT} to a port that is free there, and {USER_SECRET} to a secret, the same on "
+            "all ranks."
         )
     return PlaceAtRank0(directory, _user_secret(variables, needed=bool(address)))
 
@@ -202,3 +216,23 @@ def _user_secret(variables: Mapping[str, str], needed: bool) -> bytes:
         return secret_of_text(text) if text else b""
     except ValueError as error:
         raise ValueError(f"environment variable {USER_SECRET}: {error}") from None
+
+
+def _exchange_through_launcher(world: World, body: bytes, seconds: float) -> list[bytes]:
+    """All-gather over everything that was launched, where :func:`rendezvous_point` has found no other way.
+
+    MPI comes first where the script has it already, and last otherwise: to initialize it takes time, and cannot be bounded.
+    """
+    launched = world.launched
+    if world.listed:
+        raise ValueError(
+            f"{FAILED}: comm={list(world.listed)}: where {launched.launcher} starts ranks on several hosts, a list of ranks "
+            "needs a place to meet. Pass a communicator, as in hvd.init(comm=MPI.COMM_WORLD.Split(color)), or start the job "
+            "with horovodrun --mpi."
+        )
+    descriptor = os.environ.get(meeting_over_pmi.DESCRIPTOR, "")
+    if descriptor.isdecimal() and not rendezvous_over_mpi.is_running():
+        return meeting_over_pmi.exchange(int(descriptor), launched.rank, launched.size, body, seconds)
+    return rendezvous_over_mpi.exchange(
+        rendezvous_over_mpi.world(launched.size, launched.launcher), body, seconds, "hvd.init()"
+    )
