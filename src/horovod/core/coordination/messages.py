@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import cached_property
 
 import msgspec
 
@@ -43,13 +44,17 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shape: tuple[int, ...]
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One rank's wish to run one collective on one tensor, or on a group of tensors that become ready together.
+class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """What one rank asks for: one collective on one tensor, or on a group of tensors that become ready together.
 
-    ``name`` identifies it within its process set. ``transient`` marks a name that will not come again, which no
-    dictionary should remember. ``caller`` is the line of the user's script, for errors.
+    Attributes:
+        name: identifies the request within its process set.
+        device: the kind of device that the tensors lie on.
+        caller: the line of the user's script, for errors.
+        transient: the name will not come again, so no dictionary keeps it.
     """
 
+    # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
     operation: Operation
     name: str
     tensors: tuple[TensorSpec, ...] = ()
@@ -61,6 +66,25 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     device: str = HOST
     caller: str = ""
     transient: bool = False
+
+    @cached_property
+    def identity(self) -> bytes:
+        """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather."""
+        tensors = self.tensors
+        if self.operation is Operation.ALLGATHER:
+            tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
+        return encode(
+            (
+                self.operation,
+                self.name,
+                tensors,
+                self.reduce_op,
+                self.prescale,
+                self.postscale,
+                self.root,
+                self.device,
+            )
+        )
 
 
 class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -133,31 +157,6 @@ class MessageError(Exception):
 encode = msgspec.msgpack.Encoder().encode
 _from_member = msgspec.msgpack.Decoder(Announce | Leave)
 _from_coordinator = msgspec.msgpack.Decoder(Order | Stop | Succeeded)
-
-
-_request = msgspec.msgpack.Decoder(Request)
-_LONGEST_REQUEST = 8 << 20
-"""Bytes of a request as it is sent. Many travel in one message, and errors quote those of all ranks."""
-
-
-def check_sendable(request: Request) -> None:
-    """Whether other ranks would get this request as it is.
-
-    Raises:
-        ValueError: they would not; the message says what cannot be sent.
-    """
-    try:
-        body = encode(request)
-        _request.decode(body)
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-        raise ValueError(
-            f"{request.operation.name.lower()} of {request.name!r} cannot be described to other ranks: {error}"
-        ) from error
-    if len(body) > _LONGEST_REQUEST:
-        raise ValueError(
-            f"{request.operation.name.lower()} of {str(request.name)[:100]!r}... takes {len(body)} bytes to describe to other "
-            f"ranks, and may take {_LONGEST_REQUEST}: use shorter names, or groups of fewer tensors"
-        )
 
 
 def decode_from_member(body: bytes) -> Announce | Leave:

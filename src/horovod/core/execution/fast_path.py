@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from horovod.comm.shm.proposals import IDENTITY_BYTES, Proposals
-from horovod.core.coordination.messages import Operation, Request, TensorSpec, encode
+from horovod.core.coordination.messages import Operation, Request
 from horovod.core.execution.batch import Entry, output_of, scaling
 from horovod.core.execution.connections import Connections
 from horovod.core.submission.handle import Handle
@@ -26,8 +26,6 @@ ROUNDS = 50
 SLEEP_SECONDS = 1e-3
 SLEEPS = 10
 """How long it waits after that. Then a peer is so late that the ordinary way costs nothing more."""
-
-_REMEMBERED = 4096
 
 
 class FastPath:
@@ -53,7 +51,6 @@ class FastPath:
         self._index = index
         self._connections = connections
         self._rounds, self._spins = (ROUNDS, SPINS) if spins else (1, 1)
-        self._identities: dict[str, tuple[Request, bytes]] = {}
         self._unresolved: tuple[int, Entry] | None = None
 
     def carry_out(self, handle: Handle) -> Entry | None:
@@ -76,7 +73,7 @@ class FastPath:
         request = entry.request
         if request.operation not in OPERATIONS or entry.size() > self._proposals.data_bytes or not _uniform(request):
             return False
-        identity = self._identity(request)
+        identity = request.identity
         if len(identity) > IDENTITY_BYTES:
             return False
         self._unresolved = None
@@ -167,32 +164,6 @@ class FastPath:
             self._unresolved = None
             return 0
         return number
-
-    def _identity(self, request: Request) -> bytes:
-        """All that must agree, which is all but the place in the script, and the rows of an allgather."""
-        known = self._identities.get(request.name)
-        if known is not None and known[0] is request:
-            return known[1]
-        tensors = request.tensors
-        if request.operation is Operation.ALLGATHER:
-            tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
-        identity = encode(
-            (
-                request.operation,
-                request.name,
-                tensors,
-                request.reduce_op,
-                request.prescale,
-                request.postscale,
-                request.root,
-                request.device,
-            )
-        )
-        if not request.transient:
-            if len(self._identities) >= _REMEMBERED:
-                self._identities.clear()
-            self._identities[request.name] = (request, identity)
-        return identity
 
     def _propose(self, entry: Entry, identity: bytes) -> int:
         request, arrays, rows = entry.request, entry.inputs, 0

@@ -27,7 +27,7 @@ from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import Config
-from horovod.core.coordination.messages import Decision, MessageError, Request, check_sendable
+from horovod.core.coordination.messages import Decision, MessageError, Request
 from horovod.core.coordination.negotiator import NegotiationError
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.batch import Batch, Entry, execute, size_of
@@ -39,8 +39,6 @@ from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
 _log = logging.getLogger("horovod.core")
-
-_REMEMBERED = 4096
 
 POLLS_BEFORE_SLEEP = 50
 """Looks at the connections before sleeping while somebody waits for this lane: about a hundred microseconds, of a process
@@ -109,7 +107,6 @@ class WorkerThread(ABC):
         self._on_stopped = on_stopped
         self._placement = placement
         self._requests = InFlight(None if config.cycle_time else self)
-        self._checked: dict[str, Request] = {}
         self._due: deque[Sequence[Decision]] = deque()
         self._stopping: tuple[int, str] | None = None
         self._left = threading.Event()
@@ -139,22 +136,11 @@ class WorkerThread(ABC):
             woken for it.
 
         Raises:
-            ValueError: a request of that name is in flight on this rank, or it cannot be sent to other ranks.
+            ValueError: a request of that name is in flight on this rank.
             HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
         """
-        request = entry.request
-        if self._checked.get(request.name) is not request:
-            self._check(request)
         if self._requests.add(entry, held, awaited):
             self._connections.ring()
-
-    def _check(self, request: Request) -> None:
-        """Whether other ranks would understand a request; a worker thread that found out otherwise would end the job."""
-        check_sendable(request)
-        if not request.transient:
-            if len(self._checked) >= _REMEMBERED:
-                self._checked.clear()
-            self._checked[request.name] = request
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
         """The inputs of a held request are there, or will never come, because of ``error``; then it fails on this rank.

@@ -350,7 +350,7 @@ def test_a_failure_inside_an_attempt_is_the_workers(process_set: Set, monkeypatc
         try:
             for turn in range(1000):
                 if turn == 20 and rank is first:
-                    monkeypatch.setattr(first.worker._fast_path, "_identity", fail)
+                    monkeypatch.setattr(first.worker._fast_path, "_propose", fail)
                 rank.allreduce("x", ones()).wait()
         except HorovodInternalError as error:
             assert str(error) == "the failure"

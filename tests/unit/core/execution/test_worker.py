@@ -227,27 +227,6 @@ def test_what_ranks_disagree_on_fails_on_all_and_nothing_else_does(process_set: 
 # One request's fault
 
 
-SPEC = (TensorSpec("x", DataType.FLOAT32, (4,)),)
-UNSENDABLE = {
-    "a name that is no text": Request(Operation.ALLREDUCE, "\udc80", SPEC),
-    "a name that is a number": Request(Operation.ALLREDUCE, 3, SPEC),  # type: ignore[arg-type]
-    "a number of NumPy's": Request(Operation.ALLREDUCE, "x", SPEC, prescale=np.float32(2)),  # type: ignore[arg-type]
-    "a number that is none": Request(Operation.ALLREDUCE, "x", SPEC, postscale=True),
-    "a number that is too large": Request(Operation.BROADCAST, "x", SPEC, root=1 << 70),
-    "a name that is too long": Request(Operation.ALLREDUCE, "x" * (9 << 20), SPEC),
-}
-
-
-@pytest.mark.parametrize("kind", UNSENDABLE)
-@pytest.mark.parametrize("index", [0, 1])
-def test_what_cannot_be_sent_is_refused_and_the_job_goes_on(process_set: Set, index: int, kind: str) -> None:
-    ranks = process_set.whole(2)
-    with pytest.raises(ValueError, match=r"cannot be described|takes \d+ bytes"):
-        ranks[index].submit(UNSENDABLE[kind], ones())
-    wait(*(rank.allreduce("x", ones()) for rank in ranks))
-    assert [rank.watch.reports for rank in ranks] == [[]] * 2
-
-
 def broken(*_: object) -> Any:
     raise MemoryError("too large")
 
