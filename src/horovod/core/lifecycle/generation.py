@@ -23,9 +23,10 @@ from horovod.control.processes import why_not_running
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, Config
 from horovod.core.coordination.messages import Operation
+from horovod.core.coordination.role import Watch
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
-from horovod.core.execution.worker import Watch, WorkerThread
+from horovod.core.execution.worker import WorkerThread
 from horovod.core.lifecycle import crash
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle

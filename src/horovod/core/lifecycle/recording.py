@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 
 from horovod.core.config import DYNAMIC, TIMELINE, Config
-from horovod.core.coordination.coordinator import CoordinatorThread
+from horovod.core.coordination.coordinator import Coordinator
 from horovod.core.execution.worker import WorkerThread
 from horovod.observe.timeline import Timeline
 
@@ -59,8 +59,8 @@ class Recording:
 
     def follow(self, worker: WorkerThread) -> None:
         """Record a worker thread that was added while a timeline is written."""
-        if isinstance(worker, CoordinatorThread):
-            worker.timeline = self._timeline
+        if isinstance(worker.role, Coordinator):
+            worker.role.timeline = self._timeline
 
     def stop(self) -> None:
         """Complete the file, if one is being written."""
