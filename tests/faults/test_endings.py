@@ -19,10 +19,11 @@ from horovod.control.secret import encode_secret, make_secret
 SCRIPT = """
 import os, sys, time
 from horovod.core.submission import collectives
+from horovod.common import basics
 from horovod.core.lifecycle import context
 from horovod.core.errors import HorovodInternalError
 
-context.init()
+basics.init()
 try:
     collectives.barrier().wait()  # a rank may learn here already that another has failed behind it
     if context.current().identity.rank == 1:

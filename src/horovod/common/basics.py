@@ -11,6 +11,7 @@ from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.lifecycle import context
 from horovod.core.process_set import ProcessSet
 from horovod.core.submission.arguments import shown, truth
+from horovod.environments import identity
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
@@ -39,7 +40,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
         process_sets = None
     if process_sets is not None and not isinstance(process_sets, Iterable):
         raise TypeError(f"process_sets={shown(process_sets)}: pass a list of hvd.ProcessSet")
-    context.init(None if process_sets is None else list(process_sets), comm)
+    context.init(identity, [] if process_sets is None else list(process_sets), comm)
 
 
 def shutdown() -> None:

@@ -30,7 +30,7 @@ class Channel:
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if reach_seconds and hasattr(socket, "TCP_USER_TIMEOUT"):
+            if reach_seconds:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(reach_seconds * 1000))
         self.socket = connection
         self._reader = FrameReader(limit)

@@ -112,8 +112,7 @@ def set_keepalive(connection: socket.socket, seconds: float) -> None:
     probes = 3
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     each = max(1, round(seconds / (probes + 1)))
-    for name, value in (("TCP_KEEPIDLE", each), ("TCP_KEEPINTVL", each), ("TCP_KEEPCNT", probes)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, each)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, each)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

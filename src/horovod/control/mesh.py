@@ -11,7 +11,6 @@ import os
 import secrets
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Collection, Sequence
 from ipaddress import IPv4Address, IPv4Interface
@@ -35,7 +34,7 @@ class Endpoint(msgspec.Struct, array_like=True, frozen=True):
     port: int
     addresses: tuple[str, ...]
     name: str
-    """Its Unix socket, reachable only where a descriptor can be passed too; "" where there is none."""
+    """The name of its Unix socket. Where that can be reached, a descriptor can be passed, too."""
     secret: bytes = b""
     """Rank 0's, where the launcher gave the job no secret: travels only between processes of one user on one host."""
     process_namespace: str = ""
@@ -82,13 +81,11 @@ class Mesh:
         try:
             tcp.bind(("127.0.0.1" if local_only else "0.0.0.0", 0))
             tcp.listen(1024)
-            name = ""
-            if sys.platform == "linux":
-                name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
-                unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._listeners.append(unix)
-                unix.bind(name)
-                unix.listen(1024)
+            name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
+            unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listeners.append(unix)
+            unix.bind(name)
+            unix.listen(1024)
         except OSError:
             self.close()
             raise
@@ -148,8 +145,7 @@ class Mesh:
     ) -> socket.socket:
         addresses: list[Address] = []
         if endpoint.host == self.endpoint.host:
-            if endpoint.name and self.endpoint.name:
-                addresses.append(endpoint.name)
+            addresses.append(endpoint.name)
             addresses.append(("127.0.0.1", endpoint.port))
         nearest = (
             by_nearness(endpoint.addresses, _own_networks()) if len(endpoint.addresses) > 1 else endpoint.addresses

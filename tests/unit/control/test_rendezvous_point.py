@@ -100,7 +100,7 @@ def test_the_launchers_server_serves_generation_after_generation() -> None:
         at = RendezvousPoint(server.address, b"secret", hosted=False)
         for generation in (1, 2, 3):
             assert together(*ranks(at, 3, generation)) == expected(3, generation)
-        wait_until(lambda: not server._guests, "all leaving")
+        wait_until(lambda: not server._clients, "all leaving")
         assert not server._rendezvous_groups
     finally:
         server.stop()

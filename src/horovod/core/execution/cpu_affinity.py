@@ -65,7 +65,7 @@ ANYWHERE = Placement()
 
 def own_cpu_resources(host: str) -> CpuResources:
     """This process's, as far as the operating system and the environment say."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = sorted(os.sched_getaffinity(0))
     threads = os.environ.get(THREADS, "").split(",")[0]
     return CpuResources(host, cores, int(threads) if threads.isdecimal() and int(threads) else len(cores))
 
@@ -88,7 +88,7 @@ def placement_of(cpu_resources_by_rank: Sequence[CpuResources], rank: int, core:
         core: the one that the user has chosen.
     """
     spins = _has_a_core(cpu_resources_by_rank, rank)
-    if core is not None or not crowded(cpu_resources_by_rank) or not hasattr(os, "sched_setaffinity"):
+    if core is not None or not crowded(cpu_resources_by_rank):
         return Placement(core, spins=spins)
     return Placement(share=_share(cpu_resources_by_rank, rank), spins=spins)
 

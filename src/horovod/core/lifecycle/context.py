@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from horovod.core.config import Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError
@@ -20,8 +20,10 @@ from horovod.core.lifecycle import crash, initial_process_sets
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.world import choose
 from horovod.core.process_set import ProcessSet, global_process_set, membership
-from horovod.environments import identity as find_identity
 from horovod.observe import logging as observe_logging
+
+if TYPE_CHECKING:
+    from horovod.environments import Identity
 
 _log = logging.getLogger("horovod.core")
 
@@ -34,10 +36,11 @@ _life = threading.Lock()
 _hooked = False
 
 
-def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> None:
+def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = (), comm: Any = None) -> None:
     """Start the runtime; every rank must call it. A second call while it runs only looks the process sets up again.
 
     Args:
+        identify: finds out which rank the launcher started this process as; called where the runtime does not run yet.
         comm: which processes make up the job; see :func:`horovod.core.lifecycle.world.choose`.
 
     Raises:
@@ -48,13 +51,13 @@ def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> 
     """
     global _running, _latest
     with _life:
-        sets = list(process_sets or [])
+        sets = list(process_sets)
         if _running is not None and _running.process == os.getpid():
             if comm is not None and choose(comm, _running.world.launched) != _running.world:
                 _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
             initial_process_sets.look_up(sets, _running.world)
             return
-        launched = find_identity()
+        launched = identify()
         config = Config.from_env()
         world = choose(comm, launched)
         requested_sets = initial_process_sets.requested_sets(sets, world)

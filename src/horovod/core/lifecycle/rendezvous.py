@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,7 +17,9 @@ from horovod.core.coordination.agreement import list_ranks
 from horovod.core.execution.cpu_affinity import CpuResources
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
-from horovod.environments import Identity
+
+if TYPE_CHECKING:
+    from horovod.environments import Identity
 
 
 class RankInfo(msgspec.Struct, array_like=True):

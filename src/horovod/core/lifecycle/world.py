@@ -12,9 +12,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from horovod.environments import Identity
+if TYPE_CHECKING:
+    from horovod.environments import Identity
 
 FAILED = "Horovod initialization failed"
 

@@ -98,7 +98,7 @@ def calls() -> dict[str, Callable[[], Handle]]:
 
 
 def test_a_job_of_one_needs_no_launcher_and_knows_its_place() -> None:
-    context.init()
+    basics.init()
     assert context.is_initialized()
     assert [question() for question in TOPOLOGY] == [1, 0, 1, 0, 1, 0, True]
     assert global_process_set.ranks == [0]
@@ -111,14 +111,14 @@ def open_descriptors() -> dict[int, str]:
 
 def test_a_job_of_one_opens_no_connection() -> None:
     before = open_descriptors()
-    context.init()
+    basics.init()
     opened = {number: target for number, target in open_descriptors().items() if before.get(number) != target}
     assert opened
     assert not any(target.startswith("socket:") for target in opened.values())
 
 
 def test_every_collective_of_a_job_of_one() -> None:
-    context.init()
+    basics.init()
     for name, call in calls().items():
         call().wait(SECONDS)
         assert name
@@ -128,12 +128,12 @@ def test_two_hundred_lives_leave_nothing_behind() -> None:
     def count() -> tuple[int, int]:
         return threading.active_count(), len(open_descriptors())
 
-    context.init()
+    basics.init()
     context.shutdown()
     gc.collect()
     before = count()
     for number in range(200):
-        context.init()
+        basics.init()
         one = tensor(number)
         handle = collectives.allreduce("test", "x", [one], [one], ReduceOp.SUM)
         handle.wait(SECONDS)
@@ -142,25 +142,25 @@ def test_two_hundred_lives_leave_nothing_behind() -> None:
 
 
 def test_a_second_init_changes_nothing() -> None:
-    context.init()
+    basics.init()
     running = context.current()
-    context.init()
+    basics.init()
     assert context.current() is running
 
 
 def test_shutdown_when_nothing_runs() -> None:
     context.shutdown()
-    context.init()
+    basics.init()
     context.shutdown()
     context.shutdown()
     assert not context.is_initialized()
 
 
 def test_lives_are_numbered() -> None:
-    context.init()
+    basics.init()
     first = context.current().generation
     context.shutdown()
-    context.init()
+    basics.init()
     assert context.current().generation == first + 1
 
 
@@ -170,7 +170,7 @@ def test_topology_before_init_and_after_shutdown(question: Callable[[], object])
         with pytest.raises(ValueError) as caught:
             question()
         assert str(caught.value) == NOT_INITIALIZED
-        context.init()
+        basics.init()
         context.shutdown()
 
 
@@ -180,12 +180,12 @@ def test_operations_before_init_and_after_shutdown(name: str) -> None:
         with pytest.raises(HorovodInternalError) as caught:
             calls()[name]()
         assert str(caught.value) == NOT_INITIALIZED
-        context.init()
+        basics.init()
         context.shutdown()
 
 
 def test_what_is_pending_at_shutdown_fails() -> None:
-    context.init()
+    basics.init()
     worker = context.current().workers[0]
     handle = Handle()
     with worker._requests._lock:  # as if a peer had not answered yet
@@ -196,11 +196,11 @@ def test_what_is_pending_at_shutdown_fails() -> None:
 
 
 def test_settings_are_read_at_every_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    context.init()
+    basics.init()
     assert context.current().config == Config()
     context.shutdown()
     monkeypatch.setenv(config.CACHE_CAPACITY, "5")
-    context.init()
+    basics.init()
     assert context.current().config.cache_capacity == 5
 
 
@@ -219,11 +219,11 @@ def test_a_bad_environment_fails_init_and_leaves_nothing(
         monkeypatch.setenv(config.SIZE, "1")
     monkeypatch.setenv(variable, value)
     with pytest.raises(error, match=value):
-        context.init()
+        basics.init()
     assert not context.is_initialized()
     monkeypatch.delenv(variable)
     monkeypatch.delenv(config.SIZE, raising=False)
-    context.init()
+    basics.init()
     calls()["Allreduce"]().wait(SECONDS)
 
 
@@ -231,7 +231,7 @@ def test_a_bad_environment_fails_init_and_leaves_nothing(
 
 
 def test_an_unknown_process_set_and_one_this_rank_is_not_in() -> None:
-    context.init()
+    basics.init()
     membership.ranks[4] = [1, 2]
     one = tensor(1)
     for number, text in [
@@ -254,7 +254,7 @@ def test_an_unknown_process_set_and_one_this_rank_is_not_in() -> None:
 
 
 def test_a_root_outside_the_set() -> None:
-    context.init()
+    basics.init()
     with pytest.raises(ValueError, match="broadcast received invalid root rank 1 for provided process set"):
         collectives.broadcast("test", "a", [tensor(1)], 1)
 
@@ -268,13 +268,13 @@ def test_a_root_outside_the_set() -> None:
     ],
 )
 def test_splits_that_do_not_add_up(splits: list[int], text: str) -> None:
-    context.init()
+    basics.init()
     with pytest.raises(ValueError, match=text):
         collectives.alltoall("test", "a", tensor(1, 2), splits, lambda _, rows: np.zeros(rows, np.float32))
 
 
 def test_a_scalar_cannot_be_scattered_and_a_maximum_neither() -> None:
-    context.init()
+    basics.init()
     scalar = Tensor(np.ones(1, np.float32), DataType.FLOAT32, ())
     with pytest.raises(ValueError, match="Reducescatter does not support scalar inputs"):
         collectives.reducescatter("test", "a", [scalar], [scalar])
@@ -283,7 +283,7 @@ def test_a_scalar_cannot_be_scattered_and_a_maximum_neither() -> None:
 
 
 def test_truth_values_have_no_average() -> None:
-    context.init()
+    basics.init()
     flags = Tensor(np.ones(2, np.bool_), DataType.BOOL, (2,))
     with pytest.raises(ValueError, match="elements of type bool cannot be averaged or scaled"):
         collectives.allreduce("test", "a", [flags], [flags])
@@ -291,7 +291,7 @@ def test_truth_values_have_no_average() -> None:
 
 
 def test_names_for_calls_that_have_none_are_counted_per_kind() -> None:
-    context.init()
+    basics.init()
     running = context.current()
     names = [running.auto_name("allreduce", 0) for _ in range(2)] + [running.auto_name("broadcast", 0)]
     assert names == ["allreduce.noname.1", "allreduce.noname.2", "broadcast.noname.1"]
@@ -303,31 +303,31 @@ def test_names_for_calls_that_have_none_are_counted_per_kind() -> None:
 def test_a_set_that_is_the_global_one_is_a_duplicate_and_the_job_runs() -> None:
     one = ProcessSet([0])
     with pytest.raises(ValueError) as caught:
-        context.init([one])
+        basics.init(process_sets=[one])
     assert str(caught.value).startswith(
         "Horovod could not be initialized because process_sets entry number 0 is a duplicate"
     )
     assert one.process_set_id is None
     assert context.is_initialized()
-    context.init([])
+    basics.init(process_sets=[])
     calls()["Barrier"]().wait(SECONDS)
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([1], "rank 1"), ([-1, 0], "rank -1"), ([0, 0], "twice"), ([], "none")])
 def test_a_set_that_cannot_be_is_refused_and_nothing_runs(ranks: list[int], text: str) -> None:
     with pytest.raises(ValueError, match="Horovod initialization failed") as caught:
-        context.init([ProcessSet(ranks)])
+        basics.init(process_sets=[ProcessSet(ranks)])
     assert text in str(caught.value)
     assert not context.is_initialized()
 
 
 def test_a_later_init_looks_sets_up() -> None:
-    context.init()
+    basics.init()
     same = ProcessSet([0])
-    context.init([same])
+    basics.init(process_sets=[same])
     assert same.process_set_id == 0
     with pytest.raises(KeyError):
-        context.init([ProcessSet([5])])
+        basics.init(process_sets=[ProcessSet([5])])
 
 
 # Fork
@@ -363,7 +363,7 @@ def raised_by(call: Callable[[], object]) -> list[str]:
 
 
 def test_a_forked_child_knows_its_place_and_cannot_communicate() -> None:
-    context.init()
+    basics.init()
     inherited = context.current().workers[0].descriptors()
 
     def child() -> list[Any]:
@@ -380,12 +380,12 @@ def test_a_forked_child_knows_its_place_and_cannot_communicate() -> None:
 
 
 def test_what_a_forked_child_does_to_its_copy_does_not_reach_the_parent() -> None:
-    context.init()
+    basics.init()
 
     def child() -> list[Any]:
         context.shutdown()
         after = context.is_initialized()
-        context.init()
+        basics.init()
         calls()["Allreduce"]().wait(SECONDS)
         alive = threading.active_count()
         context.shutdown()
@@ -396,7 +396,7 @@ def test_what_a_forked_child_does_to_its_copy_does_not_reach_the_parent() -> Non
 
 
 def test_a_fork_while_nothing_runs() -> None:
-    context.init()
+    basics.init()
     context.shutdown()
     assert in_child(lambda: [context.is_initialized()]) == [False]
 
@@ -626,7 +626,7 @@ def test_a_log_that_is_not_to_hide_the_time_shows_it(
     no: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(config.LOG_HIDE_TIME, no)
-    context.init()
+    basics.init()
     logging.getLogger("horovod.core").warning("hello")
     assert not capsys.readouterr().err.startswith("[W ")
 
@@ -634,12 +634,12 @@ def test_a_log_that_is_not_to_hide_the_time_shows_it(
 def test_the_log_is_set_up_at_init(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(config.LOG_LEVEL, "info")
     monkeypatch.setenv(config.LOG_HIDE_TIME, "1")
-    context.init()
+    basics.init()
     logging.getLogger("horovod.core").info("hello")
     assert capsys.readouterr().out.startswith("[I test_context.py:")
     monkeypatch.setenv(config.LOG_LEVEL, "warning")
     context.shutdown()
-    context.init()
+    basics.init()
 
 
 def test_shared_memory_is_given_back_at_shutdown(job: Job) -> None:
@@ -660,14 +660,14 @@ def test_shared_memory_is_given_back_at_shutdown(job: Job) -> None:
 
 def test_a_grandchild_cannot_communicate_either():
     """And what it opened since is left alone: the numbers of the parent's connections belong to others by then."""
-    context.init()
+    basics.init()
     assert in_child(lambda: in_child(lambda: raised_by(collectives.barrier)))[0] == "HorovodInternalError"
 
 
 def test_a_forked_child_holds_no_connection_of_the_tcp_engine():
     contexts = [member(rank, 2, "hold", Config(cpu_operations="tcp")) for rank in range(2)]
     together(*(partial(each.start, []) for each in contexts))
-    context.init()
+    basics.init()
     context.shutdown()
     context._running = contexts[0]
     data = [link.fd for link in contexts[0].workers[0].communicator._exchange._links.values()]
