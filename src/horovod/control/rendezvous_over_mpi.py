@@ -1,8 +1,7 @@
-"""Where the ranks of an mpi4py communicator exchange address cards: the communicator itself.
+"""The rendezvous of the ranks of an mpi4py communicator, over that communicator.
 
-Only the cards travel over MPI, and only inside ``init()``; every collective of the job runs on Horovod's own engines. The
-communicator is neither duplicated nor kept busy: two all-gathers on it are over before :func:`exchange` returns, so there
-is nothing to free when MPI is finalized before the job has ended. Imports nothing of MPI: it uses what it is given.
+Only ``init()`` uses MPI; every collective of the job runs on Horovod's own engines. The communicator is not duplicated. The two
+all-gathers are over before :func:`exchange` returns, so MPI may be finalized before the job ends. Nothing of MPI is imported.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Any
 import numpy as np
 
 _abandoned: list[Any] = []
-"""Requests that were given up: MPI cannot take a collective back, and may still write to what they hold."""
+"""Requests that timed out. MPI cannot cancel a collective, and may still write to the memory that these hold."""
 
-_LOOK_AGAIN = 1e-3
-"""Seconds between looks at whether the others have come; blocking in MPI would look without pause, and without end."""
+_POLL_SECONDS = 1e-3
+"""Between two tests of a request. A blocking wait in MPI polls without pause, and without a timeout."""
 
 
 def exchange(communicator: Any, value: bytes, seconds: float) -> list[bytes]:
     """All-gather ``value`` over an ``mpi4py.MPI.Comm``; every rank of it must call it. Returns the values by rank.
 
     Raises:
-        TimeoutError: some rank did not come within ``seconds``. MPI does not tell which.
+        TimeoutError: a rank did not call within ``seconds``. MPI does not tell which.
     """
     deadline = time.monotonic() + seconds
     size = communicator.Get_size()
@@ -45,4 +44,4 @@ def _await(request: Any, size: int, deadline: float, seconds: float) -> None:
                 f"not all {size} ranks of the communicator called hvd.init(comm=...) within {seconds:.3g} seconds. Look at "
                 "their output; if they only need more time to start, raise HOROVOD_START_TIMEOUT"
             )
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Where ``init()`` exchanges address cards: at the launcher's server, or at one that rank 0 runs for the moment."""
+"""Finds the rendezvous server: that of the launcher, or one that rank 0 runs during ``init()``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from horovod.control.rendezvous_server import RendezvousServer
 
 
 class RendezvousPoint(NamedTuple):
-    """How the ranks of a job find each other.
+    """Where the ranks of a job find each other.
 
     Attributes:
-        address: of the launcher's server, or the name of a Unix socket that rank 0 is to serve.
-        secret: the job's secret; empty where the kernel's word on the other side's user stands in for it.
-        hosted: whether rank 0 runs the server itself.
+        address: of the launcher's server, or the name of the Unix socket that rank 0 listens on.
+        secret: the job's secret; empty where the kernel tells which user the peer is instead.
+        hosted: rank 0 runs the server.
     """
 
     address: Address
@@ -29,18 +29,18 @@ class RendezvousPoint(NamedTuple):
 
 
 def point_on_this_host(job: str) -> RendezvousPoint:
-    """A meeting place for a job whose launcher gave none, all ranks being on this host and of one user.
+    """The rendezvous point of a job whose launcher gave none. All ranks are on this host and run as one user.
 
     Args:
-        job: what the launcher calls this job; nobody else on the host may use it at the same time.
+        job: what the launcher calls this job; no other job on this host has that name at the same time.
     """
     digest = hashlib.sha256(f"{os.getuid()}\n{job}".encode()).hexdigest()[:32]
     return RendezvousPoint(f"\0horovod-{digest}", b"", hosted=True)
 
 
 def exchange(
-    place: RendezvousPoint,
-    attempt: int,
+    point: RendezvousPoint,
+    calls: int,
     rank: int,
     size: int,
     value: bytes,
@@ -50,28 +50,28 @@ def exchange(
     """All-gather ``value`` over the ranks of the job; every rank must call it.
 
     Args:
-        attempt: how often these ranks have met before; where rank 0 serves the place, all must say the same.
-        members: the ranks' numbers in the launched job, where only some of those that were launched take part.
+        calls: how often ``init()`` was called with these ranks. Where rank 0 runs the server, it must agree on all ranks.
+        members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
 
     Raises:
-        TimeoutError: somebody did not come within ``seconds``; the message names them.
-        horovod.control.rendezvous.RendezvousError: nobody serves the place, or ranks contradict each other.
+        TimeoutError: ranks are missing after ``seconds``; the message names them.
+        horovod.control.rendezvous.RendezvousError: the server has ended, or ranks contradict each other.
     """
     group = ",".join(map(str, members))
     key = f"init/{group}"
-    if not place.hosted:
-        with RendezvousClient(place.address, place.secret, seconds) as client:
+    if not point.hosted:
+        with RendezvousClient(point.address, point.secret, seconds) as client:
             return client.exchange(key, rank, size, value, seconds, members)
     deadline = time.monotonic() + seconds
-    address = f"{place.address}-{attempt}"
+    address = f"{point.address}-{calls}"
     if members:
         address += "-" + hashlib.sha256(group.encode()).hexdigest()[:32]
     server = None
     if rank == 0:
-        server = RendezvousServer(place.secret, name=address, same_user=True)
+        server = RendezvousServer(point.secret, name=address, same_user=True)
         server.start()
     try:
-        with _client(address, place.secret, seconds, members) as client:
+        with _client(address, point.secret, seconds, members) as client:
             values = client.exchange(key, rank, size, value, max(0.1, deadline - time.monotonic()), members)
             if server is not None:
                 server.wait_until_left(deadline)

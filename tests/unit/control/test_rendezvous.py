@@ -349,7 +349,7 @@ def test_a_replayed_handshake_opens_nothing(server: RendezvousServer) -> None:
 
 
 def test_a_client_with_a_wrong_secret_says_that_it_could_not_get_in(server: RendezvousServer) -> None:
-    with pytest.raises(RendezvousError, match="the place where the ranks of this job meet"):
+    with pytest.raises(RendezvousError, match="the rendezvous server of this job"):
         RendezvousClient(server.address, b"wrong", 0.1)
 
 
@@ -368,7 +368,7 @@ def test_a_server_that_goes_away_ends_the_wait() -> None:
     server.stop()
     (outcome,) = waiting.outcomes()
     assert type(outcome) is RendezvousError
-    assert "is gone" in str(outcome)
+    assert "has ended" in str(outcome)
 
 
 def test_a_wait_that_is_longer_than_the_kernel_can_sleep(server: RendezvousServer) -> None:

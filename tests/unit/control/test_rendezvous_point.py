@@ -1,4 +1,4 @@
-"""Exchanging address cards at the launcher's server, or where rank 0 serves for a moment; each rank a thread here."""
+"""The exchange at the launcher's server, or where rank 0 runs one for a moment; each rank is a thread here."""
 
 from __future__ import annotations
 

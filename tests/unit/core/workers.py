@@ -302,7 +302,7 @@ def on_every_rank(ranks: Sequence[Rank], function: Callable[[Rank], None]) -> No
 
 
 def abort_when_reported(ranks: Sequence[Rank], text: str) -> threading.Thread:
-    """Play the job's verdict: when the first of these ranks has reported a failure, all fail with ``text``. To be joined."""
+    """Play the liveness monitor: when the first of these ranks has reported a failure, all fail with ``text``. To be joined."""
 
     def failure() -> None:
         wait_until(lambda: ranks[0].watch.reports, "the report")

@@ -1,7 +1,7 @@
-"""The life of the runtime in this process: ``init()``, ``shutdown()``, and the generation that runs between them.
+"""``init()``, ``shutdown()``, and the generation of the runtime that runs between them in this process.
 
-There is at most one at a time. Bindings submit through ``core.submission.collectives``; what they and users ask of the running
-generation they ask of :func:`current`.
+There is at most one generation at a time. Bindings submit through ``core.submission.collectives``, and get everything else from
+:func:`current`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _log = logging.getLogger("horovod.core")
 
 _running: Generation | None = None
 _latest = 0
-"""The highest number of a generation in this process."""
-_attempts: Counter[tuple[int, ...]] = Counter()
-"""How often ``init()`` was tried with the same ranks."""
-_life = threading.Lock()
+"""The number of the last generation in this process."""
+_calls: Counter[tuple[int, ...]] = Counter()
+"""How often ``init()`` was called with the same ranks."""
+_lock = threading.Lock()
 _hooked = False
 
 
 def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = (), comm: Any = None) -> None:
-    """Start the runtime; every rank must call it. A second call while it runs only looks the process sets up again.
+    """Start the runtime. Every rank must call it. A second call while it runs only looks up the process sets.
 
     Args:
         identify: finds out which rank the launcher started this process as; called where the runtime does not run yet.
@@ -50,7 +50,7 @@ def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = 
         TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
     """
     global _running, _latest
-    with _life:
+    with _lock:
         sets = list(process_sets)
         if _running is not None and _running.process == os.getpid():
             if comm is not None and choose(comm, _running.world.launched) != _running.world:
@@ -63,8 +63,8 @@ def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = 
         requested_sets = initial_process_sets.requested_sets(sets, world)
         observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
         crash.forget()
-        _attempts[world.listed] += 1
-        generation = Generation(world, config, _latest, _attempts[world.listed])
+        _calls[world.listed] += 1
+        generation = Generation(world, config, _latest, _calls[world.listed])
         try:
             settled = generation.start(requested_sets)
         except BaseException:
@@ -81,7 +81,7 @@ def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = 
 
 
 def _register(sets: Sequence[ProcessSet], settled: initial_process_sets.StaticSets, generation: Generation) -> None:
-    """Tell the sets who they are."""
+    """Fill in the numbers and ranks of the process sets."""
     global_process_set.ranks = list(range(generation.identity.size))
     global_process_set.mpi_comm = generation.world.communicator
     for process_set, number in zip(sets, settled.ids, strict=True):
@@ -91,7 +91,7 @@ def _register(sets: Sequence[ProcessSet], settled: initial_process_sets.StaticSe
 
 
 def _hook() -> None:
-    """Once per process: end with it, and let go in forked children."""
+    """Once in each process: shut down when it ends, and close inherited connections in forked children."""
     global _hooked
     if not _hooked:
         _hooked = True
@@ -100,9 +100,9 @@ def _hook() -> None:
 
 
 def shutdown() -> None:
-    """End the runtime on this rank, and with it the job's collectives on all ranks. Harmless when it does not run."""
+    """End the runtime on this rank, and with it the collectives of all ranks. Does nothing if it does not run."""
     global _running
-    with _life:
+    with _lock:
         generation, _running = _running, None
         if generation is None or generation.process != os.getpid():
             return
@@ -134,7 +134,7 @@ def running() -> Generation:
     """The running generation, for a collective.
 
     Raises:
-        HorovodInternalError: there is none; recoverable by ``init()``, as elastic training does.
+        HorovodInternalError: there is none. Elastic training recovers from it by ``init()``.
     """
     if _running is None:
         raise HorovodInternalError(NOT_INITIALIZED)
@@ -142,7 +142,7 @@ def running() -> Generation:
 
 
 def _after_fork() -> None:
-    global _life
-    _life = threading.Lock()
+    global _lock
+    _lock = threading.Lock()
     if _running is not None:
         _running.abandon()

@@ -1,4 +1,4 @@
-"""How the ranks of a generation get to know each other: where they meet, and what each tells about itself there."""
+"""The exchange of ``init()``: where the ranks of a generation find each other, and what each tells all others."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ if TYPE_CHECKING:
 
 
 class RankInfo(msgspec.Struct, array_like=True):
-    """What a rank brings to the meeting in ``init()``."""
+    """What a rank tells all others in ``init()``."""
 
     endpoint: Endpoint
     launched: int
-    """Its number in the launched job, of which this job may be a part."""
+    """Its rank in the launched job, of which this job may be a part."""
     generation: int
-    """The number it would give the generation that begins; the highest becomes everybody's."""
+    """The number that it proposes for the generation; all ranks use the highest."""
     process_sets: list[RequestedSet]
     cpu_resources: CpuResources
     settings: dict[str, str] = {}
-    """Those that must be the same on all ranks, by environment variable."""
+    """The settings that must be the same on all ranks, by environment variable."""
 
 
 _decode = msgspec.msgpack.Decoder(RankInfo).decode
-# Made on import: where several threads make the first decoder of a type at the same time, msgspec 0.22 was seen to crash.
+# Made on import: msgspec 0.22 has crashed where several threads made the first decoder of a type at the same time.
 
 
 def exchange_rank_infos(
-    own: RankInfo, world: World, place: RendezvousPoint | None, attempt: int, seconds: float
+    own: RankInfo, world: World, point: RendezvousPoint | None, calls: int, seconds: float
 ) -> list[RankInfo]:
-    """Everybody's introduction, by rank; every rank of the job must call it.
+    """All-gather the ranks' information. Every rank of the job must call it. Returns it by rank.
 
     Args:
-        place: where to meet; None for a job of one, and for one that meets over its communicator.
-        attempt: how often these ranks have met before.
+        point: where the rendezvous server is; None for a job of one rank, and for a job made from a communicator.
+        calls: how often ``init()`` was called with these ranks.
 
     Raises:
-        TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
+        TimeoutError, RuntimeError: ranks are missing; the message names them.
     """
     identity = world.identity
     if identity.size == 1:
         return [own]
     body = msgspec.msgpack.encode(own)
-    if place is None:
+    if point is None:
         bodies = rendezvous_over_mpi.exchange(world.communicator, body, seconds)
     else:
-        bodies = exchange(place, attempt, identity.rank, identity.size, body, seconds, world.listed)
+        bodies = exchange(point, calls, identity.rank, identity.size, body, seconds, world.listed)
     return [_decode(each) for each in bodies]
 
 
 def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
-    """Whether the ranks agree on all settings that they must agree on. Called by every rank with the same arguments.
+    """Check that the ranks agree on the settings that must be the same. Every rank calls it with the same arguments.
 
     Raises:
-        ValueError: they do not; names the variables, and which ranks have which values.
+        ValueError: they do not; the message names the variables and each rank's values.
     """
     differences = []
     for variable in settings_by_rank[0]:
@@ -85,10 +85,10 @@ def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
 
 
 def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -> RendezvousPoint:
-    """Where the ranks of the launched job can meet.
+    """Where the ranks of the launched job find each other.
 
     Raises:
-        ValueError: the launcher said neither a place nor enough to find one.
+        ValueError: the launcher named no rendezvous server, and the ranks are not all on one host.
     """
     variables = os.environ if env is None else env
     address, port = variables.get(RENDEZVOUS_ADDRESS), variables.get(RENDEZVOUS_PORT)
@@ -102,6 +102,6 @@ def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -
         return point_on_this_host(launched.job)
     raise ValueError(
         f"Horovod initialization failed: {launched.launcher} started {launched.size} ranks on several hosts and gave them "
-        f"no place to meet. Set {RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT} and {SECRET_KEY}, start the job with horovodrun, or "
-        "pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)."
+        f"no rendezvous server. Set {RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT} and {SECRET_KEY}, start the job with "
+        "horovodrun, or pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)."
     )

@@ -176,7 +176,7 @@ def test_what_its_caller_does_not_wait_for_after_all_goes_with_the_next(process_
     wait(*left)
 
 
-def test_a_root_that_is_not_the_judge_and_global_ranks_that_are_no_indices(process_set: Set) -> None:
+def test_a_root_that_does_not_lead_and_global_ranks_that_are_no_indices(process_set: Set) -> None:
     ranks = process_set.whole(2, ranks=[3, 7], proposals=True)
 
     def script(rank: Rank) -> None:
@@ -189,7 +189,7 @@ def test_a_root_that_is_not_the_judge_and_global_ranks_that_are_no_indices(proce
     on_every_rank(ranks, script)
 
 
-@pytest.mark.parametrize("late", [0, 1], ids=["the judge", "a member"])
+@pytest.mark.parametrize("late", [0, 1], ids=["the coordinator", "a member"])
 @pytest.mark.parametrize("seconds", [0.002, 0.03])
 def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float) -> None:
     """Later than anybody waits for it, or not."""

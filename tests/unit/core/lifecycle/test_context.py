@@ -411,7 +411,7 @@ def identity(rank: int, size: int, job: str) -> Identity:
 def member(rank: int, size: int, job: str, settings: Config | None = None, generation: int = 1) -> Generation:
     """Rank ``rank``'s view of a job's generation, not started."""
     who = identity(rank, size, job)
-    return Generation(World(who, who), settings or Config(), generation - 1, attempt=generation)
+    return Generation(World(who, who), settings or Config(), generation - 1, calls=generation)
 
 
 class Job:

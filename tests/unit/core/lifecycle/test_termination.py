@@ -52,7 +52,7 @@ class Launcher:
 
 def fail(workers: dict[int, FakeLane], seen: list[str], monkeypatch: pytest.MonkeyPatch) -> Termination:
     termination = Termination(0, workers, 1.0)  # type: ignore[arg-type]
-    termination.place = RendezvousPoint(("localhost", 1), b"secret", hosted=False)
+    termination.point = RendezvousPoint(("localhost", 1), b"secret", hosted=False)
     monkeypatch.setattr(module, "RendezvousClient", Launcher(seen))
     termination.fail(2, "it went away")
     assert termination.failed.is_set()
