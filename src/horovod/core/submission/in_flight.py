@@ -21,6 +21,8 @@ DUPLICATE_NAME = (
     "being processed. If you want to request another tensor, use a different tensor name."
 )
 
+_AWAKE = WorkerState.AWAKE  # an attribute of an enumeration takes longer to look up than everything else _queue() does
+
 
 class InFlight:
     """The requests in flight.
@@ -95,7 +97,7 @@ class InFlight:
     def _queue(self, entry: Entry, awaited: bool) -> bool:
         self._unannounced.append(entry)
         state = self._state
-        if state is WorkerState.AWAKE:
+        if state is _AWAKE:
             return False
         wake = must_wake(state, entry.handle.driver is not None, awaited, entry.since - self._announced_at)
         if wake and state is not WorkerState.STANDBY:
