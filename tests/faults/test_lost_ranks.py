@@ -122,12 +122,13 @@ class Survival(NamedTuple):
 
 def work(blow: Blow) -> Survival:
     """Reduce until something happens."""
+    from horovod.common import basics
     from horovod.core.errors import HorovodInternalError
     from horovod.core.lifecycle import context
     from leaks import Inventory, left_behind
 
     before = Inventory.take()
-    context.init()
+    basics.init()
     blow.arm()
     errors = []
     for step in range(blow.allreduce + 1):
@@ -143,10 +144,11 @@ def work(blow: Blow) -> Survival:
 
 def work_on(blow: Blow) -> str:
     """Reduce, whatever happens; the error, if there is one."""
+    from horovod.common import basics
     from horovod.core.errors import HorovodInternalError
     from horovod.core.lifecycle import context
 
-    context.init()
+    basics.init()
     blow.arm()
     try:
         for step in range(blow.allreduce + 1):

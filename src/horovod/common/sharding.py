@@ -1,7 +1,7 @@
-"""A data set dealt to the ranks so that all make the same number of steps: arithmetic, arrays, and who deals with the rest.
+"""Divides a data set among the ranks so that all make the same number of steps.
 
-What users call through ``horovod.tensorflow.data`` and ``horovod.keras.data``. Nothing here communicates: every rank knows the
-number of samples, and so what every other rank gets.
+Scripts call it as ``horovod.tensorflow.data`` and ``horovod.keras.data``. Arrays are divided here, data sets of TensorFlow in
+:mod:`horovod.tensorflow.data.datasets`. Nothing is communicated: every rank knows the number of samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from horovod.core.process_set import ProcessSet, global_process_set
 
 Uneven = Literal["drop", "repeat", "keep"]
-"""What becomes of the samples that are left when all ranks have the same number."""
+"""What is done with the samples that remain when all ranks have the same number."""
 
 KINDS: Final = ("drop", "repeat", "keep")
 
@@ -48,7 +48,7 @@ def shard(
             some ranks have one sample, and may make one step, more than others: for evaluation, or for loops that end with
             ``join()``.
         drop_remainder: leave out a last batch that is smaller than the others; it is so on all ranks.
-        process_set: deal to the ranks of this set, of which this rank must be one.
+        process_set: the ranks that the samples are divided among; this rank must be a member.
 
     Returns:
         A ``tf.data.Dataset``, in batches and prefetched where ``batch_size`` was given; or NumPy arrays in the structure of
@@ -72,7 +72,7 @@ def shard(
         return shard_dataset(data, rank, size, batch_size, shuffle, seed, uneven, drop_remainder)
     if batch_size is not None or shuffle is not False or seed is not None:
         raise ValueError(
-            "arrays are dealt as they are: leave out batch_size, shuffle and seed, and let fit(x, y, batch_size=..., "
+            "arrays are divided as they are: leave out batch_size, shuffle and seed, and let fit(x, y, batch_size=..., "
             "shuffle=True) make batches; or pass a tf.data.Dataset"
         )
     return shard_arrays(data, rank, size, uneven)
@@ -170,7 +170,7 @@ def shard_arrays(data: Any, rank: int, size: int, uneven: Uneven) -> Any:
 
 
 def _is_dataset(data: Any) -> bool:
-    """Whether it is one of TensorFlow's; that is not imported for the question."""
+    """Whether it is a data set of TensorFlow. Does not import TensorFlow."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(data, tensorflow.data.Dataset)
 
@@ -198,7 +198,7 @@ def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _arrays(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array with its place in the structure."""
+    """Every array with its path in the structure."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _arrays(value, f"{path}[{key!r}]")

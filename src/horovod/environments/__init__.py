@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from horovod.environments.base import Environment, HostList, Identity, Rank0
 from horovod.environments.horovodrun import HorovodRun
@@ -52,7 +53,10 @@ def identity(env: Mapping[str, str] | None = None) -> Identity:
         ValueError: the launcher's variables do not parse or contradict one another.
     """
     env = os.environ if env is None else env
-    return detect(env).identity(env)
+    environment = detect(env)
+    found = environment.identity(env)
+    several = found.local_size < found.size
+    return replace(found, hosts=environment.host_list(env) if several else None, over_mpi=environment.over_mpi)
 
 
 def host_list(env: Mapping[str, str] | None = None) -> HostList | None:

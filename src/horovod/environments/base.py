@@ -23,6 +23,17 @@ class Rank0:
     """torchrun's name for the job, where torchrun's store listens there; "" where rank 0 itself is expected to listen."""
 
 
+class HostList(NamedTuple):
+    """The hosts of a job whose launcher runs no server for the ranks; rank 0, or the first of a part, runs one there."""
+
+    hosts: tuple[str, ...]
+    """Names as the launcher knows them."""
+    of_rank_0: str
+    """The host of rank 0; "" where the launcher does not tell."""
+    ports: tuple[int, ...]
+    """What the launcher has reserved for the job; empty where it reserves none."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """Who this process is among the processes of its job."""
@@ -44,17 +55,10 @@ class Identity:
     """What the launcher counts as one host, where that may be less than a machine; "" for the host name."""
     rank_0: Rank0 | None = None
     """How the other ranks find rank 0, where the launcher says so and runs no server of ours."""
-
-
-class HostList(NamedTuple):
-    """The hosts of a job whose launcher runs no server for the ranks; rank 0, or the first of a part, runs one there."""
-
-    hosts: tuple[str, ...]
-    """Names as the launcher knows them."""
-    of_rank_0: str
-    """The host of rank 0; "" where the launcher does not tell."""
-    ports: tuple[int, ...]
-    """What the launcher has reserved for the job; empty where it reserves none."""
+    hosts: HostList | None = None
+    """The hosts of a job on several hosts, where the launcher tells them."""
+    over_mpi: bool = False
+    """Whether the ranks can exchange data through MPI, or through what MPI itself is started by."""
 
 
 class Environment(ABC):
@@ -62,6 +66,9 @@ class Environment(ABC):
 
     name: ClassVar[str]
     """What people call the launcher; shown in errors."""
+
+    over_mpi: ClassVar[bool] = False
+    """Whether its ranks can exchange data through MPI, or through what MPI itself is started by."""
 
     @staticmethod
     @abstractmethod

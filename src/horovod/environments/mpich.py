@@ -14,6 +14,7 @@ _LAUNCHERS = ("hydra_pmi_proxy", "pmi_proxy", "mpiexec", "mpirun")
 
 class MPICH(Environment):
     name = "MPICH"
+    over_mpi = True
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:

@@ -13,6 +13,7 @@ from horovod.environments.base import Environment, Identity, Variables, consecut
 
 class PALS(Environment):
     name = "PALS"
+    over_mpi = True
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:

@@ -21,8 +21,6 @@ from pathlib import Path
 import psutil
 
 from horovod.control.mesh import own_addresses
-from horovod.control.rendezvous_server import RendezvousServer
-from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
 from horovod.environments.lsf_hosts import lsf_hosts
 from horovod.runner import worker_environment
@@ -126,18 +124,10 @@ class JsrunJob(Job):
     ) -> Outcome:
         options = self._options
         output = _PlainOutput(stdout, stderr, len(self.slots), timestamps=options.prefix_output_with_timestamp)
-        key = make_secret()
-        secret = encode_secret(key)
-        mark = f"{config.SECRET_KEY}={secret}".encode()
-        self._server = server = RendezvousServer(key, "0.0.0.0" if self._elsewhere else LOOPBACK)
         with ExitStack() as cleanup:
-            cleanup.callback(server.stop)
-            for name, value in (published or {}).items():
-                server.put(name, value)
-            server.start()
-            guardian = self._start_guardian(mark, output)
-            if guardian is not None:
-                cleanup.enter_context(guardian)
+            server, secret = self._serve(cleanup, published or {})
+            mark = f"{config.SECRET_KEY}={secret}".encode()
+            guardian = self._start_guardian(cleanup, mark, output)
             for notice in without_effect(options, several_hosts=True):
                 output.say(f"horovodrun: {notice}")
             file = cleanup.enter_context(tempfile.NamedTemporaryFile("w", prefix="horovod-", suffix=".erf"))

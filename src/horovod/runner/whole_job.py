@@ -27,7 +27,7 @@ class WholeJobPolicy(StaticPolicy):
     def __init__(self, *, reads_input: bool) -> None:
         super().__init__([CHILD], CHILD if reads_input else None)
 
-    def _lead(self, reported: Failure | None, patient: bool) -> list[Decision]:
+    def _lead(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
         # On other hosts it has ended its ranks itself; on this one whatever is left is ended.
         return [] if self._first_failed is None else self._end_all()
 

@@ -129,9 +129,9 @@ def test_arguments_that_do_not_fit() -> None:
         ({"shuffle": 0}, "shuffle=0: expected"),
         ({"shuffle": -1}, "shuffle=-1: expected"),
         ({"drop_remainder": True}, "give a batch_size as well"),
-        ({"batch_size": 2}, "arrays are dealt as they are"),
-        ({"shuffle": True}, "arrays are dealt as they are"),
-        ({"seed": 1}, "arrays are dealt as they are"),
+        ({"batch_size": 2}, "arrays are divided as they are"),
+        ({"shuffle": True}, "arrays are divided as they are"),
+        ({"seed": 1}, "arrays are divided as they are"),
     ):
         with pytest.raises(ValueError, match=told):
             shard(x, **wrong)

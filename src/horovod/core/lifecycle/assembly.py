@@ -29,10 +29,9 @@ from horovod.control.failure_detector import NO_PROGRESS_REPORTS
 from horovod.control.framing import LENGTH_BYTES, frame
 from horovod.control.mesh import ConnectionKey, Endpoint, data_wires
 from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.coordination.coordinator import CoordinatorThread
-from horovod.core.coordination.member import MemberThread
+from horovod.core.coordination.role import Watch
 from horovod.core.execution.cpu_affinity import Placement
-from horovod.core.execution.worker import Watch, WorkerThread
+from horovod.core.execution.worker import WorkerThread
 
 _log = logging.getLogger("horovod.core")
 
@@ -150,8 +149,9 @@ def assemble(
                     peers[member] = mesh[key]
             communicator = TcpCommunicator(index, peers, stall_timeout, on_stall, more=more)
     channels = {member: Channel(connection) for member, connection in connections.items()}
-    kind = CoordinatorThread if index == 0 else MemberThread
-    return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals)
+    return WorkerThread(
+        str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals
+    )
 
 
 def _lead_bootstrap(

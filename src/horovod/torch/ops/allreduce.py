@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 
 from horovod.comm.spans import Spans, Vectors
-from horovod.core.coordination.messages import Request
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name, set_id
+from horovod.core.submission.prepared import Prepared, recall, remember
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.device.memory import host_memory, memory_of
@@ -60,14 +59,12 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
     """
     line = caller(above=3)  # this function, _start() and who calls that are none of the user's
     key = (tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
-    known = _known.get(name)
-    if known is None or known.key != key or not is_plain(tensor):
-        known = _look_at(tensor, name, key, how, line)
-    if known.single:
+    prepared = recall(name, key)
+    if prepared is None or not is_plain(tensor):
+        prepared = _prepare(tensor, name, key, how, line)
+    sources = prepared.at((tensor.data_ptr(),))
+    if sources.layout.sizes[0] == 1:
         check_sign(tensor)
-    sources, address = known.spans, tensor.data_ptr()
-    if address != sources.addresses[0]:
-        sources = known.spans = Spans(sources.layout, (address,))
     targets: Vectors = sources
     owner: object = tensor
     result = tensor
@@ -76,42 +73,16 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
         # What is waited for probably travels alone, and then an array is needed.
         targets = (flat_array(result),) if awaited else Spans(sources.layout, (result.data_ptr(),))
         owner = tensor, result
-    handle = collectives.submit_arrays(
-        how.process_set.process_set_id, known.request, sources, targets, None, awaited, owner
-    )
+    handle = prepared.submit(how.process_set.process_set_id, sources, targets, awaited, owner)
     return register(handle, host_memory, result)
 
 
-class _Known(msgspec.Struct, gc=False):
-    """What was found out about a tensor that travelled under some name.
-
-    Attributes:
-        key: what the request was made of, which serves for another tensor of this key, too.
-        spans: where the last one was.
-        single: it has one element.
-    """
-
-    key: tuple[object, ...]
-    request: Request
-    spans: Spans
-    single: bool
-
-
-_known: dict[str, _Known] = {}
-_REMEMBERED = 4096
-
-
-def _look_at(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> _Known:
-    """Check a tensor, and remember what it is known by. Raises as :func:`check`."""
+def _prepare(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> Prepared:
+    """Check a tensor, and prepare its allreduce. Raises as :func:`check`."""
     called = full_name(_SINGLE, name)
     specs = [(called, check(tensor), tuple(tensor.shape))]
     request = collectives.allreduce_request(called, specs, how.op, how.prescale, how.postscale, line)
-    if len(_known) >= _REMEMBERED:
-        _known.clear()
-    layout = layout_of([tensor])
-    assert layout is not None
-    known = _known[name] = _Known(key, request, Spans(layout, (tensor.data_ptr(),)), tensor.numel() == 1)
-    return known
+    return remember(name, Prepared(key, request, layout_of([tensor])))
 
 
 def allreduce_async(

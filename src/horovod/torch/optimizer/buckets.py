@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.comm.spans import Layout, Spans, Vectors
-from horovod.core.coordination.messages import HOST, Request
-from horovod.core.submission.collectives import allreduce_request, submit, submit_arrays
+from horovod.comm.spans import Vectors
+from horovod.core.coordination.messages import HOST
+from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.core.submission.handle import Handle
+from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import Reduction
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.tensors import check_sign, flat_array, layout_of
@@ -67,9 +68,7 @@ class Bucket:
     """
 
     __slots__ = (
-        "_key",
-        "_layout",
-        "_request",
+        "_prepared",
         "_single",
         "after",
         "handle",
@@ -88,9 +87,7 @@ class Bucket:
         self.reduced = False
         self.sent: list[tuple[Slot, torch.Tensor]] = []
         self.after: list[Callable[[], None]] = []
-        self._request: Request | None = None
-        self._key: list[object] = []
-        self._layout: Layout | None = None
+        self._prepared: Prepared | None = None
         self._single: list[int] = []
         for slot in self.slots:
             slot.bucket = self
@@ -134,7 +131,7 @@ class Bucket:
             slot.bucket = None
         self.slots.clear()
         self.sent.clear()
-        self._key.clear()
+        self._prepared = None
 
     def submit(
         self,
@@ -160,30 +157,32 @@ class Bucket:
             *[tensor.dtype for tensor in tensors],
             *[tensor.shape for tensor in tensors],
         ]
-        request = self._request
-        if request is not None and self._key == key and memory.device == HOST:  # checked the last time
-            spans = self._spans(tensors)
-            return submit_arrays(process_set_id, request, spans, spans, owner=tensors)
+        prepared = self._prepared
+        if prepared is not None and prepared.key != key:
+            prepared = None
+        if prepared is not None and memory.device == HOST:  # the tensors were checked the last time
+            vectors = self._vectors(tensors, prepared)
+            return prepared.submit(process_set_id, vectors, vectors, owner=tensors)
         if memory.device != HOST:  # PyTorch's own copies write the result; those to an alias are not counted as changes
             tensors = [tensor.data for tensor in tensors]
         sources, targets = memory.reduce(tensors, tensors)
-        if request is None or self._key != key:
+        if prepared is None:
             specs = [
                 (f"allreduce.{slot.name}", each.data_type, each.shape)
                 for slot, each in zip(slots, sources, strict=True)
             ]
             request = allreduce_request(self.name, specs, op, prescale, postscale, line, device=memory.device)
-            self._request, self._key = request, key
-            self._layout = layout_of(tensors) if memory.device == HOST and tensors else None
+            layout = layout_of(tensors) if memory.device == HOST and tensors else None
+            prepared = self._prepared = Prepared(key, request, layout)
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
-        handle = submit(process_set_id, request, sources, targets)
+        handle = submit(process_set_id, prepared.request, sources, targets)
         self.after.insert(0, memory.arrive)
         return handle
 
-    def _spans(self, tensors: Sequence[torch.Tensor]) -> Vectors:
+    def _vectors(self, tensors: Sequence[torch.Tensor], prepared: Prepared) -> Vectors:
         """Tensors that agree with those of the last step in all but their place."""
-        if self._layout is None:
+        if prepared.layout is None:
             return [flat_array(tensor) for tensor in tensors]
         for index in self._single:
             check_sign(tensors[index])
-        return Spans(self._layout, [tensor.data_ptr() for tensor in tensors])
+        return prepared.at([tensor.data_ptr() for tensor in tensors])

@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 
-from horovod.control import meeting_on_hosts
-from horovod.control.meeting_on_hosts import PORTS, PlaceOnHosts, candidates
+from horovod.control import rendezvous_on_hosts
 from horovod.control.munge import MungeError
 from horovod.control.rendezvous import PURPOSE
+from horovod.control.rendezvous_on_hosts import PORTS, RendezvousOnHosts, candidates
 from unit.control.strangers import STRANGERS, visited_by
 from unit.control.together import Together, together
 
@@ -44,15 +44,15 @@ class StandIn:
 
 @pytest.fixture(autouse=True)
 def munge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting_on_hosts, "Munge", StandIn)
+    monkeypatch.setattr(rendezvous_on_hosts, "Munge", StandIn)
 
 
-def place(job: str, key: bytes = b"", ports: Sequence[int] = (), first: str = "a") -> PlaceOnHosts:
-    return PlaceOnHosts(job, ("a", "b"), first, ports, key, lambda _: "127.0.0.1")
+def place(job: str, key: bytes = b"", ports: Sequence[int] = (), first: str = "a") -> RendezvousOnHosts:
+    return RendezvousOnHosts(job, ("a", "b"), first, ports, key, lambda _: "127.0.0.1")
 
 
 def ranks(
-    make: Callable[[], PlaceOnHosts], size: int, attempt: int = 1, seconds: float = SECONDS
+    make: Callable[[], RendezvousOnHosts], size: int, attempt: int = 1, seconds: float = SECONDS
 ) -> list[partial[object]]:
     return [partial(make().exchange, attempt, rank, size, b"%d" % rank, seconds) for rank in range(size)]
 
@@ -122,7 +122,7 @@ def test_a_part_of_the_job_meets_where_its_first_rank_is() -> None:
         return {"a": "127.0.0.2", "b": "127.0.0.1"}[host]
 
     def part(rank: int) -> object:
-        at = PlaceOnHosts("part", ("a", "b"), "a", (), KEY, resolve)
+        at = RendezvousOnHosts("part", ("a", "b"), "a", (), KEY, resolve)
         return at.exchange(1, rank, 2, b"%d" % rank, SECONDS, [3, 1])
 
     assert together(partial(part, 0), partial(part, 1)) == [[b"0", b"1"]] * 2
@@ -147,7 +147,7 @@ def test_another_users_server_gets_no_rank_and_no_value(monkeypatch: pytest.Monk
 def test_a_recorded_credential_opens_no_door() -> None:
     """Who replays a server's first words cannot go on: the handshake needs what is inside of them."""
     (port,) = free_ports(1)
-    early = meeting_on_hosts._Sealed(f"{os.getuid()}\nx\n1\n", StandIn())  # type: ignore[arg-type]  # the stand-in
+    early = rendezvous_on_hosts._Sealed(f"{os.getuid()}\nx\n1\n", StandIn())  # type: ignore[arg-type]  # the stand-in
     recorded = early.preface(b"s" * 32)
     with socket.socket() as thief:
         thief.bind(("127.0.0.1", port))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod.control.meeting_over_pmi import Client, PMIError
+from horovod.control.rendezvous_over_pmi import Client, PMIError
 from unit.control.together import together
 
 SECONDS = 20.0

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from horovod.control.meeting_at_rank_0 import Directory, KnownAddress, PlaceAtRank0
 from horovod.control.rendezvous import RendezvousError
+from horovod.control.rendezvous_at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
 from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.torchrun_store import TorchrunStore
 from unit.control.strangers import STRANGERS, connect, visited_by
@@ -65,7 +65,7 @@ def rank(
     """What a rank finds: everybody's values, and the job's secret."""
 
     def meet() -> tuple[list[bytes], bytes]:
-        place = PlaceAtRank0(make(), secret)
+        place = RendezvousAtRank0(make(), secret)
         return place.exchange(1, number, size, b"rank %d" % number, seconds, members), place.secret
 
     return meet
@@ -100,7 +100,7 @@ def test_ranks_meet_again_and_again(directory: Making) -> None:
 def test_a_rank_that_waits_at_a_rank_0_that_dies_meets_the_next_one(directory: Making) -> None:
     old = directory()
     noted = b"" if old.port else b"of the old rank 0"
-    server = RendezvousServer(PlaceAtRank0(old, b"")._door(noted), "0.0.0.0", old.port)
+    server = RendezvousServer(RendezvousAtRank0(old, b"")._door(noted), "0.0.0.0", old.port)
     server.start()
     old.publish(server.address[1], noted)
     waiting = Together(rank(directory, 1, 2))

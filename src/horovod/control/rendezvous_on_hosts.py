@@ -20,14 +20,16 @@ import hashlib
 import hmac
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
 
 from horovod.control.dial import Address, receive_exactly
 from horovod.control.handshake import HandshakeError
 from horovod.control.munge import Munge, MungeError
 from horovod.control.rendezvous import RendezvousError
 from horovod.control.rendezvous_client import RendezvousClient
-from horovod.control.rendezvous_point import meet_at_first_rank
+from horovod.control.rendezvous_point import AllGather, Rendezvous, all_gather_by, server_of_rank_0
 from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
 
@@ -40,7 +42,7 @@ _LONGEST_CREDENTIAL = 4096
 _LOOPBACK = "127.0.0.1"
 
 
-class PlaceOnHosts:
+class RendezvousOnHosts(Rendezvous):
     """A meeting place for a job on several hosts.
 
     Args:
@@ -54,13 +56,12 @@ class PlaceOnHosts:
     Attributes:
         address: the first at which the ranks of the whole job look, for messages.
         secret: of the job, once it has met; another one at every meeting.
-        hosted: that rank 0 runs the server.
 
     Raises:
         MungeError: there is neither a key nor MUNGE.
     """
 
-    hosted = True
+    makes_secret: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -81,18 +82,12 @@ class PlaceOnHosts:
         self.address: Address = first or hosts[0], (ports or candidates(f"{job}/1/"))[0]
         self.secret = b""
 
-    def exchange(
-        self,
-        attempt: int,
-        rank: int,
-        size: int,
-        value: bytes,
-        seconds: float,
-        members: Sequence[int] = (),
-    ) -> list[bytes]:
-        """All-gather ``value``; as :func:`horovod.control.rendezvous_point.exchange`, which says what the arguments are."""
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
         group = ",".join(map(str, members))
-        name = f"{os.getuid()}\n{self._job}\n{attempt}\n{group}"
+        name = f"{os.getuid()}\n{self._job}\n{calls}\n{group}"
         ports = self._ports or candidates(name)
         sealed = _Sealed(name, self._munge)
         if self._key:
@@ -121,9 +116,9 @@ class PlaceOnHosts:
             addresses: list[Address] = [(host, port) for port in ports for host in hosts]
             return RendezvousClient(addresses, self.secret if self._key else sealed.read, seconds)
 
-        values = meet_at_first_rank(serve, enter, f"init/{group}", rank, size, value, seconds, members)
-        self.secret = self.secret or sealed.secret
-        return values
+        with server_of_rank_0(serve, enter, rank, seconds, members) as client:
+            self.secret = self.secret or sealed.secret
+            yield all_gather_by(client, rank, size, members)
 
 
 def candidates(name: str) -> list[int]:

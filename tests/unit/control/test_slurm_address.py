@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.environments.slurm_address import address_of
+from horovod.control.slurm_address import address_of
 
 
 def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, output: str, status: int = 0) -> None:

@@ -14,13 +14,16 @@ import hashlib
 import hmac
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import ClassVar
 
 import msgspec
 
 from horovod.control.dial import Address
 from horovod.control.rendezvous import RendezvousError, ServerGoneError
 from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.rendezvous_point import AllGather, Rendezvous, all_gather_by
 from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
 
@@ -91,7 +94,7 @@ class KnownAddress(Directory):
         return self._entry
 
 
-class PlaceAtRank0:
+class RendezvousAtRank0(Rendezvous):
     """A meeting place that rank 0 of the launched job serves for the moments of ``init()``.
 
     Args:
@@ -99,12 +102,11 @@ class PlaceAtRank0:
         user_secret: what the user has given all ranks to know one another by; empty if nothing.
 
     Attributes:
-        hosted: a rank runs the server.
         secret: of the job, once it has met.
         address: of the server as the other ranks look for it, for messages.
     """
 
-    hosted = True
+    makes_secret: ClassVar[bool] = True
 
     def __init__(self, directory: Directory, user_secret: bytes) -> None:
         self._directory = directory
@@ -112,12 +114,11 @@ class PlaceAtRank0:
         self.secret = user_secret
         self.address: Address = directory.place
 
-    def exchange(
-        self, attempt: int, rank: int, size: int, value: bytes, seconds: float, members: Sequence[int] = ()
-    ) -> list[bytes]:
-        """All-gather ``value``; as :func:`horovod.control.rendezvous_point.exchange`, which says what the arguments are.
-
-        ``attempt`` is of no use here: a process that was restarted counts from 1 again, those that stayed do not.
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        """``calls`` is of no use here: a process that was restarted counts from 1 again, those that stayed do not.
 
         Raises:
             RendezvousError: also where rank 0 of the launched job is not among ``members``: nobody serves them.
@@ -128,24 +129,34 @@ class PlaceAtRank0:
                 f"launcher the ranks meet at rank 0, at {self._directory.place}. Start the job with horovodrun, or with "
                 "torchrun, where any ranks can meet"
             )
-        key = f"init/{','.join(map(str, members))}"
         deadline = time.monotonic() + seconds
-        if not self._user_secret and rank == 0:
-            value = make_secret() + value
-        serves = (members[rank] if members else rank) == 0
-        meet = self._serve if serves else self._come
-        try:
-            values = meet(key, rank, size, value, deadline, members)
-        finally:
-            self._directory.close()
-        if self._user_secret:
-            return values
-        self.secret = values[0][:LENGTH]
-        return [values[0][LENGTH:], *values[1:]]
+        with ExitStack() as stack:
+            stack.callback(self._directory.close)
+            if (members[rank] if members else rank) == 0:
+                server, client = self._serve(stack, deadline)
+                yield self._with_secret(all_gather_by(client, rank, size, members), rank)
+                server.wait_until_left(deadline)
+            else:
+                yield self._with_secret(self._come(stack, rank, size, members, deadline), rank)
 
-    def _serve(
-        self, key: str, rank: int, size: int, value: bytes, deadline: float, members: Sequence[int]
-    ) -> list[bytes]:
+    def _with_secret(self, all_gather: AllGather, rank: int) -> AllGather:
+        """The same; without a secret of the user's, rank 0's first value brings one to all ranks."""
+        if self._user_secret:
+            return all_gather
+        first = True
+
+        def with_secret(subject: str, value: bytes, seconds: float) -> list[bytes]:
+            nonlocal first
+            if not first:
+                return all_gather(subject, value, seconds)
+            first = False
+            values = all_gather(subject, make_secret() + value if rank == 0 else value, seconds)
+            self.secret = values[0][:LENGTH]
+            return [values[0][LENGTH:], *values[1:]]
+
+        return with_secret
+
+    def _serve(self, stack: ExitStack, deadline: float) -> tuple[RendezvousServer, RendezvousClient]:
         directory = self._directory
         noted = b"" if directory.port else make_secret()
         try:
@@ -157,38 +168,50 @@ class PlaceAtRank0:
                 "HOROVOD_GLOO_RENDEZVOUS_PORT to another port, the same on all ranks"
             ) from None
         server.start()
-        try:
-            port = server.address[1]
-            directory.publish(port, noted)
-            with RendezvousClient((_LOOPBACK, port), self._door(noted), _left(deadline)) as client:
-                values = client.exchange(key, rank, size, value, _left(deadline), members)
-                server.wait_until_left(deadline)
-                return values
-        finally:
-            server.stop()
+        stack.callback(server.stop)
+        port = server.address[1]
+        directory.publish(port, noted)
+        client = RendezvousClient((_LOOPBACK, port), self._door(noted), _left(deadline))
+        return server, stack.enter_context(client)
 
-    def _come(
-        self, key: str, rank: int, size: int, value: bytes, deadline: float, members: Sequence[int]
-    ) -> list[bytes]:
-        """The first entry may be of a rank 0 that has been restarted since, or is just about to end an earlier meeting."""
+    def _come(self, stack: ExitStack, rank: int, size: int, members: Sequence[int], deadline: float) -> AllGather:
+        """The first entry may be of a rank 0 that has been restarted since, or is just about to end an earlier meeting.
+
+        So a server counts as found only once it has answered.
+        """
         directory = self._directory
-        reason = "it has not said where it listens"
-        while time.monotonic() < deadline:
-            entry = directory.look_up(deadline)
-            if entry is None:
-                break
-            try:
-                stall_timeout = min(_left(deadline), directory.stall_timeout)
-                with RendezvousClient(list(entry.addresses), self._door(entry.key), stall_timeout) as client:
-                    return client.exchange(key, rank, size, value, _left(deadline), members)
-            except ServerGoneError as error:
-                reason = str(error)
-                time.sleep(min(_LOOK_AGAIN_SECONDS, _left(deadline)))
-        call = f"hvd.init(comm={list(members)})" if members else "hvd.init()"
-        raise TimeoutError(
-            f"rank 0 of this job, at {directory.place}, could not be met in {call}. Look at its output; if "
-            f"it only needs more time to start, raise HOROVOD_START_TIMEOUT ({reason})"
-        )
+        found: AllGather | None = None
+
+        def all_gather(subject: str, value: bytes, seconds: float) -> list[bytes]:
+            nonlocal found
+            if found is not None:
+                return found(subject, value, seconds)
+            reason = "it has not said where it listens"
+            while time.monotonic() < deadline:
+                entry = directory.look_up(deadline)
+                if entry is None:
+                    break
+                try:
+                    limit = min(_left(deadline), directory.stall_timeout)
+                    with ExitStack() as attempt:
+                        client = attempt.enter_context(
+                            RendezvousClient(list(entry.addresses), self._door(entry.key), limit)
+                        )
+                        candidate = all_gather_by(client, rank, size, members)
+                        values = candidate(subject, value, _left(deadline))
+                        stack.enter_context(attempt.pop_all())
+                        found = candidate
+                        return values
+                except ServerGoneError as error:
+                    reason = str(error)
+                    time.sleep(min(_LOOK_AGAIN_SECONDS, _left(deadline)))
+            call = f"hvd.init(comm={list(members)})" if members else "hvd.init()"
+            raise TimeoutError(
+                f"rank 0 of this job, at {directory.place}, could not be met in {call}. Look at its output; if "
+                f"it only needs more time to start, raise HOROVOD_START_TIMEOUT ({reason})"
+            )
+
+        return all_gather
 
     def _door(self, noted: bytes) -> bytes:
         """What the server's handshake asks for."""

@@ -17,7 +17,10 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from horovod.control.rendezvous_point import AllGather, Rendezvous
 
 DESCRIPTOR = "PMI_FD"
 """The environment variable that holds the socket's number."""
@@ -129,6 +132,24 @@ class Client:
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return line.decode(errors="replace").strip()
+
+
+class RendezvousOverPmi(Rendezvous):
+    """All-gathers of all processes that Hydra has launched.
+
+    Args:
+        descriptor: the number in ``PMI_FD``.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.secret = b""
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        yield lambda subject, value, seconds: exchange(self._descriptor, rank, size, value, seconds)
 
 
 _clients: dict[int, Client] = {}
