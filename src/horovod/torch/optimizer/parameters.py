@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
@@ -110,7 +111,7 @@ class OptimizerParameters(ABC):
         if self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
-                    slot.hook = GradientHook(slot, weakref.ref(self))
+                    slot.hook = GradientHook(slot.parameter, _heard(weakref.ref(self), slot))
 
     def _cut(self) -> None:
         """Put parameters that are in no bucket into new ones."""
@@ -123,6 +124,17 @@ class OptimizerParameters(ABC):
 
 def _number_of_parameters(optimizer: torch.optim.Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def _heard(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[[torch.Tensor], None]:
+    """The function that the hook of ``slot`` calls."""
+
+    def heard(parameter: torch.Tensor) -> None:
+        present = optimizer()
+        if present is not None:
+            present.gradient_is_ready(slot, parameter.grad)  # type: ignore[arg-type]  # backward has just set it
+
+    return heard
 
 
 def _let_go(slots: dict[torch.Tensor, Slot], buckets: list[Bucket]) -> None:

@@ -151,8 +151,9 @@ class Readiness(OptimizerParameters):
             bucket.reduced = False
         for slot in self.slots.values():
             slot.version = None
-            if slot.hook is not None:
-                slot.hook.restore()
+            hook = slot.hook
+            if hook is not None and hook.implementation != slot.parameter._cdata:
+                hook.restore()
 
     def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
         """A backward pass has added to a gradient.
@@ -172,12 +173,11 @@ class Readiness(OptimizerParameters):
             if bucket.handle is not None:
                 raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
             return
-        if slot.ready:
+        if not slot.passes:
             raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
         slot.passes -= 1
         if slot.passes:
             return
-        slot.ready = True
         bucket.waiting -= 1
         if bucket.waiting or running().generation != self.generation:
             return
@@ -214,7 +214,9 @@ class Readiness(OptimizerParameters):
             waiting = self.slots.values()
         elif self.phase is Phase.FILLING and self.generation == running().generation:
             waiting = (slot for bucket in self.buckets if bucket.open for slot in bucket.slots)
-        return any(slot.parameter.requires_grad and slot.hook is not None and slot.hook.is_heard() for slot in waiting)
+        return any(
+            slot.parameter.requires_grad and slot.hook is not None and slot.hook.is_registered() for slot in waiting
+        )
 
     def send_all(self) -> BaseException | None:
         """Send what has not been sent; the first error."""
