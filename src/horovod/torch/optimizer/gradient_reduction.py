@@ -13,7 +13,8 @@ from horovod.core.coordination.messages import HOST
 from horovod.core.process_set import ProcessSet
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.compression.bucket_compression import BucketCompressor, Reduction
-from horovod.torch.ops.allreduce import allreduce_, sparse_allreduce_async
+from horovod.torch.ops.allreduce import allreduce_
+from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 from horovod.torch.optimizer.bucket_collectives import BucketCollectives
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.identity import Identity
