@@ -142,7 +142,7 @@ class GraphOperation:
                 session_loop.expect(ticket, handle)
             else:
                 completions.start()
-                handle.then(lambda: completions.deliver(self._queue.queue_ref, ticket))
+                handle.then(lambda: completions.complete(self._queue.queue_ref, ticket))
             return ticket
 
         return submit
