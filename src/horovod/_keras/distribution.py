@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
-from horovod.common.basics import size
 from horovod.common.buckets import cut_by_groups
 from horovod.common.local_gradients import reduce_shared
-from horovod.core.lifecycle.context import running
+from horovod.common.local_variables import LocalVariables
 
 Key = Callable[[Any], Any]
 """What identifies a variable, whichever of its wrappers is at hand."""
@@ -60,8 +59,7 @@ class Distribution:
         self.noticed = False
         self._reducer = reducer
         self._key = key
-        self._local_variables: set[Any] = set()
-        self._local_layers: list[Any] = []
+        self._local = LocalVariables(settings.process_set, settings.scale_local, key)
         self._suspended = 0
         self._arrived: set[Any] | None = None
 
@@ -94,18 +92,15 @@ class Distribution:
 
     def keep_local(self, variable: Any) -> None:
         """Leave gradients of ``variable`` to each rank."""
-        self._local_variables.add(self._key(variable))
+        self._local.add(variable)
 
     def keep_layers_local(self, layers: Sequence[Any]) -> None:
         """Leave gradients of whatever trainable weights these layers have, or will have once they are built."""
-        self._local_layers.extend(layers)
+        self._local.add_layers(layers)
 
     def active(self) -> bool:
-        """Whether there is anybody to reduce with: this rank is a member, and not the only one."""
-        settings = self.settings
-        if not settings.process_set.included():
-            return False
-        return (settings.process_set.size() or size()) > 1 or running().config.elastic
+        """Whether gradients are reduced: this rank is a member of the process set, and not the only one."""
+        return self.settings.active()
 
     def accumulation(self, steps: int | None) -> float:
         """What turns Keras's means over ``steps`` calls into what was asked for: sums, unless they are to be averaged."""
@@ -119,11 +114,10 @@ class Distribution:
         Args:
             factor: multiplies the result.
         """
-        local = self._local_keys()
+        local = self._local.keys()
         before = self._reduced_before(gradients, variables) if self._arrived is None else self._arrived
         settings = self.settings
-        members = settings.process_set.size() if settings.process_set.included() else 1
-        local_factor = factor / (members or 1) if settings.scale_local else factor
+        local_factor = factor / self._local.divisor()
         kept: dict[int, Any] = {}
         overwriting: list[int] = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
@@ -155,10 +149,6 @@ class Distribution:
             return []
         mine = [variables[index] for index in chosen]
         return self._reducer([gradients[index] for index in chosen], mine, self._cut(mine), op, factor)
-
-    def _local_keys(self) -> set[Any]:
-        layers = {self._key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
-        return self._local_variables | layers
 
     def _cut(self, variables: Sequence[Any]) -> list[list[int]] | None:
         """Which of ``variables`` travel together: a number of parts, or as the user listed them, the others each alone."""

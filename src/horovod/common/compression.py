@@ -29,3 +29,30 @@ class NoneCompressor(Compressor):
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+class CastCompressor(Compressor):
+    """Casts tensors of wider floating-point types to ``narrow``, and back; other tensors stay as they are.
+
+    A binding's base class defines :meth:`can_cast` and :meth:`cast` in terms of its framework; each choice sets ``narrow``.
+    """
+
+    narrow: Any
+
+    @staticmethod
+    def can_cast(tensor: Any) -> bool:
+        """Whether the tensor's type is one that is cast."""
+        raise NotImplementedError
+
+    @staticmethod
+    def cast(tensor: Any, data_type: Any) -> Any:
+        """The tensor as ``data_type``; the tensor itself where it has that type."""
+        raise NotImplementedError
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        return (cls.cast(tensor, cls.narrow) if cls.can_cast(tensor) else tensor), tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return cls.cast(tensor, ctx)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common.casting import CastCompressor
-from horovod.common.compression import Compressor, NoneCompressor
+from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -18,7 +17,7 @@ class FP16Compressor(CastCompressor):
     narrow = np.float16
 
     @staticmethod
-    def is_floating(tensor: Any) -> bool:
+    def can_cast(tensor: Any) -> bool:
         return np.dtype(tensor.dtype) in (np.float32, np.float64)
 
     @staticmethod

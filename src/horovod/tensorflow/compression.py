@@ -6,15 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.casting import CastCompressor
-from horovod.common.compression import Compressor, NoneCompressor
+from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class _Cast(CastCompressor):
     @staticmethod
-    def is_floating(tensor: Any) -> bool:
+    def can_cast(tensor: Any) -> bool:
         return bool(tensor.dtype.is_floating)
 
     @staticmethod

@@ -20,8 +20,7 @@ from horovod._keras.exchange import Exchange, Identity
 from horovod._keras.settings import Settings
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
-from horovod.common.casting import CastCompressor
-from horovod.common.compression import NoneCompressor
+from horovod.common.compression import CastCompressor, NoneCompressor
 
 buffer_callback: Callable[..., Any] | None
 try:
@@ -34,7 +33,7 @@ except ImportError:  # JAX before 0.6
 
 class _Cast(CastCompressor):
     @staticmethod
-    def is_floating(tensor: Any) -> bool:
+    def can_cast(tensor: Any) -> bool:
         return bool(jnp.issubdtype(tensor.dtype, jnp.floating))
 
     @staticmethod

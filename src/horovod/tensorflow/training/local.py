@@ -8,34 +8,25 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.local_gradients import reduce_shared
+from horovod.common.local_variables import LocalVariables
 from horovod.core.process_set import ProcessSet
 from horovod.tensorflow.training.gradients import Reduction, identity, reduce_gradients
 
 
-class LocalSources:
-    """A set of variables or tensors whose gradients stay on their rank.
+class LocalSources(LocalVariables):
+    """The variables or tensors whose gradients stay on their rank, and how TensorFlow scales these gradients.
 
     Args:
-        process_set: the ranks that reduce the other gradients.
-        scale: divide local gradients by the size of ``process_set``. Then a local variable moves as it would for the average
-            of its gradient and zeros from all other ranks.
+        process_set, scale: as for :class:`~horovod.common.local_variables.LocalVariables`.
     """
 
     def __init__(self, process_set: ProcessSet, scale: bool) -> None:
-        self._process_set = process_set
-        self._scale = scale
-        self._keys: set[Any] = set()
-
-    def add(self, source: Any) -> None:
-        self._keys.add(identity(source))
-
-    def __contains__(self, source: Any) -> bool:
-        return identity(source) in self._keys
+        super().__init__(process_set, scale, identity)
 
     def scaled(self, gradient: Any) -> Any:
         """What is applied for a local gradient."""
-        size = self._process_set.size() if self._process_set.included() else 1
-        if gradient is None or not self._scale or size == 1:
+        size = self.divisor()
+        if gradient is None or size == 1:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(
@@ -53,5 +44,4 @@ class LocalSources:
 
     def kept(self, gradients: Sequence[Any], sources: Sequence[Any]) -> dict[int, Any]:
         """By index, what is applied for the gradients of local sources."""
-        pairs = zip(gradients, sources, strict=True)
-        return {index: self.scaled(gradient) for index, (gradient, source) in enumerate(pairs) if source in self}
+        return {index: self.scaled(gradients[index]) for index in self.split(sources)[0]}

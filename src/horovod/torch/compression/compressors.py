@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from horovod.common.casting import CastCompressor
-from horovod.common.compression import Compressor, NoneCompressor
+from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
 from horovod.torch.compression.powersgd import PowerSGD
 from horovod.torch.compression.topk import TopK
 
@@ -18,7 +17,7 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 class _Cast(CastCompressor):
     @staticmethod
-    def is_floating(tensor: torch.Tensor) -> bool:
+    def can_cast(tensor: torch.Tensor) -> bool:
         return tensor.dtype.is_floating_point
 
     @staticmethod
