@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
-from horovod.common.basics import size
 from horovod.common.buckets import cut_by_groups
-from horovod.core.lifecycle.context import running
+from horovod.common.local_gradients import reduce_shared
+from horovod.common.local_variables import LocalVariables
 
 Key = Callable[[Any], Any]
 """What identifies a variable, whichever of its wrappers is at hand."""
@@ -59,8 +59,7 @@ class Distribution:
         self.noticed = False
         self._reducer = reducer
         self._key = key
-        self._local_variables: set[Any] = set()
-        self._local_layers: list[Any] = []
+        self._local = LocalVariables(settings.process_set, settings.scale_local, key)
         self._suspended = 0
         self._arrived: set[Any] | None = None
 
@@ -93,18 +92,15 @@ class Distribution:
 
     def keep_local(self, variable: Any) -> None:
         """Leave gradients of ``variable`` to each rank."""
-        self._local_variables.add(self._key(variable))
+        self._local.add(variable)
 
     def keep_layers_local(self, layers: Sequence[Any]) -> None:
         """Leave gradients of whatever trainable weights these layers have, or will have once they are built."""
-        self._local_layers.extend(layers)
+        self._local.add_layers(layers)
 
     def active(self) -> bool:
-        """Whether there is anybody to reduce with: this rank is a member, and not the only one."""
-        settings = self.settings
-        if not settings.process_set.included():
-            return False
-        return (settings.process_set.size() or size()) > 1 or running().config.elastic
+        """Whether gradients are reduced: this rank is a member of the process set, and not the only one."""
+        return self.settings.active()
 
     def accumulation(self, steps: int | None) -> float:
         """What turns Keras's means over ``steps`` calls into what was asked for: sums, unless they are to be averaged."""
@@ -118,47 +114,41 @@ class Distribution:
         Args:
             factor: multiplies the result.
         """
-        result = list(gradients)
-        local = self._local_keys()
+        local = self._local.keys()
         before = self._reduced_before(gradients, variables) if self._arrived is None else self._arrived
         settings = self.settings
-        chosen: list[int] = []
+        local_factor = factor / self._local.divisor()
+        kept: dict[int, Any] = {}
         overwriting: list[int] = []
-        for number, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
-                continue
-            if getattr(variable, "overwrite_with_gradient", False):
-                overwriting.append(number)
+                kept[index] = None
+            elif getattr(variable, "overwrite_with_gradient", False):
+                kept[index] = gradient
+                overwriting.append(index)
             elif self._key(variable) in before:
-                result[number] = gradient if factor == 1.0 else scaled(gradient, factor)
+                kept[index] = scaled(gradient, factor)
             elif self._key(variable) in local:
-                members = settings.process_set.size() if settings.process_set.included() else 1
-                scale = factor / (members or 1) if settings.scale_local else factor
-                result[number] = gradient if scale == 1.0 else scaled(gradient, scale)
-            else:
-                chosen.append(number)
-        if self.active():
-            self._exchange(result, variables, chosen, settings.op, factor)
-            # Such a "gradient" is no derivative but the variable's new value: the scales and largest values of 8-bit floats.
-            self._exchange(result, variables, overwriting, ReduceOp.MAX, 1.0)
-        elif factor != 1.0:
-            for number in chosen:
-                result[number] = scaled(gradients[number], factor)
+                kept[index] = scaled(gradient, local_factor)
+        if not self.active():
+            return reduce_shared(gradients, kept, lambda shared: [scaled(gradients[i], factor) for i in shared])
+        result = reduce_shared(
+            gradients, kept, lambda shared: self._exchange(gradients, variables, shared, settings.op, factor)
+        )
+        # Such a "gradient" is the new value of the variable: scales and largest values of 8-bit floats.
+        largest = self._exchange(gradients, variables, overwriting, ReduceOp.MAX, 1.0)
+        for index, value in zip(overwriting, largest, strict=True):
+            result[index] = value
         return result
 
     def _exchange(
-        self, result: list[Any], variables: Sequence[Any], chosen: Sequence[int], op: ReduceOp, factor: float
-    ) -> None:
+        self, gradients: Sequence[Any], variables: Sequence[Any], chosen: Sequence[int], op: ReduceOp, factor: float
+    ) -> list[Any]:
+        """The gradients with the indices ``chosen``, reduced."""
         if not chosen:
-            return
-        mine = [variables[number] for number in chosen]
-        reduced = self._reducer([result[number] for number in chosen], mine, self._cut(mine), op, factor)
-        for number, gradient in zip(chosen, reduced, strict=True):
-            result[number] = gradient
-
-    def _local_keys(self) -> set[Any]:
-        layers = {self._key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
-        return self._local_variables | layers
+            return []
+        mine = [variables[index] for index in chosen]
+        return self._reducer([gradients[index] for index in chosen], mine, self._cut(mine), op, factor)
 
     def _cut(self, variables: Sequence[Any]) -> list[list[int]] | None:
         """Which of ``variables`` travel together: a number of parts, or as the user listed them, the others each alone."""
@@ -170,7 +160,9 @@ class Distribution:
 
 
 def scaled(gradient: Any, factor: float) -> Any:
-    """``gradient * factor``, in its own type."""
+    """``gradient * factor``, of the type of ``gradient``. A factor of 1 returns the gradient itself."""
+    if factor == 1.0:
+        return gradient
     if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
         return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor

@@ -7,6 +7,7 @@ from typing import Any
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
+from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_predivide, reduction
 from horovod.common.scalars import positive_whole, real, whole, whole_if_number
 from horovod.core.process_set import ProcessSet, global_process_set
@@ -17,37 +18,22 @@ MODULE = "horovod._keras"
 """The ``__module__`` of every class that wraps an optimizer's."""
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(ReductionSettings):
     """Arguments of a distributed optimizer.
 
     Attributes:
-        compression: how gradients travel; a class with ``compress`` and ``decompress``.
-        predivide: an Average divides by it before the sum, and by size / predivide afterwards.
-        passes: gradients accumulate locally over this many calls, as sums, or as means if ``average_aggregated``.
-        groups: a number of requests to cut the gradients into, lists of variables that travel together, or None: one request.
+        name: of the optimizer; None: made of its class.
+        device_dense, device_sparse: where TensorFlow puts results.
+        average_aggregated: gradients accumulate over ``passes`` calls as means, not as sums.
         scale_local: divide gradients of local variables by the number of ranks.
-        line: of the user's script, for errors.
     """
 
-    compression: Any
     name: str | None = None
     device_dense: str = ""
     device_sparse: str = ""
-    sparse_as_dense: bool = False
-    predivide: float = 1.0
-    op: ReduceOp = ReduceOp.AVERAGE
-    passes: int = 1
     average_aggregated: bool = False
-    groups: int | list[Any] | None = None
-    process_set: ProcessSet = global_process_set
     scale_local: bool = True
-    line: str = ""
-
-    def scales(self, op: ReduceOp, factor: float = 1.0) -> tuple[float, float]:
-        """What multiplies gradients before and after their reduction, for a result that is multiplied by ``factor``."""
-        predivide = self.predivide if op == ReduceOp.AVERAGE else 1.0
-        return 1.0 / predivide, predivide * factor
 
 
 def checked(

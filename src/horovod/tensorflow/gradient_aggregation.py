@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.common.local_gradients import reduce_shared
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.training.local import LocalSources
@@ -134,14 +135,14 @@ class LocalGradientAggregationHelper:
             ]
 
     def _reduced(self, variables: Sequence[Any]) -> list[Any]:
-        """The sums, reduced where they are not local; they begin anew."""
+        """The sums, reduced unless they are local. Sets the sums to zero."""
         divisor = self.backward_passes_per_step if self.average_aggregated_gradients else 1
         sums = [each.read_value() / tf.cast(divisor, each.dtype) for each in self._sums]
-        shared = [index for index, variable in enumerate(variables) if variable not in self._local]
-        results = [self._local.scaled(each) for each in sums]
-        reduced = self._allreduce([sums[index] for index in shared], [variables[index] for index in shared])
-        for index, gradient in zip(shared, reduced, strict=True):
-            results[index] = gradient
+        results = reduce_shared(
+            sums,
+            self._local.kept(sums, variables),
+            lambda shared: self._allreduce([sums[i] for i in shared], [variables[i] for i in shared]),
+        )
         with tf.control_dependencies(None if tf.executing_eagerly() else results):
             anew = [each.assign(tf.zeros_like(each), read_value=False) for each in self._sums]
             anew.append(self.counter.assign(0, read_value=False))

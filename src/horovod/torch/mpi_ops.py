@@ -33,7 +33,6 @@ from horovod.torch.ops.allreduce import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
-    sparse_allreduce_async,
 )
 from horovod.torch.ops.alltoall import HorovodAlltoall, alltoall, alltoall_async
 from horovod.torch.ops.arguments import (
@@ -55,6 +54,7 @@ from horovod.torch.ops.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
+from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 
 __all__ = [
     "Adasum",

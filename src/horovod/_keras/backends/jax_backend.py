@@ -20,7 +20,7 @@ from horovod._keras.exchange import Exchange, Identity
 from horovod._keras.settings import Settings
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
-from horovod.common.compression import Compressor, NoneCompressor
+from horovod.common.compression import CastCompressor, NoneCompressor
 
 buffer_callback: Callable[..., Any] | None
 try:
@@ -31,28 +31,27 @@ except ImportError:  # JAX before 0.6
     buffer_callback = None
 
 
-class _CastCompressor(Compressor):
-    """Casts floating-point arrays to a narrower type; others stay."""
+class _Cast(CastCompressor):
+    @staticmethod
+    def can_cast(tensor: Any) -> bool:
+        return bool(jnp.issubdtype(tensor.dtype, jnp.floating))
 
-    narrow: Any
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        array = jnp.asarray(tensor)
-        return (array.astype(cls.narrow) if jnp.issubdtype(array.dtype, jnp.floating) else array), array.dtype
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor.astype(ctx)
+        return super().compress(jnp.asarray(tensor))
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """float16: three more bits of precision than bfloat16, but gradients above 65504 overflow."""
 
     narrow = jnp.float16
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
     narrow = jnp.bfloat16

@@ -50,4 +50,4 @@ class TensorFlowReducer(Reducer):
         )
         name = f"{self._identity.name(signature)}.{op.label}"
         results = reduce_gradients(gradients, variables, reduction, name, ignore_name_scope=True)
-        return [gradient if factor == 1.0 else scaled(gradient, factor) for gradient in results]
+        return [scaled(gradient, factor) for gradient in results]

@@ -16,6 +16,7 @@ from horovod._keras.exchange import Identity
 from horovod._keras.loss_scale import unwrapped
 from horovod._keras.settings import MODULE, Settings, users_objects
 from horovod.common.basics import rank
+from horovod.common.local_gradients import reduce_shared
 from horovod.common.reductions import Sum
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
@@ -87,15 +88,12 @@ class LegacyDistribution:
                     "tf.GradientTape"
                 )
             return list(zip(self._aggregation.compute_gradients(gradients, variables), variables, strict=True))
-        shared = [
-            index for index, variable in enumerate(variables) if variable not in self._local and index not in before
-        ]
-        result = [
-            gradient if index in before else self._local.scaled(gradient) for index, gradient in enumerate(gradients)
-        ]
-        reduced = self.allreduce([gradients[i] for i in shared], [variables[i] for i in shared])
-        for index, gradient in zip(shared, reduced, strict=True):
-            result[index] = gradient
+        kept = self._local.kept(gradients, variables) | {index: gradients[index] for index in before}
+        result = reduce_shared(
+            gradients,
+            kept,
+            lambda shared: self.allreduce([gradients[i] for i in shared], [variables[i] for i in shared]),
+        )
         return list(zip(result, variables, strict=True))
 
     def apply(self, optimizer: Any, apply: Callable[[], Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
         layout: the types and sizes of the tensors, if all lie in host memory and have one type; None otherwise.
     """
 
-    key: object
+    key: Any
     request: Request
     layout: Layout | None = None
     _spans: Spans | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.comm.datatypes import Array
+from horovod.common.reductions import Average
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
@@ -15,6 +16,8 @@ from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.dense_allreduce import GROUPED as REDUCE
+from horovod.tensorflow.ops.dense_allreduce import reduce_dense
 from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
 
 KIND = "HorovodAllgather"
@@ -22,7 +25,7 @@ GROUPED = "HorovodGroupedAllgather"
 
 
 def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> Submission:
-    """Gathers some tensors as one request. Outputs: one for each, then int32 (tensors, ranks): rows by rank."""
+    """A submission of one request. Outputs: the gathered tensors, then int32 (tensors, ranks), the rows by rank."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
@@ -58,14 +61,13 @@ def _gather(kind: str, name: Name, tensors: Sequence[Any], process_set: ProcessS
 
 
 def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[Any]:
-    """The gradient rule: average over the ranks, then this rank's rows. (Not a concatenation's adjoint; scripts rely on it.)
+    """The gradients: averaged over the ranks, then this rank's rows. Scripts rely on the average; an adjoint would sum.
 
     Args:
         rows: int32 (tensors, ranks): how many rows of each came from each rank.
     """
-    from horovod.tensorflow.ops.allreduce import grouped_allreduce  # allreduce's sparse form needs allgather
-
-    averaged = grouped_allreduce(list(grads), process_set=process_set)
+    dense = [tf.convert_to_tensor(grad) for grad in grads]
+    averaged = reduce_dense(REDUCE, collective_name(REDUCE, None, dense), dense, Average, 1.0, 1.0, process_set)
     me = process_set.rank() or 0
     own = []
     for index, grad in enumerate(averaged):

@@ -10,75 +10,14 @@ import tensorflow as tf
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Adasum, Average, Sum, check_adasum, reduction
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id, shown
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.graph.decorators import unconverted, with_gradient
-from horovod.tensorflow.graph.names import Name, collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
-from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.arguments import compressor, factors
-from horovod.tensorflow.ops.tensors import Room, check_type, view
-
-KIND = "HorovodAllreduce"
-GROUPED = "HorovodGroupedAllreduce"
-
-
-def allreduce_submission(
-    kind: str,
-    name: str | None,
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> Submission:
-    """Reduces some tensors as one request. Outputs: one for each."""
-
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        views = [view(tensor) for tensor in inputs]
-        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
-        handle = collectives.allreduce(
-            kind,
-            name,
-            views,
-            [room.described() for room in rooms],
-            op,
-            prescale,
-            postscale,
-            process_set.process_set_id,
-            awaited,
-        )
-        return handle, lambda: [room.tensor() for room in rooms]
-
-    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
-
-
-def _reduce(
-    kind: str,
-    name: Name,
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> list[Any]:
-    """Reduce dense tensors. The gradients are the same reduction of the gradients."""
-
-    @with_gradient
-    def reduce(*tensors: Any) -> Any:
-        outputs = run(
-            name.node, [allreduce_submission(kind, name.negotiated, tensors, op, prescale, postscale, process_set)]
-        )[0]
-
-        def gradient(*grads: Any) -> list[Any]:
-            again = collective_name(kind, None, list(grads))
-            return _reduce(kind, again, grads, op, prescale, postscale, process_set)
-
-        return outputs, gradient
-
-    return list(reduce(*tensors))
+from horovod.tensorflow.ops.dense_allreduce import GROUPED, KIND, reduce_dense
+from horovod.tensorflow.ops.tensors import check_type
 
 
 def _reduce_slices(
@@ -89,7 +28,7 @@ def _reduce_slices(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> tf.IndexedSlices:
-    """Everybody's values and indices; an Average divides the values by the number of ranks."""
+    """Gather the values and indices of all ranks. An Average divides the values by the number of ranks."""
     if op == Adasum:
         raise NotImplementedError(
             "op=hvd.Adasum does not support tf.IndexedSlices; pass sparse_as_dense=True to DistributedOptimizer"
@@ -153,7 +92,7 @@ def allreduce(
     compressed, context = compression.compress(tensor)
     check_type(compressed, KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
-    reduced = _reduce(KIND, names, [compressed], chosen, prescale_factor, postscale_factor, process_set)[0]
+    reduced = reduce_dense(KIND, names, [compressed], chosen, prescale_factor, postscale_factor, process_set)[0]
     return compression.decompress(placed(reduced, device_dense), context)
 
 
@@ -212,7 +151,7 @@ def grouped_allreduce(
         for tensor in compressed:
             check_type(tensor, GROUPED)
         names = collective_name(GROUPED, name, originals, ignore_name_scope)
-        reduced = _reduce(GROUPED, names, compressed, chosen, prescale_factor, postscale_factor, process_set)
+        reduced = reduce_dense(GROUPED, names, compressed, chosen, prescale_factor, postscale_factor, process_set)
         for index, tensor, context in zip(dense, reduced, contexts, strict=True):
             results[index] = compression.decompress(placed(tensor, device_dense), context)
     return results

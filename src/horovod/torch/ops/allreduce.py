@@ -1,11 +1,11 @@
-"""allreduce and its forms: in place or not, asynchronous or not, one tensor or a group, dense or sparse.
+"""allreduce of dense tensors: in place or not, asynchronous or not, one tensor or a group.
 
-The interface repeats its list of arguments in every form. Inside, they are a list of tensors, a name and a ``Reducing``.
+The public functions repeat one list of arguments. Inside, the arguments are a list of tensors, a name and a ``Reducing``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ from horovod.core.submission.prepared import Prepared, recall, remember
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.device.memory import host_memory, memory_of
-from horovod.torch.ops.allgather import allgather_async
-from horovod.torch.ops.arguments import Average, Reducing, Sum, compressed, reduction, tracked
+from horovod.torch.ops.arguments import Reducing, compressed, tracked
 from horovod.torch.ops.handles import register, synchronize
 from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain
 
@@ -240,32 +239,3 @@ def grouped_allreduce(
     """Reduce several tensors as one group, into new tensors. Differentiable."""
     how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
     return compressed(compression, tensors, lambda travelling: _reduced(_GROUP, travelling, name, how))
-
-
-def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None, op: Any, process_set: ProcessSet = global_process_set
-) -> Callable[[], torch.Tensor]:
-    """Start summing (or averaging) a sparse COO tensor over the ranks: everybody's indices and values are gathered.
-
-    Returns:
-        A function that waits and returns the sparse tensor, not coalesced.
-    """
-    full_name("", name)
-    chosen = reduction(op)
-    if chosen not in (Sum, Average):
-        raise ValueError(f"a sparse tensor can be reduced with hvd.Sum or hvd.Average, not hvd.{chosen.label}")
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"expected a sparse COO tensor, not {getattr(tensor, 'layout', type(tensor).__name__)}")
-    tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
-    indices_name, values_name = (f"{name}.indices", f"{name}.values") if name else (None, None)
-    indices = allgather_async(plain(tensor.indices().t()), indices_name, process_set)
-    values = allgather_async(plain(tensor.values()), values_name, process_set)
-
-    def result() -> torch.Tensor:
-        gathered: torch.Tensor = synchronize(values)
-        where: torch.Tensor = synchronize(indices)
-        if chosen == Average:
-            gathered = gathered / (process_set.size() or 1)
-        return torch.sparse_coo_tensor(where.t(), gathered, tensor.size())
-
-    return result

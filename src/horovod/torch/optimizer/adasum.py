@@ -85,7 +85,6 @@ class AdasumReduction(Readiness):
         """
         travelling: list[torch.Tensor] = []
         parameters = [slot.parameter for slot in bucket.slots]
-        bucket.sent.clear()
         bucket.after.clear()
         with torch.no_grad():
             starts = [p.detach().clone(memory_format=torch.contiguous_format) for p in parameters]
@@ -99,9 +98,7 @@ class AdasumReduction(Readiness):
                 travels = compressed.contiguous()
                 travelling.append(travels)
                 bucket.after.append(partial(self._move, p, travels, context))
-        bucket.sent += [
-            slot.travels(gradient) for slot in bucket.slots if (gradient := slot.parameter.grad) is not None
-        ]
+        bucket.mark_sent([slot.parameter.grad for slot in bucket.slots])
         bucket.handle = bucket.submit(
             bucket.slots, travelling, ReduceOp.ADASUM, global_process_set.process_set_id, self.settings.line
         )

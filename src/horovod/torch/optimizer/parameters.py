@@ -1,13 +1,14 @@
 """An optimizer's parameters, in the buckets in which their gradients travel.
 
-Parameters may come later, and be frozen and unfrozen. Buckets belong to a generation: they are cut in its first step, by
-what is the same on all of its ranks.
+Parameters may be added, frozen and unfrozen at any time. Buckets belong to a generation: its first step cuts them, by
+properties that are the same on all ranks.
 """
 
 from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
@@ -34,7 +35,7 @@ class OptimizerParameters(ABC):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
-        self._reference = weakref.ref(optimizer)  # who drops the optimizer is rid of both at once
+        self._reference = weakref.ref(optimizer)  # weak, so that dropping the optimizer frees both at once
         self.settings = settings
         self.identity = identity
         self.name = ""
@@ -57,11 +58,11 @@ class OptimizerParameters(ABC):
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer that this is a part of."""
         optimizer = self._reference()
-        assert optimizer is not None, "whoever asks was reached through the optimizer, or its hooks are gone"
+        assert optimizer is not None, "only the optimizer and its hooks call this, and the hooks go with the optimizer"
         return optimizer
 
     def adopt(self) -> None:
-        """Take care of parameters that are new, or frozen no longer. Every rank has the same ones at the same step."""
+        """Adopt parameters that are new or no longer frozen. Every rank has the same ones at the same step."""
         optimizer = self.optimizer
         self._frozen.clear()
         self._parameters = _number_of_parameters(optimizer)
@@ -106,11 +107,11 @@ class OptimizerParameters(ABC):
         )
 
     def _listen(self) -> None:
-        """Hear of every gradient, on a rank that takes part."""
+        """Register a hook with every parameter, on a rank that takes part in the reduction."""
         if self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
-                    slot.hook = GradientHook(slot, weakref.ref(self))
+                    slot.hook = GradientHook(slot.parameter, _heard(weakref.ref(self), slot))
 
     def _cut(self) -> None:
         """Put parameters that are in no bucket into new ones."""
@@ -125,8 +126,19 @@ def _number_of_parameters(optimizer: torch.optim.Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
+def _heard(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[[torch.Tensor], None]:
+    """The function that the hook of ``slot`` calls."""
+
+    def heard(parameter: torch.Tensor) -> None:
+        present = optimizer()
+        if present is not None:
+            present.gradient_is_ready(slot, parameter.grad)  # type: ignore[arg-type]  # backward has just set it
+
+    return heard
+
+
 def _let_go(slots: dict[torch.Tensor, Slot], buckets: list[Bucket]) -> None:
-    """Nobody holds the optimizer any more: neither listen to its parameters nor keep them alive."""
+    """Remove the hooks and release the parameters, when the optimizer is gone."""
     for slot in slots.values():
         if slot.hook is not None:
             slot.hook.remove()

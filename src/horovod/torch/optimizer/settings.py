@@ -11,6 +11,7 @@ import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
+from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_members, check_predivide, reduction
 from horovod.core.process_set import ProcessSet
 from horovod.observe.call_site import caller
@@ -48,24 +49,15 @@ def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(ReductionSettings):
     """The checked arguments.
 
     Attributes:
         names: of parameters; at least of all that the optimizer has now.
-        line: of the user's code that made the optimizer.
     """
 
     names: dict[torch.Tensor, str]
-    compression: type[Compressor] | BucketCompressor
-    passes: int
-    op: ReduceOp
-    predivide: float
-    groups: int | list[list[torch.Tensor]] | None
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    line: str
 
     def over(self, names: dict[torch.Tensor, str], groups: int | list[list[torch.Tensor]] | None) -> Settings:
         """The same for other parameters."""
@@ -102,7 +94,17 @@ def check_arguments(
     names = parameter_names(optimizer, named_parameters)
     checked = check_groups(groups, "torch.Tensor", _member)
     check_members(chosen, process_set)
-    return Settings(names, compression, passes, chosen, predivide, checked, sparse_as_dense, process_set, caller())
+    return Settings(
+        names=names,
+        compression=compression,
+        passes=passes,
+        op=chosen,
+        predivide=predivide,
+        groups=checked,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        line=caller(),
+    )
 
 
 def _member(value: Any) -> torch.Tensor:
