@@ -177,6 +177,10 @@ class Communicator(ABC):
         """One new vector in the kind of memory that this engine moves, filled with ``value``, or with anything for None."""
         return host_vector(dtype, length, value)
 
+    def engines(self) -> list[str]:
+        """The names of this engine and of those that it is composed of."""
+        return [self.name]
+
     def descriptors(self) -> list[int]:
         """Open file descriptors, which a forked child must close; shared memory is not passed on to it anyway."""
         return []

@@ -242,7 +242,9 @@ class Config:
         env = os.environ if env is None else env
         # What exists is used in any case, so nothing is left to choose.
         _read(env, CONTROLLER, None, _controller)
-        torus = _read(env, TORUS_ALLREDUCE, False, _flag)  # the same steps, with NCCL between the hosts
+        torus: bool | None = (
+            _read(env, TORUS_ALLREDUCE, False, _flag) or None
+        )  # the same steps, with NCCL between the hosts
         return Config(
             fusion_threshold=_read(env, FUSION_THRESHOLD, 128 * MEBIBYTE, _integer(0)),
             cycle_time=_read(env, CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3)),
@@ -251,7 +253,7 @@ class Config:
             dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),
             cpu_operations=env.get(CPU_OPERATIONS, "").strip().lower(),
             gpu_operations=_read(env, GPU_OPERATIONS, "", _device_engine),
-            hierarchical_allreduce=torus or _read(env, HIERARCHICAL_ALLREDUCE, None, _flag),
+            hierarchical_allreduce=_read(env, HIERARCHICAL_ALLREDUCE, torus, _flag),
             hierarchical_allgather=_read(env, HIERARCHICAL_ALLGATHER, None, _flag),
             mpi_threads_disable=_read(env, MPI_THREADS_DISABLE, False, _flag),
             network_interface=env.get(NETWORK_INTERFACE, "").strip(),
