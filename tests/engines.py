@@ -21,10 +21,13 @@ from horovod.comm.gloo.engine import GlooCommunicator
 from horovod.comm.hierarchical.communicator import PIECE_BYTES as HIERARCHICAL_PIECE_BYTES
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
 from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.oneccl.collectives import OneCclCollectives
+from horovod.comm.oneccl.engine import OneCclCommunicator
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp.communicator import TcpCommunicator
+from late_oneccl import LateLibrary
 from mpi_ranks import group_under, prefix_of
 
 _T = TypeVar("_T")
@@ -128,6 +131,38 @@ def _gloo_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return _gloo(size, timeout, 4096)
 
 
+class _StandInCcl(OneCclCommunicator):
+    """Lets go of what is blocked in the stand-in when it is closed, as the end of a process does."""
+
+    library: LateLibrary
+
+    def close(self) -> None:
+        self.library.let_go()
+        super().close()
+
+
+def _ccl(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list[Communicator]:
+    sockets, library = tcp_sockets(size, socket.socketpair), LateLibrary()
+    found: dict[int, Communicator] = {}
+
+    def make(rank: int) -> None:
+        deadline = time.monotonic() + 60
+        collectives = OneCclCollectives(library, bytes(4096), rank, size, sockets[rank], timeout, give_up, deadline)
+        found[rank] = made = _StandInCcl(rank, size, collectives, piece_bytes)
+        made.library = library
+
+    threads = [threading.Thread(target=make, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[rank] for rank in range(size)]
+
+
+def _ccl_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
+    return _ccl(size, timeout, 4096)
+
+
 def blocks(size: int) -> str:
     """Two hosts, the first of which has the first half of the ranks, and one more if they are odd."""
     return "a" * -(-size // 2) + "b" * (size // 2)
@@ -188,6 +223,8 @@ ENGINES: dict[str, Engine] = {
     "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),
     "gloo": Engine(_gloo, sizes=[2, 3, 4]),
     "gloo-small-pieces": Engine(_gloo_small_pieces, sizes=[3]),
+    "ccl": Engine(_ccl, sizes=[2, 3, 4]),
+    "ccl-small-pieces": Engine(_ccl_small_pieces, sizes=[3]),
     "hierarchical": Engine(_hierarchical_blocks, sizes=[2, 3, 4], hosts=blocks),
     "hierarchical-in-turns": Engine(_hierarchical_in_turns, sizes=[3, 4, 7], hosts=in_turns),
     "hierarchical-gloo": Engine(_hierarchical_gloo, sizes=[3], hosts=blocks),

@@ -91,7 +91,9 @@ class GlooCollectives(ByteCollectives):
     def allgather(self, own: Array, everybody: Array) -> Any:
         return self._start(self._group._allgather_base(torch.from_numpy(everybody), torch.from_numpy(own)))
 
-    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Any:
+    def alltoall(
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
+    ) -> Any:
         work = self._group.alltoall_base(
             torch.from_numpy(target), torch.from_numpy(source), list(receive_counts), list(send_counts)
         )
