@@ -28,6 +28,10 @@ _SLICE = 0.02
 """Seconds that a wait lasts until it looks whether it was aborted, or a rank has gone."""
 
 
+_LEAVING_SECONDS = 1.0
+"""How long a collective may go on after a rank has closed its connection."""
+
+
 class Calls(Protocol):
     """What is used of :class:`horovod.comm.oneccl.library.Library`."""
 
@@ -147,15 +151,18 @@ class OneCclCollectives(ByteCollectives):
 
     def wait(self, started: _Started) -> None:
         began, stalls = time.monotonic(), 0
+        left: float | None = None
         while True:
             if self._aborted:
                 raise Aborted("this communicator was aborted")
             if started.over.wait(_SLICE):
                 break
-            gone = self._attendance.gone()
-            if gone:
-                raise PeerFailure(gone[0], "it closed its connection", suspected=True)
             waited = time.monotonic() - began
+            gone = self._attendance.gone()
+            if gone and left is None:
+                left = waited  # a rank that has done its part of the last collective may leave before others have
+            if gone and left is not None and waited - left > _LEAVING_SECONDS:
+                raise PeerFailure(gone[0], "it closed its connection", suspected=True)
             if waited > self._stall_timeout / 2:
                 self._attendance.tell(started.number)
             if waited >= (stalls + 1) * self._stall_timeout:

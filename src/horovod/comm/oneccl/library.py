@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,24 @@ UNIQUE_ID_BYTES = 4096
 _UINT8 = 1  # onecclUint8 of onecclDataType_t
 
 NAME = "libccl.so.2"
-PLUGIN = "libccl_legacy_cpu.so"
-"""What libccl loads for host memory, by its bare name, so it must be loaded before where it is not on the loader's path."""
+COMPANIONS = ("libfabric.so.1", "libccl_legacy_cpu.so")
+"""What libccl loads for host memory, by bare names, so it must be loaded before where it is not on the loader's path."""
+
+_MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object file")
+
+
+def _load(folder: Path, name: str) -> ctypes.CDLL:
+    """Load a library of a folder, after those of the same folder that it needs and the loader does not find."""
+    loaded = {name}
+    while True:
+        try:
+            return ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            missing = _MISSING.match(str(error))
+            if missing is None or missing[1] in loaded or not (folder / missing[1]).exists():
+                raise
+            loaded.add(missing[1])
+            _load(folder, missing[1])
 
 
 class _UniqueId(ctypes.Structure):
@@ -41,11 +58,10 @@ class Library:
         if found is None:
             raise OneCclError(f"there is no {NAME}")
         os.environ.setdefault("CCL_PLUGIN", "ONECCL_LEGACY_CPU")
-        os.environ.setdefault("CCL_LOG_LEVEL", "error")
-        for name in ("libfabric.so.1", PLUGIN):
+        self._library = library = _load(found.parent, NAME)
+        for name in COMPANIONS:
             if (found.parent / name).exists():
-                ctypes.CDLL(str(found.parent / name), mode=ctypes.RTLD_GLOBAL)
-        self._library = library = ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
+                _load(found.parent, name)
         memory, count, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         # onecclResult_t onecclGetUniqueId(onecclUniqueId* id)
         library.onecclGetUniqueId.argtypes = [ctypes.POINTER(_UniqueId)]
