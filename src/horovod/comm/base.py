@@ -56,8 +56,8 @@ class Stall(NamedTuple):
 
 
 OnStall: TypeAlias = Callable[[Stall], None]
-"""Called on the waiting thread when a peer has made no progress for the communicator's patience, and each time as long after
-that. It returns to have it waited for, or raises. Must not block."""
+"""Called on the waiting thread when a peer has made no progress for the communicator's stall timeout, and each time as long
+after that. It returns to have it waited for, or raises. Must not block."""
 
 
 def give_up(stall: Stall) -> None:

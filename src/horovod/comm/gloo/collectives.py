@@ -128,7 +128,7 @@ class GlooCollectives(ByteCollectives):
                 self._attendance.tell(number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
-                self._on_stall(Stall(self._attendance.missing(number), waited, stalls))
+                self._on_stall(Stall(self._attendance.missing(number), stalls * self._stall_timeout, stalls))
         self._open.remove(work)
 
     def _failure(self, number: int, error: RuntimeError) -> PeerFailure | Aborted:

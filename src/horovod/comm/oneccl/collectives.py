@@ -167,7 +167,7 @@ class OneCclCollectives(ByteCollectives):
                 self._attendance.tell(started.number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
-                self._on_stall(Stall(self._attendance.missing(started.number), waited, stalls))
+                self._on_stall(Stall(self._attendance.missing(started.number), stalls * self._stall_timeout, stalls))
         if started.error is not None:
             raise PeerFailure(self._attendance.missing(started.number), str(started.error), suspected=True)
         started.finish()

@@ -30,8 +30,8 @@ class TcpExchange(Exchange):
 
     Args:
         sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
-        patience: how long a peer that is waited for may move no byte, before
-        on_silence: is told.
+        stall_timeout: how long a peer that is waited for may move no byte, before
+        on_stall: is told.
     """
 
     def __init__(

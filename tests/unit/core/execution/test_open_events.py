@@ -12,10 +12,15 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import Layout, Spans, Vectors
+from horovod.core.config import Config
+from horovod.core.coordination.coordinator import CoordinatorThread
 from horovod.core.coordination.messages import Decision, Operation, Request, TensorSpec
+from horovod.core.errors import HorovodInternalError
 from horovod.core.execution.batch import Entry, execute
 from horovod.core.execution.open_events import DeviceFailure, OpenEvents
 from horovod.core.submission.handle import Handle
+from unit.control.together import wait_until
+from unit.core.workers import Watch
 
 
 class Event:
@@ -107,3 +112,22 @@ def test_a_devices_vectors_reach_its_engine_by_address_and_the_last_event_comple
 def test_an_engine_for_host_memory_refuses_a_devices_vectors() -> None:
     with pytest.raises(ValueError, match="vectors in the memory of cuda:0 were handed to an engine for host memory"):
         execute(SingleCommunicator(), [0], [entry_of("a", DataType.FLOAT32, [0x1000])])
+
+
+def test_a_handle_is_done_when_its_collective_is_in_the_devices_queue_and_a_later_error_ends_the_job() -> None:
+    device, watch = Device(), Watch()
+    worker = CoordinatorThread("0", [0], 0, {}, device, Config(), watch, lambda *_: None)
+    worker.start()
+    try:
+        _, entry = entry_of("a", DataType.FLOAT32, [0x1000])
+        worker.submit(entry)
+        entry.handle.wait(20)
+        assert entry.handle.event is device.events[0] and not device.events[0].over
+        device.events[0].failure = RuntimeError("remote process exited")
+        wait_until(lambda: bool(watch.reports))
+        ((rank, reason, _),) = watch.reports
+        assert rank == 0 and "a failed on the device: remote process exited" in reason
+    finally:
+        worker.abort(HorovodInternalError("the end"))
+        assert worker.join(20)
+        worker.close()
