@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from horovod.comm import select
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.lifecycle import context
 from horovod.core.process_set import ProcessSet
@@ -115,23 +116,29 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads.
+    """Whether MPI may be called from several threads at a time.
 
     Raises:
-        ValueError: Horovod does not run, or runs without MPI, as it always does in this version.
+        ValueError: Horovod does not run, or runs without MPI.
     """
     context.current()
-    raise ValueError("Horovod MPI is not enabled; this job does not use MPI.")
+    if not mpi_enabled():
+        raise ValueError("Horovod MPI is not enabled; this job does not use MPI.")
+    from horovod.comm.mpi.runtime import threads_supported  # imports mpi4py, which is there
+
+    return threads_supported()
 
 
 def mpi_enabled() -> bool:
-    """Whether the running job uses MPI: not in this version."""
-    return False
+    """Whether collectives of the running job go over MPI (``HOROVOD_CPU_OPERATIONS=MPI``); False before ``init()``."""
+    if not context.is_initialized():
+        return False
+    return any("mpi" in worker.communicator.engines() for worker in context.current().workers.values())
 
 
 def mpi_built() -> bool:
-    """Whether collectives can run over MPI: not in this version."""
-    return False
+    """Whether collectives can run over MPI: mpi4py is installed. Whether the job was started for that, ``init()`` finds out."""
+    return bool(select.engine("mpi").installed())
 
 
 def gloo_enabled() -> bool:
@@ -155,8 +162,8 @@ def ddl_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """Whether collectives can run over oneCCL: not in this version."""
-    return False
+    """Whether collectives can run over oneCCL: its library is installed."""
+    return bool(select.engine("ccl").installed())
 
 
 def cuda_built() -> bool:

@@ -232,7 +232,7 @@ class Mesh:
                 listener.close()
 
 
-def data_wires(own: Endpoint, other: Endpoint, role: str, group: int) -> list[ConnectionKey]:
+def data_connections(own: Endpoint, other: Endpoint, role: str, group: int) -> list[ConnectionKey]:
     """The connections on which two ranks exchange data: one for each link of their hosts."""
     links = common_links(own.networks, other.networks) if own.host != other.host else []
     return [ConnectionKey(other.rank, role, group, link) for link in range(max(1, len(links)))]

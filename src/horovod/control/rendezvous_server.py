@@ -74,6 +74,7 @@ class RendezvousServer:
             self._listener.close()
             raise
         self._wake_up = WakeUp()
+        self._ending = False
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)
 
@@ -99,7 +100,13 @@ class RendezvousServer:
         self._wake_up.close()
 
     def wait_until_left(self, deadline: float) -> None:
-        """Wait until all clients but one have closed their connections, at most until ``deadline`` (``time.monotonic``)."""
+        """Wait until all clients but one have closed their connections, at most until ``deadline`` (``time.monotonic``).
+
+        A rank may be back already, for its next ``init()``. This server is not the one that it looks for: its connection is
+        closed, and it looks again.
+        """
+        self._ending = True
+        self._wake_up.set()
         with self._lock:
             self._arrived.wait_for(lambda: len(self._clients) <= 1, max(0.0, deadline - time.monotonic()))
 
@@ -155,6 +162,8 @@ class RendezvousServer:
                 self._answer_waiting()
                 self._refuse_abandoned()
                 self._expire()
+                if self._ending:
+                    self._dismiss_newcomers()
             listener.close()
             self._listener.close()
             for client in list(self._clients):
@@ -267,6 +276,11 @@ class RendezvousServer:
                 self._awaited = self._awaited or (next(iter(missing)), reason)
             for waiting in list(group.clients.values()):
                 self._answer(waiting, Refusal(told, False))
+
+    def _dismiss_newcomers(self) -> None:
+        for key in list(self._rendezvous_groups):
+            for waiting in list(self._rendezvous_groups.pop(key).clients.values()):
+                self._dismiss(waiting)
 
     def _keep_waiting(self, key: str, queue: list[tuple[Channel, float]]) -> None:
         if queue:

@@ -147,11 +147,13 @@ def _controller(text: str) -> None:
         )
 
 
-def _device_engine(text: str) -> None:
-    raise ValueError(
-        "there is no such engine for GPU memory in this version; available is none. Without this variable, tensors on GPUs "
-        "travel through host memory"
-    )
+def _device_engine(text: str) -> str:
+    if text.lower() != "host":
+        raise ValueError(
+            "there is no such engine for GPU memory in this version; available is host, with which tensors on GPUs travel "
+            f"through host memory by the engine that {CPU_OPERATIONS} names"
+        )
+    return "host"
 
 
 LONGEST = timedelta(days=20)
@@ -177,6 +179,14 @@ class Config:
     dynamic_process_sets: bool = False
     cpu_operations: str = ""
     """The engine forced for host memory, or "" to choose."""
+    gpu_operations: str = ""
+    """The engine forced for the memory of GPUs, or "" to choose."""
+    hierarchical_allreduce: bool | None = None
+    """Whether allreduces between hosts go in three steps, in the host, between hosts, and in the host; None: where
+    that pays."""
+    hierarchical_allgather: bool | None = None
+    mpi_threads_disable: bool = False
+    """MPI is not initialised for calls from several threads at a time."""
     network_interface: str = ""
     shm_piece_bytes: int = 0
     """Bytes that each rank moves through shared memory at a time; 0: as many as suit the machine's caches."""
@@ -216,6 +226,8 @@ class Config:
             CACHE_CAPACITY: str(self.cache_capacity),
             DISABLE_GROUP_FUSION: str(int(self.disable_group_fusion)),
             DYNAMIC_PROCESS_SETS: str(int(self.dynamic_process_sets)),
+            HIERARCHICAL_ALLREDUCE: str(self.hierarchical_allreduce),
+            HIERARCHICAL_ALLGATHER: str(self.hierarchical_allgather),
             SHM_PIECE_BYTES: str(self.shm_piece_bytes),
             SHM_DIRECT: self.shm_direct,
             BUCKET_BYTES: str(self.bucket_bytes),
@@ -232,7 +244,9 @@ class Config:
         env = os.environ if env is None else env
         # There is one controller, and no engine for devices: these variables are only checked.
         _read(env, CONTROLLER, None, _controller)
-        _read(env, GPU_OPERATIONS, None, _device_engine)
+        torus: bool | None = (
+            _read(env, TORUS_ALLREDUCE, False, _flag) or None
+        )  # the same steps, with NCCL between the hosts
         return Config(
             fusion_threshold=_read(env, FUSION_THRESHOLD, 128 * MEBIBYTE, _integer(0)),
             cycle_time=_read(env, CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3)),
@@ -240,6 +254,10 @@ class Config:
             disable_group_fusion=_read(env, DISABLE_GROUP_FUSION, False, _flag),
             dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),
             cpu_operations=env.get(CPU_OPERATIONS, "").strip().lower(),
+            gpu_operations=_read(env, GPU_OPERATIONS, "", _device_engine),
+            hierarchical_allreduce=_read(env, HIERARCHICAL_ALLREDUCE, torus, _flag),
+            hierarchical_allgather=_read(env, HIERARCHICAL_ALLGATHER, None, _flag),
+            mpi_threads_disable=_read(env, MPI_THREADS_DISABLE, False, _flag),
             network_interface=env.get(NETWORK_INTERFACE, "").strip(),
             shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
             shm_direct=_read(env, SHM_DIRECT, "auto", _one_of("auto", "always", "never")),

@@ -7,7 +7,7 @@ Source: the contract of the public interface for the runtime, section 6.
 
 from __future__ import annotations
 
-_FAMILIES = {"mpi": "MPI", "nccl": "NCCL", "oneccl": "CCL"}
+_FAMILIES = {"mpi": "MPI", "nccl": "NCCL", "ccl": "CCL"}
 _SHORT = {"BROADCAST": "BCAST"}
 _FIXED = {"ADASUM": "MPI_ADASUM_ALLREDUCE"}
 _IRREGULAR = {("GLOO", "ALLTOALL"): "MPI_ALLTOALL"}

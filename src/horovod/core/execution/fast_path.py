@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 
 from horovod.comm.shm.proposals import IDENTITY_BYTES, Proposals
+from horovod.comm.spans import arrays_of
 from horovod.core.coordination.messages import Operation, Request
 from horovod.core.execution.batch import Entry, output_of, scaling
 from horovod.core.execution.connections import Connections
@@ -185,7 +186,8 @@ class FastPath:
             rows = self._proposals.notes()
             entry.handle.result = (tuple(rows),)
             row_elements = math.prod(request.tensors[0].shape[1:])
-            self._proposals.allgather(output_of(entry, 0, sum(rows)), [row_elements * each for each in rows])
+            output = arrays_of(output_of(entry, 0, sum(rows)))[0]
+            self._proposals.allgather(output, [row_elements * each for each in rows])
 
 
 def _uniform(request: Request) -> bool:

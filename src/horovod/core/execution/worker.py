@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.base import Aborted, Communicator, Completion, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import Config
@@ -35,6 +35,7 @@ from horovod.core.execution.batch import Batch, Entry, execute, size_of
 from horovod.core.execution.connections import Connections, ReadyConnections
 from horovod.core.execution.cpu_affinity import ANYWHERE, Placement
 from horovod.core.execution.fast_path import FastPath
+from horovod.core.execution.open_events import LOOK_MILLISECONDS, OpenEvents
 from horovod.core.execution.progress import QUICK_BYTES, Progress, may_drive
 from horovod.core.execution.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
 from horovod.core.submission.handle import Handle
@@ -111,6 +112,7 @@ class WorkerThread:
         self._left = threading.Event()
         self._leaving: str | None = None
         self._said_leave = False
+        self._open_events = OpenEvents(config.timeout.total_seconds())
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
@@ -289,8 +291,14 @@ class WorkerThread:
 
     def _milliseconds(self) -> float | None:
         """How long this thread may sleep; None: without end."""
-        limits = [limit for limit in (self._until_probe(), self.role.milliseconds()) if limit is not None]
-        return min(limits, default=None)
+        limits = [self._until_probe(), self.role.milliseconds(), self._until_look()]
+        return min([limit for limit in limits if limit is not None], default=None)
+
+    def _until_look(self) -> float | None:
+        """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work."""
+        if self._open_events:
+            self._open_events.look(time.monotonic())
+        return LOOK_MILLISECONDS if self._open_events else None
 
     def _until_probe(self) -> float | None:
         """Have the other ranks probed if one is due. Returns the milliseconds until the next; None if nothing is in flight."""
@@ -329,7 +337,7 @@ class WorkerThread:
         self.role.decide()
         while self._schedule.batches:
             batch = self._batch(self._schedule.batches[0])
-            if driven and not may_drive(batch):
+            if driven and not (self.communicator.any_thread and may_drive(batch)):
                 return
             self._schedule.batches.popleft()
             self._carry_out(batch, driven)
@@ -380,9 +388,8 @@ class WorkerThread:
 
     def _run_batch(self, batch: Batch) -> None:
         failure = batch[0][0].error
-        if not failure:
-            execute(self.communicator, self.ranks, batch)
-        self._complete(batch, HorovodInternalError(failure) if failure else None)
+        completion = None if failure else execute(self.communicator, self.ranks, batch)
+        self._complete(batch, HorovodInternalError(failure) if failure else None, completion)
 
     def _done(self, entry: Entry) -> None:
         """Complete a request that ran without an order."""
@@ -390,12 +397,16 @@ class WorkerThread:
             if known is not None:  # else an abort has completed it
                 known.handle.complete(known.error)
 
-    def _complete(self, batch: Batch, error: BaseException | None) -> None:
+    def _complete(self, batch: Batch, error: BaseException | None, completion: Completion = None) -> None:
         entries = self._requests.finish(decision.name for decision, _ in batch)
+        if completion is not None:
+            names = ", ".join(decision.name for decision, _ in batch[:3])
+            self._open_events.add(completion, names, entries, time.monotonic())
         if self._requests.none():
             self.role.settled()
         for entry in entries:
-            if entry is not None:  # else an abort has completed it, or this rank has joined
+            if entry is not None:  # an abort has completed it, or this rank has joined
+                entry.handle.event = completion
                 entry.handle.complete(error or entry.error)
 
     def _stop(self, rank: int, reason: str) -> None:

@@ -226,6 +226,7 @@ def _assemble(
             context.watch,
             lambda *_: None,
             deadline,
+            context.mpi,
         )
     except BaseException:
         for made in sockets.values():

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
+from horovod.comm.engine import MpiRanks
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
@@ -71,6 +72,7 @@ class Generation:
         crowded: on some host the ranks compute with as many threads as there are cores, so no core is free for
             communication; the same on all ranks.
         placement: the cores that this rank's worker threads run on.
+        mpi: where its ranks are in MPI, should it be used.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         process: the id of the process that started it; in a forked child the generation cannot be used.
     """
@@ -88,6 +90,7 @@ class Generation:
         self.crowded = False
         self.placement = ANYWHERE
         self.watch: Watch = NoPeers(self.termination)
+        self.mpi: MpiRanks | None = None
         self.freed: list[int] = []
         self.changes = 0
         self._calls = calls
@@ -171,6 +174,11 @@ class Generation:
         rank_infos = exchange_rank_infos(own, all_gather, seconds)
         check_settings([each.settings for each in rank_infos])
         self._endpoints = [each.endpoint for each in rank_infos]
+        if self.world.communicator is None:
+            launched = tuple(each.launched for each in rank_infos)
+            self.mpi = MpiRanks(None, self.world.launched.size, launched)
+        else:
+            self.mpi = MpiRanks(self.world.communicator, identity.size, tuple(range(identity.size)))
         self.termination.rank_infos = rank_infos
         self.generation = max(each.generation for each in rank_infos)
         cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
@@ -230,6 +238,7 @@ class Generation:
                 self.watch,
                 self.termination.left,
                 deadline,
+                self.mpi,
             )
         self.recording.begin()
         if self._monitor is not None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from horovod.comm.base import Event
 from horovod.core.errors import HorovodInternalError
 
 _log = logging.getLogger("horovod.core")
@@ -54,6 +55,8 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     Attributes:
         error: why the collective failed, once it is done.
         result: what the operation returns beyond the tensors that it fills, for example received splits.
+        event: set before completion, where a device carries the collective out: a stream that uses the outputs must wait for
+            it. None: the outputs are complete.
         driver: the worker that a waiting thread may drive to carry out this collective; None if it may not.
         end: is called just before completion, with the error; it returns the error that waiting threads get. An exception that
             it raises is the error, too.
@@ -63,6 +66,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     driver: Driver | None = None
     error: BaseException | None = None
     result: Any = None
+    event: Event | None = None
     _finished: bool = False
     _next: list[Callable[[], None]] | None = None
 

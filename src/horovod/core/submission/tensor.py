@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from horovod.comm.datatypes import Array, DataType
+from horovod.comm.spans import Vectors
 
 
 class Transfer(Protocol):
@@ -54,5 +55,6 @@ class Tensor(msgspec.Struct, frozen=True):
     transfer: Transfer | None = None
 
 
-Allocate = Callable[[int, int], Array]
-"""``allocate(index, rows)`` makes output ``index`` with that first dimension and returns its flat view. Any thread calls it."""
+Allocate = Callable[[int, int], Array | Vectors]
+"""``allocate(index, rows)`` makes output ``index`` with that first dimension and returns its flat view, or the one vector where
+it lies. Any thread calls it."""

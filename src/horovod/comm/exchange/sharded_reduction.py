@@ -1,4 +1,4 @@
-"""A reduction streamed over an ``Exchange``: the heart of ``comm.tcp.communicator``'s allreduce and reducescatter.
+"""A reduction streamed over an ``Exchange``: how ``comm.exchange.communicator`` carries out allreduce and reducescatter.
 
 Every rank owns one part of the batch. In round k each rank sends piece k of every other's part to its owner; the owner
 reduces the contributions to piece k in rank order and, for an allreduce, sends the result to all. Between any two ranks
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from horovod.comm.datatypes import Array
+from horovod.comm.exchange.base import Exchange, Mark
 from horovod.comm.segments import Segments
-from horovod.comm.tcp.transport import Exchange, Mark
 
 
 def as_bytes(array: Array) -> memoryview:
