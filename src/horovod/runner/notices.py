@@ -37,7 +37,8 @@ def without_effect(options: Options, *, several_hosts: bool = False) -> list[str
         if value is None or value is False:
             continue
         if tunable.without_effect:
-            found[tunable.flag] = (several_hosts and tunable.on_several_hosts) or tunable.without_effect
+            if not (several_hosts and tunable.effect_between_hosts):
+                found[tunable.flag] = tunable.without_effect
         elif tunable.when and tunable.when != tunable.name and not settings.get(tunable.when):
             found[tunable.flag] = f"it needs --{tunable.when.replace('_', '-')}"
     if settings.get("no_stall_check"):
