@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from horovod._keras import learning_rate
-from horovod._keras.values import all_say, broadcast_variables, described, highest
+from horovod._keras.values import all_say, broadcast_variables, highest
+from horovod._models.contents import described
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.core.submission.collectives import allreduce_request, submit

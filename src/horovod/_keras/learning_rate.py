@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod._keras import contents
 from horovod._keras.loss_scale import unwrapped
+from horovod._models import contents
 
 
 def get(optimizer: Any) -> float:

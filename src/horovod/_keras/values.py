@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod._keras import contents
-from horovod.comm.datatypes import Array, data_type_of
+from horovod._models import contents
+from horovod._models.contents import described
+from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.common.reductions import Average, reduction
@@ -20,12 +21,6 @@ from horovod.common.scalars import real, whole
 from horovod.core.execution.batch import shard_rows
 from horovod.core.submission import collectives
 from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Tensor
-
-
-def described(array: Array) -> Tensor:
-    """What the core needs to know of a C-contiguous array."""
-    return Tensor(array.reshape(-1), data_type_of(array), array.shape)
 
 
 def _array(value: Any) -> Array:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from horovod._keras import contents
-from horovod._keras.elastic import ModelState
+from horovod._models import contents
+from horovod._models.state import ModelState
 from horovod.comm.datatypes import Array
 from horovod.elastic.failures import converting
 from horovod.elastic.loop import run_fn
@@ -42,7 +42,7 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
 class TensorFlowKerasState(ModelState):
     """The state of an elastic job that trains a Keras model in a loop of its own.
 
-    Arguments as :class:`horovod._keras.elastic.ModelState`: a model that is built, its optimizer (default: the one that it was
+    Arguments as :class:`horovod._models.state.ModelState`: a model that is built, its optimizer (default: the one that it was
     compiled with), and plain objects.
 
     Args:

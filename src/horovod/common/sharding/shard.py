@@ -1,23 +1,19 @@
 """Divides a data set among the ranks so that all make the same number of steps.
 
-Scripts call it as ``horovod.tensorflow.data`` and ``horovod.keras.data``. Arrays are divided here, data sets of TensorFlow in
-:mod:`horovod.tensorflow.data.datasets`. Nothing is communicated: every rank knows the number of samples.
+Scripts call it as ``horovod.tensorflow.data`` and ``horovod.keras.data``. Nothing is communicated: every rank
+knows the number of samples.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal
+from typing import Any
 
 import numpy as np
 
+from horovod.common.sharding.arrays import shard_arrays
+from horovod.common.sharding.shares import KINDS, Uneven, place, share, steps
 from horovod.core.process_set import ProcessSet, global_process_set
-
-Uneven = Literal["drop", "repeat", "keep"]
-"""What is done with the samples that remain when all ranks have the same number."""
-
-KINDS: Final = ("drop", "repeat", "keep")
 
 
 def shard(
@@ -67,7 +63,7 @@ def shard(
     if shuffle is not False and shuffle is not True:
         _check_positive("shuffle", shuffle)
     if _is_dataset(data):
-        from horovod.tensorflow.data.datasets import shard_dataset
+        from horovod.common.sharding.datasets import shard_dataset
 
         return shard_dataset(data, rank, size, batch_size, shuffle, seed, uneven, drop_remainder)
     if batch_size is not None or shuffle is not False or seed is not None:
@@ -104,71 +100,6 @@ def steps_per_epoch(
     return steps(share(samples, rank, size, uneven), batch_size, drop_remainder)
 
 
-def place(process_set: ProcessSet) -> tuple[int, int]:
-    """This process's rank in a set, and the set's size.
-
-    Raises:
-        ValueError: Horovod does not run, the set is not registered, or this process is not in it.
-    """
-    rank, size = process_set.rank(), process_set.size()
-    if rank is None or size is None:
-        raise ValueError(f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()")
-    return rank, size
-
-
-def share(samples: int, rank: int, size: int, uneven: Uneven) -> int:
-    """How many of ``samples`` samples rank ``rank`` of ``size`` gets.
-
-    Raises:
-        ValueError: some rank would get none. It is raised on all ranks alike.
-    """
-    if samples < 1:
-        raise ValueError("the data set is empty")
-    if uneven == "repeat":
-        return -(-samples // size)
-    if samples < size:
-        raise ValueError(
-            f"{samples} samples are too few for {size} ranks: some would have none. "
-            'Start fewer ranks, or repeat samples with uneven="repeat"'
-        )
-    return (samples - rank + size - 1) // size if uneven == "keep" else samples // size
-
-
-def steps(samples: int, batch_size: int, drop_remainder: bool) -> int:
-    """How many batches one rank's samples make.
-
-    Raises:
-        ValueError: not one.
-    """
-    found = samples // batch_size if drop_remainder else -(-samples // batch_size)
-    if not found:
-        raise ValueError(
-            f"a rank's {samples} samples are less than one batch of {batch_size}, and drop_remainder=True leaves them out; "
-            "lower batch_size, which counts the samples of one rank"
-        )
-    return found
-
-
-def shard_arrays(data: Any, rank: int, size: int, uneven: Uneven) -> Any:
-    """This rank's rows of every array in ``data``, in the same structure.
-
-    Raises:
-        ValueError: no arrays, arrays without rows, or of different lengths.
-    """
-    lengths = {f"{path or 'data'}: {array.shape}": len(array) for path, array in _arrays(data)}
-    if not lengths:
-        raise ValueError(f"neither a tf.data.Dataset nor arrays: {type(data).__name__}")
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"arrays of different lengths: {'; '.join(lengths)}")
-    samples = next(iter(lengths.values()))
-    mine = share(samples, rank, size, uneven)
-    rows: Any = slice(rank, rank + (mine - 1) * size + 1, size)
-    if uneven == "repeat" and samples % size:
-        rows = np.arange(mine) * size + rank
-        rows %= samples
-    return _mapped(data, lambda array: array[rows])
-
-
 def _is_dataset(data: Any) -> bool:
     """Whether it is a data set of TensorFlow. Does not import TensorFlow."""
     tensorflow = sys.modules.get("tensorflow")
@@ -183,32 +114,3 @@ def _check_uneven(uneven: str) -> None:
 def _check_positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name}={value!r}: expected a whole number of at least 1")
-
-
-def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
-    """``data`` with every array changed; None, which Keras takes for weights that are not given, stays."""
-    if data is None:
-        return None
-    if isinstance(data, dict):
-        return {key: _mapped(value, change) for key, value in data.items()}
-    if isinstance(data, tuple | list):
-        values = [_mapped(value, change) for value in data]
-        return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
-    return change(np.asarray(data))
-
-
-def _arrays(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array with its path in the structure."""
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield from _arrays(value, f"{path}[{key!r}]")
-    elif isinstance(data, tuple | list):
-        for number, value in enumerate(data):
-            yield from _arrays(value, f"{path}[{number}]")
-    elif data is not None:
-        array = np.asarray(data)
-        if not array.ndim:
-            raise ValueError(
-                f"{path or 'data'} is neither a tf.data.Dataset nor an array with rows: {type(data).__name__}"
-            )
-        yield path, array

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod._keras import contents
-from horovod._keras.values import described
+from horovod._models import contents
 from horovod.comm.reduction import ReduceOp
-from horovod.common.sharding import place
+from horovod.common.sharding.shares import place
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.observe.call_site import caller
@@ -52,7 +51,7 @@ def evaluate(
     kept = contents.read([variable for _, variable in variables])
     sums = [each.astype(np.float64) for each in kept]
     if sums:
-        tensors = [described(each) for each in sums]
+        tensors = [contents.described(each) for each in sums]
         specs = [
             (f"{_NAME}.{metric}.{number}", tensor.data_type, tensor.shape)
             for number, ((metric, _), tensor) in enumerate(zip(variables, tensors, strict=True))
