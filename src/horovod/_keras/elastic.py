@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 def runtime_errors() -> tuple[type[BaseException], ...]:
-    """The errors with which the frameworks in use report that something in a graph has failed."""
+    """The errors with which the frameworks in use report a failed operation of a graph."""
     kinds: list[type[BaseException]] = []
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
         kinds.append(tensorflow.errors.OpError)
@@ -31,13 +31,13 @@ def runtime_errors() -> tuple[type[BaseException], ...]:
 def make_run(
     shutdown: Callable[[], None], init: Callable[[], None]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The ``run`` of a binding."""
+    """Make ``hvd.elastic.run`` of a binding."""
 
     def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
-        """Decorate a training function so that it goes on when ranks are lost, added or removed.
+        """Decorate a training function so that it continues when ranks are lost, added or removed.
 
-        Its first argument is the state. See :func:`horovod.elastic.loop.run_fn`. Errors with which TensorFlow or JAX report
-        a failed collective are recognised.
+        Its first argument is the state. See :func:`horovod.elastic.loop.run_fn`. The errors with which TensorFlow and JAX
+        report a failed collective are recognised.
         """
         return run_fn(converting(func, *runtime_errors()), Reset(shutdown, init))
 
@@ -47,14 +47,14 @@ def make_run(
 class CommitState:
     """Commit the state every ``batches_per_commit`` batches, and at the end of each epoch.
 
-    Put it last, so that it commits what the other callbacks have set.
+    Put it last in the list, so that it commits what the other callbacks have set.
 
     Args:
         state: the state.
-        batches_per_commit: how many batches a failure may cost.
+        batches_per_commit: the number of batches between two commits, which is the most that a failure discards.
 
     Raises:
-        ValueError: less than one batch.
+        ValueError: ``batches_per_commit`` is less than 1.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -80,11 +80,11 @@ class CommitState:
 
 
 class UpdateBatchState:
-    """Keep ``state.batch`` at the number of the batch within the epoch, from 0; 0 at the end of an epoch.
+    """Set ``state.batch`` to the number of the batch within the epoch, from 0. It is 0 at the end of an epoch.
 
-    Where ``fit`` begins with ``state.batch`` above 0, its first epoch is the rest of one: batches are counted on from there,
-    and the progress bar expects so many fewer. ``fit`` itself makes as many steps as its data has, so give it the rest:
-    ``dataset.skip(state.batch)``.
+    If ``state.batch`` is above 0 when ``fit`` begins, the first epoch is the rest of an interrupted one. Batches are counted
+    from ``state.batch``, and the progress bar expects fewer of them. ``fit`` makes as many steps as its data has, so pass it
+    the rest: ``dataset.skip(state.batch)``.
 
     Args:
         state: a state with an attribute ``batch``.
@@ -115,7 +115,7 @@ class UpdateBatchState:
 
 
 class UpdateEpochState:
-    """Keep ``state.epoch`` at the number of epochs that are complete, over all calls of ``fit``.
+    """Set ``state.epoch`` to the number of completed epochs, over all calls of ``fit``.
 
     Args:
         state: a state with an attribute ``epoch``.
@@ -133,7 +133,7 @@ class UpdateEpochState:
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._first is None:
-            self._first = epoch  # 0, or what fit was given as initial_epoch
+            self._first = epoch  # 0, or the argument initial_epoch of fit
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.epoch = self.initial_epoch + epoch - (self._first or 0) + 1

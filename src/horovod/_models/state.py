@@ -17,16 +17,16 @@ _MUST_BE_BUILT = "Model must be built first. Run `model.build(input_shape)`."
 class ModelState(VariablesState):
     """The state of an elastic job that trains a Keras model: the model, its optimizer and plain objects.
 
-    All ranks make it with the same attributes. The weights of the model and the variables of the optimizer become those of
-    one rank at the start of a round; states of random generators stay each rank's own.
+    Every rank must make it with the same attributes. At the start of a round, all ranks get the model's weights and the
+    optimizer's variables from one rank. The states of random generators are not shared.
 
     Args:
         model: a Keras model whose variables exist.
-        optimizer: default: the one that the model was compiled with.
+        optimizer: the default is the optimizer that the model was compiled with.
         kwargs: plain objects, for example ``batch=0, epoch=0``.
 
     Raises:
-        ValueError: the model is not built; or an attribute would hide a method.
+        ValueError: the model is not built, or an attribute has the name of a method.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
@@ -49,7 +49,7 @@ class ModelState(VariablesState):
 
     def _read(self, variables: Sequence[Any]) -> list[Array]:
         if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()  # inside fit, values are elsewhere
+            self.model.jax_state_sync()  # inside fit, JAX keeps the values outside of the variables
         return contents.views(variables)
 
     def _write(self, variables: Sequence[Any], arrays: Sequence[Array]) -> None:
@@ -57,13 +57,13 @@ class ModelState(VariablesState):
 
     def _before_writing(self) -> None:
         if getattr(self.model, "_jax_state", None) is not None:
-            self.model._jax_state = None  # of a fit that ended with an exception: JAX has given its buffers away
+            self.model._jax_state = None  # after a fit that ended with an exception, these buffers are deleted
             for metric in getattr(self.model, "metrics_variables", ()):
                 metric.assign(np.zeros(metric.shape, str(metric.dtype)))
 
 
 def _make_variables(optimizer: Any, model: Any) -> None:
-    """Have an optimizer make its variables now, so that all ranks have the same ones."""
+    """Build the optimizer now, so that all ranks have the same variables."""
     weights = list(model.trainable_variables)
     if optimizer is None:
         return

@@ -1,4 +1,4 @@
-"""Data for Keras's ranks, on any backend: arrays, or a ``tf.data.Dataset`` where TensorFlow is installed."""
+"""Data for Keras's ranks on any backend: arrays, or a ``tf.data.Dataset`` if TensorFlow is installed."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._keras.backends.tensorflow_backend import reduction_of
-from horovod._keras.compilation import leave_out_xla
+from horovod._keras.compilation import turn_off_xla
 from horovod._keras.exchange import Identity
 from horovod._keras.loss_scale import unwrapped
 from horovod._keras.settings import MODULE, Settings, users_objects
@@ -188,7 +188,7 @@ def adopt(optimizer: Any, settings: Settings) -> Any:
     kind = type(optimizer).__name__
     object.__setattr__(optimizer, "_horovod", LegacyDistribution(settings, kind))
     object.__setattr__(optimizer, "_name", settings.name or f"Distributed{kind}")
-    leave_out_xla(tf.keras.Model)
+    turn_off_xla(tf.keras.Model)
     return optimizer
 
 

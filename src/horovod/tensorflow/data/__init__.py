@@ -1,4 +1,4 @@
-"""Data for TensorFlow's ranks: :func:`shard` deals a ``tf.data.Dataset``, ``compute_service`` has others prepare it."""
+"""Data for TensorFlow's ranks: :func:`shard` divides a data set, and ``compute_service`` prepares it in other jobs."""
 
 from __future__ import annotations
 
