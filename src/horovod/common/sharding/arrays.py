@@ -14,7 +14,7 @@ def shard_arrays(data: Any, rank: int, size: int, uneven: Uneven) -> Any:
     """This rank's rows of every array in ``data``, in the same structure.
 
     Raises:
-        ValueError: no arrays, arrays without rows, or of different lengths.
+        ValueError: there are no arrays, or they have no rows or different lengths.
     """
     lengths = {f"{path or 'data'}: {array.shape}": len(array) for path, array in _arrays(data)}
     if not lengths:
@@ -31,7 +31,7 @@ def shard_arrays(data: Any, rank: int, size: int, uneven: Uneven) -> Any:
 
 
 def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
-    """``data`` with every array changed; None, which Keras takes for weights that are not given, stays."""
+    """Apply ``change`` to every array in ``data``. None, which Keras uses for weights that are not given, stays None."""
     if data is None:
         return None
     if isinstance(data, dict):
@@ -43,7 +43,7 @@ def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _arrays(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array with its path in the structure."""
+    """Every array in ``data`` with its path."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _arrays(value, f"{path}[{key!r}]")

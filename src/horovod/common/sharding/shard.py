@@ -26,28 +26,28 @@ def shard(
     drop_remainder: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """This rank's part of a data set: of ``size`` samples in a row, rank r has the r-th. Every rank passes the same data.
+    """This rank's part of a data set: rank r of ``size`` ranks gets every ``size``-th sample, from the r-th. Every rank must
+    pass the same data.
 
-    The part is taken before anything is shuffled or batched, so that each sample is on one rank. Unless ``uneven`` is "keep",
-    all ranks make the same number of steps, with batches of the same sizes. Nothing is communicated.
+    The part is taken before data are shuffled or batched, so each sample is on one rank. Unless ``uneven`` is "keep", all ranks
+    make the same number of steps, with batches of the same sizes. Nothing is communicated.
 
     Args:
-        data: a ``tf.data.Dataset`` of single samples that knows how many it has, in the same order on every rank; or arrays of
-            one length (of NumPy or what NumPy can read), alone or in tuples, lists and dicts.
-        batch_size: samples of one rank in one step. None: samples stay single, for a ``map`` of one's own and then
-            ``batch``. Not with arrays, which ``fit`` makes batches of.
-        shuffle: True: in a new order in every epoch, through a buffer of all samples of this rank; a number: through a buffer
-            of so many. Not with arrays, which ``fit`` shuffles.
-        seed: of the order; each rank adds its rank. None: follows ``tf.random.set_seed`` where that was called.
-        uneven: for a number of samples that ``size`` does not divide. "drop": the last few, fewer than ``size``, are left
-            out. "repeat": the first few come twice, so that nothing is left out. "keep": every sample once, so that
-            some ranks have one sample, and may make one step, more than others: for evaluation, or for loops that end with
-            ``join()``.
-        drop_remainder: leave out a last batch that is smaller than the others; it is so on all ranks.
-        process_set: the ranks that the samples are divided among; this rank must be a member.
+        data: a ``tf.data.Dataset`` of single samples, of known length and in the same order on every rank. Or arrays of equal
+            length (of NumPy or what NumPy can read), alone or in tuples, lists and dicts.
+        batch_size: the number of samples of one rank in one step. None: samples are not batched, for a custom ``map`` and
+            ``batch``. Not allowed with arrays, because ``fit`` makes batches of these.
+        shuffle: True: a new order in every epoch, with a buffer of all samples of this rank. A number: with a buffer of this
+            size. Not allowed with arrays, because ``fit`` shuffles these.
+        seed: the seed of the order. Each rank adds its rank. None: ``tf.random.set_seed`` determines it.
+        uneven: for a number of samples that is not a multiple of ``size``. "drop": leave out the remaining samples at the end.
+            "repeat": use the first samples twice, so that none is left out. "keep": use every sample once. Some ranks then
+            have one sample more, and may make one step more. This is for evaluation, or for loops that end with ``join()``.
+        drop_remainder: leave out a last batch that is smaller than the others. This is the same on all ranks.
+        process_set: the ranks that share the samples. This rank must be a member.
 
     Returns:
-        A ``tf.data.Dataset``, in batches and prefetched where ``batch_size`` was given; or NumPy arrays in the structure of
+        A ``tf.data.Dataset``, batched and prefetched if ``batch_size`` was given. Or NumPy arrays in the structure of
         ``data``, views where that is possible.
 
     Raises:
@@ -82,17 +82,19 @@ def steps_per_epoch(
     drop_remainder: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """How many steps this rank makes with ``samples`` samples of all ranks together: the length of what :func:`shard` returns.
+    """The number of this rank's steps if all ranks together have ``samples`` samples.
 
-    For data sets that cannot tell, such as those that ``repeat()`` without an end, and for schedules of learning rates.
+    That is the length of what :func:`shard` returns.
+
+    This is for data sets of unknown length, such as those that ``repeat()`` without an end, and for learning-rate schedules.
 
     Args:
-        samples: of all ranks together.
-        batch_size: samples of one rank in one step.
+        samples: the number of samples of all ranks together.
+        batch_size: the number of samples of one rank in one step.
         uneven, drop_remainder, process_set: as for :func:`shard`.
 
     Raises:
-        ValueError: not initialised, or not a single step.
+        ValueError: not initialised, or the number of steps is 0.
     """
     rank, size = place(process_set)
     _check_uneven(uneven)
@@ -101,7 +103,7 @@ def steps_per_epoch(
 
 
 def _is_dataset(data: Any) -> bool:
-    """Whether it is a data set of TensorFlow. Does not import TensorFlow."""
+    """Whether ``data`` is a data set of TensorFlow. Does not import TensorFlow."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(data, tensorflow.data.Dataset)
 

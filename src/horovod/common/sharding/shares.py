@@ -7,16 +7,16 @@ from typing import Final, Literal
 from horovod.core.process_set import ProcessSet
 
 Uneven = Literal["drop", "repeat", "keep"]
-"""What is done with the samples that remain when all ranks have the same number."""
+"""What to do with the samples that remain when all ranks have the same number."""
 
 KINDS: Final = ("drop", "repeat", "keep")
 
 
 def place(process_set: ProcessSet) -> tuple[int, int]:
-    """This process's rank in a set, and the set's size.
+    """This process's rank in a process set, and the size of the set.
 
     Raises:
-        ValueError: Horovod does not run, the set is not registered, or this process is not in it.
+        ValueError: Horovod is not initialised, the set is not registered, or this process is not in it.
     """
     rank, size = process_set.rank(), process_set.size()
     if rank is None or size is None:
@@ -25,10 +25,10 @@ def place(process_set: ProcessSet) -> tuple[int, int]:
 
 
 def share(samples: int, rank: int, size: int, uneven: Uneven) -> int:
-    """How many of ``samples`` samples rank ``rank`` of ``size`` gets.
+    """The number of samples of rank ``rank``, if ``size`` ranks share ``samples`` samples.
 
     Raises:
-        ValueError: some rank would get none. It is raised on all ranks alike.
+        ValueError: on all ranks, if a rank would get no samples.
     """
     if samples < 1:
         raise ValueError("the data set is empty")
@@ -43,10 +43,10 @@ def share(samples: int, rank: int, size: int, uneven: Uneven) -> int:
 
 
 def steps(samples: int, batch_size: int, drop_remainder: bool) -> int:
-    """How many batches one rank's samples make.
+    """The number of batches of a rank with ``samples`` samples.
 
     Raises:
-        ValueError: not one.
+        ValueError: it is 0.
     """
     found = samples // batch_size if drop_remainder else -(-samples // batch_size)
     if not found:
