@@ -36,8 +36,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     broadcast when the first forward pass has initialised it. Other ranks may know its shape earlier.
 
     Args:
-        params: a dict of NDArrays, such as each of the two that ``Module.get_params()`` returns, or of Gluon parameters, such as
-            ``Block.collect_params()``.
+        params: a dict of NDArrays, such as each of the two that ``Module.get_params()`` returns, or of Gluon parameters,
+            such as ``Block.collect_params()``.
         root_rank: the rank whose values are used.
         prefix: a prefix of the names. It is needed if two models have parameters of the same name.
 

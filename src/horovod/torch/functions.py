@@ -159,8 +159,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     Raises:
         ValueError: the optimizer is ``torch.optim.LBFGS``, whose state is not tied to parameters.
-        RuntimeError: the root failed to prepare its state, for example because it contains something that cannot be pickled. The
-            text contains the reason. The root itself raises that exception.
+        RuntimeError: the root failed to prepare its state, for example because it contains something that cannot be pickled.
+            The text contains the reason. The root itself raises that exception.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")

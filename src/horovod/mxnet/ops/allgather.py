@@ -1,4 +1,4 @@
-"""allgather and its grouped form: concatenate the arrays of all ranks along the first dimension. They block until the result is complete."""
+"""allgather and its grouped form: concatenate the arrays of all ranks along the first dimension. They block."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ def variable(array: Any) -> int:
     return ctypes.c_void_p.from_address(array.handle.value).value or 0
 
 
-# oneDNN's operators store some arrays in other layouts: results of convolutions, and in inference their weights. The function of
-# the C API that restores the layout waits for the engine, and an operation of the engine must not. So this calls the C++
+# oneDNN's operators store some arrays in other layouts: results of convolutions, and in inference their weights. The function
+# of the C API that restores the layout waits for the engine, and an operation of the engine must not. So this calls the C++
 # functions that it uses.
 _NDARRAY_BYTES = 1024  # more than it has
 _exported: Any = _LIB
@@ -98,14 +98,15 @@ def readable(array: Any) -> Any:
 
 
 def writable(array: Any) -> Any:
-    """Change the array to the default layout, and return it. Call it only inside an engine operation that writes the array."""
+    """Change the array to the default layout, and return it. Call it only inside an engine operation that writes it."""
     if _change_to_default is not None:
         _change_to_default(variable(array))
     return array
 
 
 def flat(array: Any) -> Array:
-    """The elements of an array as a one-dimensional NumPy array. The array must be new, or :func:`readable` or :func:`writable`.
+    """The elements of an array as a one-dimensional NumPy array. The array must be new, or :func:`readable` or
+    :func:`writable`.
 
     Nothing is copied, and the result does not keep the memory alive.
     """

@@ -1,13 +1,13 @@
 """Runs asynchronous operations in MXNet's dependency engine. They finish later, on a thread of the core.
 
-The engine starts an operation when all earlier writes of the arrays that it reads, and all earlier reads and writes of the arrays
-that it writes, are done. Later uses of these arrays wait for the operation. MXNet's C API takes operations as function pointers,
-which ctypes makes from Python functions. Two alternatives were rejected. Waiting in the script (``wait_to_read``) before a
-collective is submitted stops the script and loses the overlap with backward. ``mx.operator.CustomOp`` occupies one of a few
-threads until the operation is done, so two ranks with a different order can block each other.
+The engine starts an operation when all earlier writes of the arrays that it reads, and all earlier reads and writes of the
+arrays that it writes, are done. Later uses of these arrays wait for the operation. MXNet's C API takes operations as function
+pointers, which ctypes makes from Python functions. Two alternatives were rejected. Waiting in the script (``wait_to_read``)
+before a collective is submitted stops the script and loses the overlap with backward. ``mx.operator.CustomOp`` occupies one of
+a few threads until the operation is done, so two ranks with a different order can block each other.
 
-The C API cannot report errors of such operations. In the engine an error is a C++ object, ``dmlc::Error``; it has the layout of its
-base class ``std::runtime_error``, whose constructor the C++ library exports.
+The C API cannot report errors of such operations. In the engine an error is a C++ object, ``dmlc::Error``; it has the layout
+of its base class ``std::runtime_error``, whose constructor the C++ library exports.
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ def drain(timeout: float | None = None) -> None:
         time.sleep(0.001)
 
 
-# Before a fork, MXNet waits for all operations of its engine while it holds Python's lock. Our operations need this lock, so this
-# waits for them first.
+# Before a fork, MXNet waits for all operations of its engine while it holds Python's lock. Our operations need this lock, so
+# this waits for them first.
 os.register_at_fork(before=drain)
 
 

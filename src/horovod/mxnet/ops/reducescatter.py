@@ -1,4 +1,4 @@
-"""reducescatter and its grouped form: reduce over the ranks; each rank keeps its rows of the result. They block until the result is complete."""
+"""reducescatter and its grouped form: reduce over the ranks; each rank keeps its rows of the result. They block."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Averages gradients for ``DistributedOptimizer`` and ``DistributedTrainer``.
 
-The gradients of all ranks are added up, and the optimizer's ``rescale_grad`` is divided by the number of ranks. Between reduction
-and update, gradients are therefore sums, as existing scripts expect.
+The gradients of all ranks are added up, and the optimizer's ``rescale_grad`` is divided by the number of ranks. Between
+reduction and update, gradients are therefore sums, as existing scripts expect.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Gradients:
     def reduce(self, names: Sequence[str], gradients: Sequence[Any]) -> None:
         """Add up gradients over the ranks, in place. Every member must call it with the same names, types and shapes.
 
-        It returns immediately, and raises the errors of :func:`horovod.mxnet.ops.allreduce.allreduce_`. Gradients are sent in as
-        many requests as the user asked for, each of one type. By default they are cut by size.
+        It returns immediately, and raises the errors of :func:`horovod.mxnet.ops.allreduce.allreduce_`. Gradients are sent in
+        as many requests as the user asked for, each of one type. By default they are cut by size.
 
         Args:
             names: the names of the parameters, for errors and the timeline.

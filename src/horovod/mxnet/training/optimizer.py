@@ -39,9 +39,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise ValueError(f"expected an mxnet.optimizer.Optimizer, not {type(optimizer).__name__}")
         # The base class is not initialised, because all attributes are those of the wrapped optimizer.
-        own_set = (
-            None if process_set is global_process_set else process_set
-        )  # None: the global set of the job in which this is unpickled
+        own_set = None if process_set is global_process_set else process_set  # None: the global set
         self._wrap(optimizer, (gradient_predivide_factor, num_groups, own_set))
         optimizer.rescale_grad *= self._gradients.rescale()
 

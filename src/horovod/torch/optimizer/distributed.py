@@ -2,8 +2,8 @@
 
 A hook on every parameter reports during backward that its gradient is ready (:mod:`horovod.torch.optimizer.readiness`). A
 full bucket is sent immediately and reduced in the memory of the gradients
-(:mod:`horovod.torch.optimizer.gradient_reduction`). When ``backward()`` returns, the gradients are reduced. ``step()`` sends the
-remaining buckets, waits, and steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum, the changes of the
+(:mod:`horovod.torch.optimizer.gradient_reduction`). When ``backward()`` returns, the gradients are reduced. ``step()`` sends
+the remaining buckets, waits, and steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum, the changes of the
 parameters are sent instead of the gradients (:mod:`horovod.torch.optimizer.adasum`).
 """
 
