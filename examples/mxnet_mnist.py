@@ -3,8 +3,8 @@
     horovodrun -np 2 python examples/mxnet_mnist.py
 
 The lines with numbers make it a distributed program. The data are the 1,797 digits of 8 x 8 pixels that come with
-scikit-learn, so nothing is downloaded. ``--data PATH.npz`` reads other data: arrays ``x`` (images, height, width), from 0 to 255,
-and ``y`` (labels from 0), of which the last fifth is for testing.
+scikit-learn, so nothing is downloaded. ``--data PATH.npz`` reads other data: arrays ``x`` (images, height, width), from 0 to
+255, and ``y`` (labels from 0), of which the last fifth is for testing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def main() -> None:
 
     hvd.init()  # 1
     mx.random.seed(hvd.rank())
-    device = (
-        mx.gpu(hvd.local_rank()) if mx.context.num_gpus() else mx.cpu()
-    )  # 2: each process uses its own GPU, if there are GPUs
+    device = mx.gpu(hvd.local_rank()) if mx.context.num_gpus() else mx.cpu()  # 2: each process has its own GPU, if any
     images, labels = load(options.data)
     training = len(images) * 4 // 5
 
@@ -53,9 +51,7 @@ def main() -> None:
 
     steps = training // (options.batch_size * hvd.size())  # the same number on every process
     for epoch in range(1, options.epochs + 1):
-        order = np.random.default_rng(epoch).permutation(training)[
-            hvd.rank() :: hvd.size()
-        ]  # 5: each process uses another part
+        order = np.random.default_rng(epoch).permutation(training)[hvd.rank() :: hvd.size()]  # 5: another part each
         total = mx.nd.zeros((1,), ctx=device)
         for step in range(steps):
             chosen = order[step * options.batch_size :][: options.batch_size]

@@ -4,8 +4,8 @@
     horovodrun -np 2 python examples/pytorch_powersgd.py --compression topk
     horovodrun -np 2 python examples/pytorch_powersgd.py --compression none    # to compare
 
-Both methods store the part of a gradient that was not sent, and add it to the next step's gradient. They make training faster if
-the network is the bottleneck: with many hosts, or large layers. On one host they make it slower.
+Both methods store the part of a gradient that was not sent, and add it to the next step's gradient. They make training faster
+if the network is the bottleneck: with many hosts, or large layers. On one host they make it slower.
 
 The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
 """

@@ -4,9 +4,9 @@
     horovodrun -np 2 python examples/pytorch_synthetic_benchmark.py --batch-size 8       # ResNet-50: minutes on a CPU
     python examples/pytorch_synthetic_benchmark.py --model small                         # one rank, to compare
 
-The scaling efficiency is the speed of all ranks together, divided by their number and by the speed of one rank alone. Processes on
-one machine share its cores and its memory. Ranks without cores of their own slow each other down even without communication.
-``benchmarks/training.py`` measures the two effects separately.
+The scaling efficiency is the speed of all ranks together, divided by their number and by the speed of one rank alone.
+Processes on one machine share its cores and its memory. Ranks without cores of their own slow each other down even without
+communication. ``benchmarks/training.py`` measures the two effects separately.
 """
 
 from __future__ import annotations
