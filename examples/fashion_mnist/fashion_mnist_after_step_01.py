@@ -1,4 +1,4 @@
-"""Step 1: every process knows its rank, and takes a GPU of its own.
+"""Step 1: every process knows its rank, and uses its own GPU.
 
 horovodrun -np 2 python fashion_mnist_after_step_01.py
 """

@@ -1,4 +1,4 @@
-"""Step 2: the first worker speaks for all.
+"""Step 2: only rank 0 prints.
 
 horovodrun -np 2 python fashion_mnist_after_step_02.py
 """

@@ -1,4 +1,4 @@
-"""Step 4: all ranks begin with the first one's weights.
+"""Step 4: all ranks start with the weights of rank 0.
 
 horovodrun -np 2 python fashion_mnist_after_step_04.py
 """

@@ -1,4 +1,4 @@
-"""Step 5: the ranks share an epoch.
+"""Step 5: each rank has its own part of the images.
 
 horovodrun -np 2 python fashion_mnist_after_step_05.py
 """

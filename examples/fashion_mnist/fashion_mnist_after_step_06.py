@@ -1,4 +1,4 @@
-"""Step 6: all ranks see the same metrics.
+"""Step 6: all ranks have the same metrics.
 
 horovodrun -np 2 python fashion_mnist_after_step_06.py
 """

@@ -1,4 +1,4 @@
-"""Step 9: the learning rate rises gradually, and drops later.
+"""Step 9: the learning rate warms up, and drops later.
 
 horovodrun -np 2 python fashion_mnist_after_step_09.py
 """
