@@ -80,5 +80,5 @@ def train(
 
 
 def rate(rows: Rows) -> float:
-    """Images per second in the fastest epoch. In the first, TensorFlow builds its graph, and other work may slow down others."""
+    """Images per second in the fastest epoch. TensorFlow builds its graph in the first, and other work may slow down others."""
     return max(row["images_per_second"] for row in rows)

@@ -127,7 +127,7 @@ def _read(file: Path) -> tuple[Any, Any]:
 
 
 def _fashion_mnist() -> tuple[Any, str]:
-    """Fashion-MNIST from Keras's folder of data sets, or downloaded; or None, and the reason. The ranks of a host take turns."""
+    """Fashion-MNIST from Keras's folder, or downloaded; or None, and the reason. The ranks of a host take turns."""
     folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "datasets"
     folder.mkdir(parents=True, exist_ok=True)
     before = socket.getdefaulttimeout()
