@@ -193,7 +193,7 @@ def check(victim: int, survivors: list[Survival], reason: str) -> None:
         assert "Every collective of this job has ended with this error, on all ranks." in survival.text
         assert survival.again == survival.text  # the same cause for whatever comes later
         assert survival.left == []
-    assert len({survival.text for survival in survivors}) == 1  # one verdict for all
+    assert len({survival.text for survival in survivors}) == 1  # all report the same reason
 
 
 @pytest.fixture

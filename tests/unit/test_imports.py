@@ -14,10 +14,10 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "horovod"
 
 LAYERS = [
     {"__init__"},
-    {"keras"},
-    {"tensorflow"},
+    {"keras", "tensorflow.keras"},
     {"_keras"},
-    {"torch", "mxnet"},
+    {"tensorflow", "torch", "mxnet"},
+    {"_models"},
     {"common.elastic"},
     {"elastic"},
     {"runner", "common"},
@@ -27,12 +27,6 @@ LAYERS = [
 ]
 """From the top. A package may import every package of a lower layer, none of its own layer, and none of a higher one."""
 
-LAZY = {("common", "tensorflow"), ("_keras", "tensorflow")}
-"""May be imported inside of a function, though not when the importing module is imported."""
-
-KNOWN = {("_keras", "tensorflow")}
-"""Imports against the order that are still to be removed. Delete an entry with the last import that needs it."""
-
 
 def layer(package: str) -> int:
     return next(number for number, packages in enumerate(LAYERS) if package in packages)
@@ -40,19 +34,16 @@ def layer(package: str) -> int:
 
 def package_of(module: str) -> str:
     """The entry of the table that a module under ``horovod`` belongs to; its name as after ``horovod.``."""
-    if module == "core.config" or module.startswith("core.config."):
-        return "core.config"
-    if module == "common.elastic" or module.startswith("common.elastic."):  # an old import path, and nothing else
-        return "common.elastic"
-    return module.partition(".")[0]
+    listed = [package for packages in LAYERS for package in packages if f"{module}.".startswith(f"{package}.")]
+    return max(listed, key=len, default=module.partition(".")[0])
 
 
-def imports(tree: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool]]:
-    """Each module under ``horovod`` that is imported, without that prefix, and whether inside of a function."""
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Each module under ``horovod`` that is imported, without that prefix."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             for other in node.orelse:
-                yield from imports(other, lazy)
+                yield from imports(other)
             continue
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -62,21 +53,19 @@ def imports(tree: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool]]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
             if name.startswith("horovod.") and name.partition(".")[2] != "__version__":
-                yield name.removeprefix("horovod."), lazy
-        yield from imports(node, lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+                yield name.removeprefix("horovod.")
+        yield from imports(node)
 
 
 def edges() -> dict[tuple[str, str], set[str]]:
-    """Each import against the order as (importing package, imported package), with the files."""
+    """Each import against the order, also inside of a function, as (importing package, imported package), with the files."""
     found: dict[tuple[str, str], set[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         own = package_of(module)
-        for imported, lazy in imports(ast.parse(path.read_text())):
+        for imported in imports(ast.parse(path.read_text())):
             edge = own, package_of(imported)
             if edge[0] == edge[1] or layer(edge[0]) < layer(edge[1]):
-                continue
-            if lazy and edge in LAZY:
                 continue
             found.setdefault(edge, set()).add(str(path.relative_to(SOURCE)))
     return found
@@ -89,14 +78,8 @@ def test_every_package_has_a_place_in_the_table() -> None:
 
 
 def test_imports_run_one_way() -> None:
-    wrong = {edge: files for edge, files in edges().items() if edge not in KNOWN}
+    wrong = edges()
     assert not wrong, f"imports against the order: {wrong}"
-
-
-def test_every_known_exception_is_still_needed() -> None:
-    """One that is not would hide the next import of its kind."""
-    gone = {edge for edge in KNOWN if edge not in edges()}
-    assert not gone, f"delete from KNOWN: {gone}"
 
 
 @pytest.mark.parametrize("module", ["horovod", "horovod.common.basics", "horovod.runner"])

@@ -1,4 +1,4 @@
-"""What one wrapped Keras 3 optimizer remembers, and how it turns local gradients into those of all ranks."""
+"""The distributed part of one Keras 3 optimizer: its settings, its local variables, and the reduction of its gradients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from horovod.common.local_gradients import reduce_shared
 from horovod.common.local_variables import LocalVariables
 
 Key = Callable[[Any], Any]
-"""What identifies a variable, whichever of its wrappers is at hand."""
+"""Returns a key that is equal for all objects that stand for the same variable."""
 
 
 class Reducer(Protocol):
-    """One optimizer's gradients on one backend."""
+    """Reduces one optimizer's gradients on one backend."""
 
     def __call__(
         self,
@@ -27,21 +27,21 @@ class Reducer(Protocol):
         op: ReduceOp,
         factor: float,
     ) -> list[Any]:
-        """The reduced gradients. Called while a graph is traced, or each time where there is none.
+        """Return the reduced gradients. It is called when a graph is traced, or in every step if there is no graph.
 
         Args:
-            variables: whose gradients they are, for names in errors.
-            cut: which gradients travel together, as indices; None: the backend knows best.
+            variables: the variables of the gradients, for names in errors.
+            cut: the indices of the gradients of each request. None: the backend decides.
             factor: multiplies the result.
         """
 
     def reduced_before(self, gradient: Any, variable: Any) -> bool:
-        """Whether ``horovod.tensorflow.DistributedGradientTape`` has returned ``gradient``, so that it is applied as it is."""
+        """Whether a ``horovod.tensorflow.DistributedGradientTape`` has already reduced ``gradient``."""
         return False
 
 
 def variable_name(variable: Any) -> str:
-    """As the user sees it."""
+    """The name of a variable in messages."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
 
 
@@ -50,7 +50,7 @@ class Distribution:
 
     Attributes:
         pending: the variables whose accumulated gradients are about to be applied.
-        noticed: Keras has passed accumulated gradients on to be reduced.
+        noticed: Keras has called the method that reduces accumulated gradients.
     """
 
     def __init__(self, settings: Settings, reducer: Reducer, key: Key) -> None:
@@ -65,12 +65,12 @@ class Distribution:
 
     @property
     def suspended(self) -> bool:
-        """Whether gradients that come now are reduced already."""
+        """Whether this is inside :meth:`reduced_already`."""
         return self._suspended > 0
 
     @contextmanager
     def reduced_already(self) -> Iterator[None]:
-        """A block in which the optimizer gets gradients that need no reduction."""
+        """A block in which the optimizer gets gradients that are reduced already."""
         self._suspended += 1
         try:
             yield
@@ -79,7 +79,7 @@ class Distribution:
 
     @contextmanager
     def accumulating(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
-        """A block in which Keras adds ``gradients`` to earlier ones. What of them was reduced before stays so as a sum."""
+        """A block in which Keras adds ``gradients`` to earlier ones. Those that are reduced already are not reduced again."""
         self._arrived = self._reduced_before(gradients, variables)
         try:
             yield
@@ -91,25 +91,25 @@ class Distribution:
         return {self._key(variable) for gradient, variable in pairs if self._reducer.reduced_before(gradient, variable)}
 
     def keep_local(self, variable: Any) -> None:
-        """Leave gradients of ``variable`` to each rank."""
+        """Do not reduce the gradients of ``variable``."""
         self._local.add(variable)
 
     def keep_layers_local(self, layers: Sequence[Any]) -> None:
-        """Leave gradients of whatever trainable weights these layers have, or will have once they are built."""
+        """Do not reduce the gradients of these layers' trainable weights, also of weights that a layer makes later."""
         self._local.add_layers(layers)
 
     def active(self) -> bool:
-        """Whether gradients are reduced: this rank is a member of the process set, and not the only one."""
+        """Whether this rank reduces gradients; see :meth:`ReductionSettings.active`."""
         return self.settings.active()
 
     def accumulation(self, steps: int | None) -> float:
-        """What turns Keras's means over ``steps`` calls into what was asked for: sums, unless they are to be averaged."""
+        """The factor for gradients that Keras has averaged over ``steps`` calls. It makes sums, unless means are wanted."""
         return float(self.settings.passes) if steps and not self.settings.average_aggregated else 1.0
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], factor: float = 1.0) -> list[Any]:
-        """The gradients to apply instead of ``gradients``; None stays None.
+        """The gradients to apply instead of ``gradients``. None stays None.
 
-        Every member of the process set calls it for the same variables, in the same order.
+        Every member of the process set must call it for the same variables in the same order.
 
         Args:
             factor: multiplies the result.
@@ -135,7 +135,7 @@ class Distribution:
         result = reduce_shared(
             gradients, kept, lambda shared: self._exchange(gradients, variables, shared, settings.op, factor)
         )
-        # Such a "gradient" is the new value of the variable: scales and largest values of 8-bit floats.
+        # Such a "gradient" is the new value of its variable, for example the scale of 8-bit floats.
         largest = self._exchange(gradients, variables, overwriting, ReduceOp.MAX, 1.0)
         for index, value in zip(overwriting, largest, strict=True):
             result[index] = value
@@ -144,14 +144,14 @@ class Distribution:
     def _exchange(
         self, gradients: Sequence[Any], variables: Sequence[Any], chosen: Sequence[int], op: ReduceOp, factor: float
     ) -> list[Any]:
-        """The gradients with the indices ``chosen``, reduced."""
+        """Reduce the gradients with the indices ``chosen``."""
         if not chosen:
             return []
         mine = [variables[index] for index in chosen]
         return self._reducer([gradients[index] for index in chosen], mine, self._cut(mine), op, factor)
 
     def _cut(self, variables: Sequence[Any]) -> list[list[int]] | None:
-        """Which of ``variables`` travel together: a number of parts, or as the user listed them, the others each alone."""
+        """The indices of the variables of each request. A variable that no list of the user contains has its own request."""
         groups = self.settings.groups
         if groups is None:
             return None

@@ -1,4 +1,4 @@
-"""What ``DistributedOptimizer(...)`` was asked to do, checked once, the same for every version of Keras and every backend."""
+"""Checks the arguments of ``DistributedOptimizer``, for every version of Keras and every backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod.core.submission.arguments import set_id
 from horovod.observe.call_site import caller
 
 MODULE = "horovod._keras"
-"""The ``__module__`` of every class that wraps an optimizer's."""
+"""The ``__module__`` of every class of distributed optimizers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,10 @@ class Settings(ReductionSettings):
     """Arguments of a distributed optimizer.
 
     Attributes:
-        name: of the optimizer; None: made of its class.
-        device_dense, device_sparse: where TensorFlow puts results.
-        average_aggregated: gradients accumulate over ``passes`` calls as means, not as sums.
-        scale_local: divide gradients of local variables by the number of ranks.
+        name: the name of the optimizer. None: made from the name of its class.
+        device_dense, device_sparse: the devices on which TensorFlow puts dense and sparse results.
+        average_aggregated: gradients that accumulate over ``passes`` calls are averaged, not summed.
+        scale_local: the gradients of local variables are divided by the number of ranks.
     """
 
     name: str | None = None
@@ -49,10 +49,10 @@ def checked(
     scale_local_gradients: bool = True,
     **rest: Any,
 ) -> Settings:
-    """The settings, from arguments as users write them.
+    """The settings for the arguments that the user passed.
 
     Raises:
-        ValueError: an argument is wrong; the text says which.
+        ValueError: an argument is wrong. The text says which.
     """
     set_id(process_set)
     chosen = None if op is None else reduction(op)
@@ -78,5 +78,5 @@ def checked(
 
 
 def users_objects(custom_optimizers: Any, custom_objects: Any) -> dict[str, Any]:
-    """What Keras must know of the user's to load a file, by name."""
+    """The user's classes by name, for Keras to load a file."""
     return {**{kind.__name__: kind for kind in custom_optimizers or ()}, **(custom_objects or {})}

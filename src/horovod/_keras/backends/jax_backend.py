@@ -1,8 +1,8 @@
-"""Keras on JAX: gradients leave a jitted train step through a callback and come back into it.
+"""Keras on JAX: a callback in the jitted train step reduces the gradients.
 
-On a CPU the callback gets the memory of the gradients themselves and reduces them in place (measured beside
-``jax.experimental.io_callback``: six times as fast for 64 MB, and free of the waits that callbacks which make JAX arrays
-can run into). On other devices JAX copies to host memory and back.
+On a CPU the callback gets the memory of the gradients and reduces them in place. For 64 MB this is six times as fast as
+``jax.experimental.io_callback``, and it cannot block as a callback that makes JAX arrays can. On other devices JAX copies the
+gradients to host memory and back.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Compression:
 
 
 class JaxReducer(Reducer):
-    """One optimizer's gradients, traced into whatever computation is under way."""
+    """Reduces one optimizer's gradients in the computation that is being traced."""
 
     def __init__(self, settings: Settings) -> None:
         self._compression = settings.compression
@@ -91,7 +91,7 @@ class JaxReducer(Reducer):
 
 
 def _in_host_memory(change: Callable[[Sequence[Array]], None], arrays: Sequence[Any]) -> list[Any]:
-    """The arrays after ``change`` has worked on their contents; a part of a jitted computation where one is traced."""
+    """Apply ``change`` to the arrays in host memory, in the computation if one is being traced. Returns the results."""
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays]  # type: ignore[no-untyped-call]  # as JAX has it
     if buffer_callback is not None and jax.default_backend() == "cpu":
 

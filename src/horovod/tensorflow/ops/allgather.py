@@ -1,4 +1,4 @@
-"""allgather and its grouped form: tensors of all ranks, one after another along the first dimension."""
+"""allgather and its grouped form: concatenate the tensors of all ranks along the first dimension."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUPED = "HorovodGroupedAllgather"
 
 
 def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> Submission:
-    """A submission of one request. Outputs: the gathered tensors, then int32 (tensors, ranks), the rows by rank."""
+    """A submission of one request. Outputs: the gathered tensors, and each rank's rows as int32 (tensors, ranks)."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
@@ -61,10 +61,10 @@ def _gather(kind: str, name: Name, tensors: Sequence[Any], process_set: ProcessS
 
 
 def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[Any]:
-    """The gradients: averaged over the ranks, then this rank's rows. Scripts rely on the average; an adjoint would sum.
+    """This rank's rows of the gradients, averaged over the ranks. The adjoint is a sum, but scripts rely on the average.
 
     Args:
-        rows: int32 (tensors, ranks): how many rows of each came from each rank.
+        rows: int32 (tensors, ranks): the number of rows of each tensor that each rank contributed.
     """
     dense = [tf.convert_to_tensor(grad) for grad in grads]
     averaged = reduce_dense(REDUCE, collective_name(REDUCE, None, dense), dense, Average, 1.0, 1.0, process_set)
@@ -80,11 +80,11 @@ def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[A
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The tensors of all members of ``process_set``, one after another along dimension 0 in rank order. Differentiable.
+    """Concatenate the tensors of all members of ``process_set`` along dimension 0 in rank order. Differentiable.
 
-    Every member calls it with the same name. First dimensions may differ between ranks, 0 included; the others and the
-    dtype must agree. Errors as :func:`horovod.tensorflow.ops.allreduce.allreduce`; a tensor without dimensions fails on
-    all ranks.
+    Every member must call it with the same name. First dimensions may differ between ranks, and may be 0. The others and the
+    dtype must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`. A tensor without dimensions is
+    an error on all ranks.
     """
     set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)
@@ -99,7 +99,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """:func:`allgather` of several tensors that become ready together; a list. Differentiable."""
+    """:func:`allgather` of several tensors in one request. Returns a list in their order. Differentiable."""
     set_id(process_set)
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not converted:

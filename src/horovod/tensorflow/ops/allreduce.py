@@ -61,20 +61,21 @@ def allreduce(
 ) -> Any:
     """``postscale_factor * reduce(op, prescale_factor * tensor)`` over the ranks of ``process_set``. Differentiable.
 
-    Every member calls it with the same name, shape, dtype, op and factors, eagerly or in a graph.
+    Every member must call it with the same name, shape, dtype, op and factors, eagerly or in a graph.
 
     Args:
-        tensor: a tensor, variable, or ``tf.IndexedSlices``: of the latter everybody's values and indices are gathered.
+        tensor: a tensor, a variable, or ``tf.IndexedSlices``, whose values and indices are gathered from all ranks.
         average: deprecated; use ``op``.
-        device_dense, device_sparse: where the result is put; the reduction itself is done in host memory.
-        compression: how the tensor travels; not for ``tf.IndexedSlices``.
+        device_dense, device_sparse: the device that the result is put on. The reduction itself uses host memory.
+        compression: compresses the tensor before it is sent. Not used for ``tf.IndexedSlices``.
         op: ``hvd.Average`` (the default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
-        name: identifies the call; by default the tensor's name in a graph, and a number in eager execution.
-        ignore_name_scope: in a graph, leave the scopes out of the name.
+        name: identifies the call. The default is the tensor's name in a graph, and a number in eager execution.
+        ignore_name_scope: leave a graph's name scopes out of the name.
 
     Raises:
-        tf.errors.InvalidArgumentError, which is a ValueError too: bad arguments, a name in flight, not a member.
-        TypeError: elements that cannot be communicated.
+        tf.errors.InvalidArgumentError, which is a ValueError too: a bad argument, a name that is still in use, or this
+            rank is not a member.
+        TypeError: the elements are of a type that cannot be communicated.
         tf.errors.FailedPreconditionError, which is a HorovodInternalError too: the ranks disagree, or not initialised.
         tf.errors.UnknownError, which is a HorovodInternalError too: the job has failed or was shut down.
         In a graph, when it is run: InvalidArgumentError for the first, UnknownError for the last two.
@@ -97,7 +98,7 @@ def allreduce(
 
 
 def placed(tensor: Any, device: str | None) -> Any:
-    """The tensor on ``device``; where it is if that is ""."""
+    """The tensor on ``device``. If ``device`` is empty, the tensor is returned unchanged."""
     if not isinstance(device, str | None):
         raise TypeError(f"device_dense={shown(device)}: expected the name of a device, such as '/cpu:0'")
     if not device:
@@ -120,7 +121,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """:func:`allreduce` of several tensors that become ready together; a list in their order. Differentiable."""
+    """:func:`allreduce` of several tensors in one request. Returns a list in their order. Differentiable."""
     set_id(process_set)
     prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
     compression = compressor(compression)

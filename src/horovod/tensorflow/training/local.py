@@ -1,4 +1,4 @@
-"""Variables whose gradients are not reduced: those of a part of a model that each rank has for itself."""
+"""Variables whose gradients are not reduced, because each rank has a part of the model of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LocalSources(LocalVariables):
         super().__init__(process_set, scale, identity)
 
     def scaled(self, gradient: Any) -> Any:
-        """What is applied for a local gradient."""
+        """A local gradient, divided by the number of ranks if it is to be scaled."""
         size = self.divisor()
         if gradient is None or size == 1:
             return gradient
@@ -43,5 +43,5 @@ class LocalSources(LocalVariables):
         return reduce_shared(gradients, self.kept(gradients, sources), reduce)
 
     def kept(self, gradients: Sequence[Any], sources: Sequence[Any]) -> dict[int, Any]:
-        """By index, what is applied for the gradients of local sources."""
+        """The gradients of local sources by their index, scaled."""
         return {index: self.scaled(gradients[index]) for index in self.split(sources)[0]}

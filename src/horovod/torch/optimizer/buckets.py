@@ -1,4 +1,4 @@
-"""A bucket: parameters of an optimizer whose gradients travel in one request.
+"""A bucket: parameters of an optimizer whose gradients are sent in one request.
 
 :mod:`horovod.torch.optimizer.bucket_cutting` decides which parameters share a bucket, and
 :mod:`horovod.torch.optimizer.readiness` decides when a bucket is sent.
@@ -54,14 +54,14 @@ class Slot:
 
 
 class Bucket:
-    """Parameters whose gradients travel together.
+    """Parameters whose gradients are sent in one request.
 
     Attributes:
-        slots: of its parameters.
-        waiting: how many of the slots have a gradient that is not ready.
-        handle: of the reduction in flight; None if there is none.
+        slots: the slots of its parameters.
+        waiting: the number of slots whose gradient is not ready.
+        handle: the handle of the running reduction, or None.
         reduced: whether the reduction of this step is complete.
-        sent: the gradients in flight, one for each slot. None for a parameter without a gradient.
+        sent: the gradients that are being reduced, one for each slot. None for a parameter without a gradient.
         after: functions to call when the reduction is complete.
     """
 
@@ -93,7 +93,7 @@ class Bucket:
 
     @property
     def open(self) -> bool:
-        """Whether this step has not sent it yet."""
+        """Whether the bucket has not been sent in this step."""
         return self.handle is None and not self.reduced
 
     def reset(self, passes: int) -> None:
@@ -121,7 +121,7 @@ class Bucket:
         Raises:
             HorovodInternalError: the reduction failed.
             AssertionError: the script has changed or replaced a gradient since it was sent. The script may set a gradient to
-                None: then the parameter does not move. PyTorch does not count what the reduction writes.
+                None: then the parameter is not changed. PyTorch does not count the writes of the reduction.
         """
         if self.handle is None:
             return
@@ -155,7 +155,7 @@ class Bucket:
 
         Args:
             tensors: contiguous, on one device.
-            line: of the user's code, for errors.
+            line: the line of the user's code, for errors.
         """
         memory = memory_of(tensors)
         prepared = self._prepared
@@ -163,7 +163,7 @@ class Bucket:
             prepared = None
         if prepared is not None and memory.device == HOST:
             return self.submit_again(tensors, process_set_id)
-        if memory.device != HOST:  # PyTorch does not count the copy of the result if it goes to an alias
+        if memory.device != HOST:  # PyTorch does not count a copy of the result into an alias
             tensors = [tensor.data for tensor in tensors]
         sources, targets = memory.reduce(tensors, tensors)
         if prepared is None:
@@ -187,10 +187,10 @@ class Bucket:
         return handle
 
     def matches(self, device: str, slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> bool:
-        """Whether the last request describes these tensors: same slots, classes, types and shapes. Never for a None.
+        """Whether the last request has the same slots, classes, types and shapes as these tensors. False if one is None.
 
         Args:
-            device: of the tensors.
+            device: the device of the tensors.
         """
         if self._prepared is None:
             return False

@@ -1,4 +1,4 @@
-"""The hook by which an optimizer learns that a backward pass has added to a parameter's gradient."""
+"""A hook that tells an optimizer when a backward pass has added to a parameter's gradient."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class GradientHook:
     If several optimizers share a parameter, the one made last has the hook. The others send the gradient in their ``step()``.
 
     Args:
-        heard: must not hold the optimizer, because the parameter holds ``heard``. A plain function: PyTorch takes three times
-            as long to call an object.
+        heard: a plain function, because PyTorch needs three times as long to call an object. It must not refer to the
+            optimizer, because the parameter refers to ``heard``.
 
     Attributes:
         implementation: the address of PyTorch's C++ tensor that the hook is registered with.
@@ -42,7 +42,7 @@ class GradientHook:
     def restore(self) -> None:
         """Register the hook with the parameter's present C++ tensor.
 
-        ``module.to()`` with parameter swapping gives a parameter another C++ tensor, which calls no hooks.
+        ``module.to()`` with parameter swapping gives a parameter another C++ tensor, which has no hooks.
         """
         self.implementation = self._parameter._cdata
         self._parameter._post_accumulate_grad_hooks = self._parameter._post_accumulate_grad_hooks

@@ -227,9 +227,9 @@ class GradientReduction(Readiness):
         return gradient
 
     def _nothing(self, slot: Slot) -> torch.Tensor:
-        """What travels for a parameter without a gradient, which becomes its gradient.
+        """Zeros to send for a parameter without a gradient. They become its gradient.
 
-        A parameter that is frozen, or whose gradient the user has removed after backward, stays without one.
+        A frozen parameter, or one whose gradient the script has removed after backward, still gets no gradient.
         """
         parameter = slot.parameter
         gradient: torch.Tensor
@@ -248,20 +248,20 @@ class GradientReduction(Readiness):
         return gradient
 
     def _compressed(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        """The contiguous, compressed tensor that travels for a gradient; notes what undoes it."""
+        """The contiguous, compressed tensor to send for a gradient. It is decompressed after the reduction."""
         compressed, context = self._single.compress(gradient.detach())
-        travels: torch.Tensor = compressed.contiguous()
-        if travels is not gradient:
-            bucket.after.insert(0, partial(self._restore, slot, gradient, travels, context))
-        return travels
+        sent: torch.Tensor = compressed.contiguous()
+        if sent is not gradient:
+            bucket.after.insert(0, partial(self._restore, slot, gradient, sent, context))
+        return sent
 
-    def _restore(self, slot: Slot, gradient: torch.Tensor, travelled: torch.Tensor, context: Any) -> None:
+    def _restore(self, slot: Slot, gradient: torch.Tensor, received: torch.Tensor, context: Any) -> None:
         with torch.no_grad():
-            gradient.copy_(self._single.decompress(travelled, context))
+            gradient.copy_(self._single.decompress(received, context))
         slot.version = gradient._version
 
     def _densified(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        """A dense copy that travels for a sparse gradient, which is sparse again afterwards."""
+        """A dense copy to send for a sparse gradient. The result is made sparse again."""
         slot.sparse = True
         dense = gradient.detach().to_dense()
 

@@ -1,7 +1,7 @@
-"""An optimizer's parameters, in the buckets in which their gradients travel.
+"""An optimizer's parameters and their buckets.
 
-Parameters may be added, frozen and unfrozen at any time. Buckets belong to a generation: its first step cuts them, by
-properties that are the same on all ranks.
+Parameters may be added, frozen and unfrozen at any time. Buckets belong to a generation. Its first step cuts them by properties
+that are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class OptimizerParameters(ABC):
     """The parameters of one optimizer.
 
     Args:
-        optimizer: the derived optimizer, complete but for its distributed part.
+        optimizer: the distributed optimizer, before it has its distributed part.
 
     Attributes:
-        name: of the optimizer in requests; "" until its first step in a generation.
-        generation: that the buckets are for; -1 until then.
-        passes: backward passes per step.
+        name: the name of the optimizer in requests. "" until its first step in a generation.
+        generation: the generation of the buckets. -1 until then.
+        passes: the number of backward passes per step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
-        self._reference = weakref.ref(optimizer)  # weak, so that dropping the optimizer frees both at once
+        self._reference = weakref.ref(optimizer)  # weak, so that deleting the optimizer frees both immediately
         self.settings = settings
         self.identity = identity
         self.name = ""
@@ -52,17 +52,19 @@ class OptimizerParameters(ABC):
 
     @abstractmethod
     def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """A backward pass has added to a gradient."""
+        """Called when a backward pass has added to a gradient."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer that this is a part of."""
         optimizer = self._reference()
-        assert optimizer is not None, "only the optimizer and its hooks call this, and the hooks go with the optimizer"
+        assert optimizer is not None, (
+            "only the optimizer and its hooks call this, and the hooks are removed with the optimizer"
+        )
         return optimizer
 
     def adopt(self) -> None:
-        """Adopt parameters that are new or no longer frozen. Every rank has the same ones at the same step."""
+        """Adopt parameters that are new or no longer frozen. They must be the same on every rank at the same step."""
         optimizer = self.optimizer
         self._frozen.clear()
         self._parameters = _number_of_parameters(optimizer)
@@ -101,13 +103,13 @@ class OptimizerParameters(ABC):
             self._cut()
 
     def communicates(self) -> bool:
-        """Whether this rank reduces anything, now."""
+        """Whether this rank reduces gradients at present."""
         return (
             is_initialized() and bool(self.settings.process_set.included()) and (size() > 1 or running().config.elastic)
         )
 
     def _listen(self) -> None:
-        """Register a hook with every parameter, on a rank that takes part in the reduction."""
+        """Register a hook with every parameter, if this rank reduces gradients."""
         if self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
@@ -138,7 +140,7 @@ def _heard(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[
 
 
 def _let_go(slots: dict[torch.Tensor, Slot], buckets: list[Bucket]) -> None:
-    """Remove the hooks and release the parameters, when the optimizer is gone."""
+    """Remove the hooks and release the parameters. Called when the optimizer is deleted."""
     for slot in slots.values():
         if slot.hook is not None:
             slot.hook.remove()

@@ -49,9 +49,9 @@ _ZERO_GRAD_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     f"This would clear gradients that are being reduced. {_AFTER_AN_EXCEPTION}"
 )
-_INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are this rank's own; leave the block before {what}"
+_INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave the block before {what}"
 
-_everyone: weakref.WeakValueDictionary[int, Readiness] = weakref.WeakValueDictionary()
+_optimizers: weakref.WeakValueDictionary[int, Readiness] = weakref.WeakValueDictionary()
 """The optimizers of this process, in the order in which they were made."""
 _count = count()
 
@@ -73,7 +73,7 @@ class Readiness(OptimizerParameters):
     """The distributed part of one optimizer: its parameters, and the progress of backward for each.
 
     Attributes:
-        phase: of the present step.
+        phase: the phase of the present step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
@@ -81,7 +81,7 @@ class Readiness(OptimizerParameters):
         self._paused = False
         self._original: weakref.ref[torch.optim.Optimizer] | None = None
         super().__init__(optimizer, settings, identity)
-        _everyone[next(_count)] = self
+        _optimizers[next(_count)] = self
 
     @abstractmethod
     def send(self, bucket: Bucket) -> None:
@@ -89,7 +89,7 @@ class Readiness(OptimizerParameters):
 
     @abstractmethod
     def end_backward(self) -> None:
-        """Called at the end of a backward pass if no optimizer of this process :attr:`holds_back` a bucket."""
+        """Called at the end of a backward pass, unless an optimizer of this process :attr:`holds_back` a bucket."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -97,31 +97,31 @@ class Readiness(OptimizerParameters):
 
     @abstractmethod
     def before_scaler_steps(self) -> None:
-        """A gradient scaler is about to step: it has unscaled the gradients, or does so next.
+        """Called before a gradient scaler steps. It has unscaled the gradients, or does so next.
 
         Raises:
-            AssertionError: they are not reduced.
+            AssertionError: the gradients are not reduced.
         """
 
     @property
     def reduced(self) -> bool:
-        """Whether the gradients are reduced, and no step has used them."""
+        """Whether the gradients are reduced, and no step has used them yet."""
         return self.phase in (Phase.REDUCED, Phase.SYNCHRONIZED)
 
     @property
     def under_way(self) -> bool:
-        """Whether something is being reduced right now."""
+        """Whether a bucket is being reduced."""
         return any(bucket.handle is not None for bucket in self.buckets)
 
     def derived_from(self, original: torch.optim.Optimizer) -> None:
-        """Remember the optimizer that the user wrapped, for schedulers that were made for it."""
+        """Remember the optimizer that the user wrapped. A learning-rate scheduler may refer to it."""
         self._original = weakref.ref(original)
 
     def tell_schedulers(self) -> None:
-        """Let a learning-rate scheduler of the original see that steps are made."""
+        """Let a learning-rate scheduler of the original optimizer know that steps are made."""
         original: Any = self._original() if self._original is not None else None
         if original is not None:
-            original._opt_called = True  # where PyTorch's schedulers look
+            original._opt_called = True  # PyTorch's schedulers check this
 
     def add_parameters(self) -> None:
         """Adopt parameters that were added to the optimizer, perhaps in the middle of a step."""
@@ -133,15 +133,15 @@ class Readiness(OptimizerParameters):
         """Begin a step: the script discards the gradients.
 
         Raises:
-            AssertionError: some gradients are complete, and may be on their way.
+            AssertionError: some gradients are complete, and may already be sent.
         """
         if is_initialized():
             self.prepare()
         if self.phase is Phase.FILLING and any(bucket.waiting != len(bucket.slots) for bucket in self.buckets):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
         self.begin()
-        for other in _everyone.values():
-            if other.phase is Phase.NEW:  # the script begins steps with zero_grad(), and has not called it for that one
+        for other in _optimizers.values():
+            if other.phase is Phase.NEW:  # the script calls zero_grad(), but has not called it for this optimizer
                 other.phase = Phase.STEPPED
 
     def begin(self) -> None:
@@ -158,10 +158,10 @@ class Readiness(OptimizerParameters):
                 hook.restore()
 
     def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """A backward pass has added to a gradient.
+        """Called when a backward pass has added to a gradient.
 
         Raises:
-            AssertionError: it had all its passes already.
+            AssertionError: the gradient had already got all its passes.
         """
         before, slot.version = slot.version, gradient._version
         if self.phase is not _FILLING and not self._begins_with(slot, before):
@@ -170,7 +170,7 @@ class Readiness(OptimizerParameters):
             self.prepare()
         bucket = slot.bucket
         if bucket is None:
-            return  # in this generation the rank takes no part
+            return  # this rank does not reduce in this generation
         if self._paused:
             if bucket.handle is not None:
                 raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
@@ -188,17 +188,17 @@ class Readiness(OptimizerParameters):
             torch.autograd.Variable._execution_engine.queue_callback(_end_of_backward)
 
     def _begins_with(self, slot: Slot, before: int | None) -> bool:
-        """Whether a step begins with this gradient: it was not added to the one that the last reduction or step has left.
+        """Whether a step begins with this gradient, that is, whether backward has not added it to an old one.
 
         Raises:
-            AssertionError: it was, and that one has not been used yet.
+            AssertionError: backward has added it to a reduced gradient that no step has used yet.
         """
-        if before is None:  # it had none to be added to; so look at the others
+        if before is None:  # there was no gradient before; the other parameters decide
             added = not any(each.version is not None and each.parameter.grad is None for each in self.slots.values())
         else:
             added = slot.version == before + 1
         if self.phase is Phase.STEPPED:
-            if added or torch.is_grad_enabled():  # with create_graph=True a sum is a new tensor, too
+            if added or torch.is_grad_enabled():  # with create_graph=True a sum is a new tensor
                 return False
         elif added and self.phase is not Phase.NEW:
             raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
@@ -251,7 +251,7 @@ class Readiness(OptimizerParameters):
             slot.version = None if gradient is None else gradient._version
 
     def forget(self) -> None:
-        """Start anew: no reduction is in flight, and no gradient is known."""
+        """Return to the first phase: no reduction is running, and no gradient is known."""
         self._reset()
         self.begin()
         self.phase = Phase.NEW
@@ -261,7 +261,7 @@ class Readiness(OptimizerParameters):
             bucket.reset(self.passes)
 
     def rewind(self) -> None:
-        """Count the passes of all buckets that are not sent from the beginning."""
+        """Restart the count of passes for all buckets that are not sent."""
         for bucket in self.buckets:
             if bucket.handle is None:
                 bucket.reset(self.passes)
@@ -272,7 +272,7 @@ class Readiness(OptimizerParameters):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A block in which passes do not count."""
+        """A block in which backward passes are not counted."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -286,6 +286,6 @@ class Readiness(OptimizerParameters):
 
 
 def _end_of_backward() -> None:
-    optimizers = list(_everyone.values())
+    optimizers = list(_optimizers.values())
     if not any(optimizer.holds_back for optimizer in optimizers):
         all_of(optimizer.end_backward for optimizer in optimizers)

@@ -1,8 +1,8 @@
 """``evaluate`` over all ranks' samples, for every backend and version of Keras.
 
-An average of averages is wrong as soon as ranks have different numbers of samples. Metrics are therefore not averaged: Keras
-keeps each as sums (of losses and weights, of true positives and so on), which are added up over the ranks before the result is
-taken.
+An average of the ranks' averages is wrong if ranks have different numbers of samples. Metrics are therefore not averaged. Keras
+stores each metric as sums (of losses and weights, of true positives and so on). These sums are added up over the ranks, and the
+result is computed from the totals.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod._keras import contents
-from horovod._keras.values import described
+from horovod._models import contents
 from horovod.comm.reduction import ReduceOp
-from horovod.common.sharding import place
+from horovod.common.sharding.shares import place
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.observe.call_site import caller
@@ -25,24 +24,24 @@ _NAME = "evaluate"
 def evaluate(
     model: Any, x: Any, y: Any = None, *, process_set: ProcessSet = global_process_set, **options: Any
 ) -> dict[str, Any]:
-    """``model.evaluate`` over the samples of all ranks, each of which has a part. Every rank calls it, and gets the same.
+    """``model.evaluate`` over the samples of all ranks. Every rank must call it with its part, and gets the same result.
 
-    The numbers are those of one process with all samples, however many each rank has: also for metrics that are no averages
-    of samples (AUC, precision, mean IoU), as long as what they keep is sums, as it is in all of Keras's own. Afterwards the
-    model's metrics hold the sums of all ranks. Weights of the model are not touched, nor compared.
+    The results are those of one process with all samples, however many samples each rank has. This also holds for metrics that
+    are not averages of samples (AUC, precision, mean IoU), if their variables are sums, as in all metrics of Keras. Afterwards
+    the model's metrics contain the totals of all ranks. The model's weights are neither changed nor compared.
 
     Args:
         model: a compiled Keras model, with the same metrics on every rank.
-        x, y: this rank's part of the data, at least one sample, as for ``model.evaluate``; ``uneven="keep"`` has
-            :func:`horovod.keras.data.shard` keep every sample.
+        x, y: this rank's part of the data, at least one sample, as for ``model.evaluate``. With ``uneven="keep"``,
+            :func:`horovod.keras.data.shard` keeps every sample.
         process_set: the ranks that evaluate together.
-        options: what else ``model.evaluate`` takes. ``verbose`` is 0 unless it is given.
+        options: further arguments of ``model.evaluate``. The default of ``verbose`` is 0.
 
     Returns:
-        By name, the loss and every metric: a float, or an array for a metric that has several values.
+        The loss and every metric by name: a float, or an array for a metric with several values.
 
     Raises:
-        ValueError: not initialised, or a custom ``test_step`` returns numbers that are no metrics of the model.
+        ValueError: not initialised, or a custom ``test_step`` returns numbers that do not belong to a metric of the model.
         HorovodInternalError: ranks have different metrics.
     """
     place(process_set)
@@ -52,7 +51,7 @@ def evaluate(
     kept = contents.read([variable for _, variable in variables])
     sums = [each.astype(np.float64) for each in kept]
     if sums:
-        tensors = [described(each) for each in sums]
+        tensors = [contents.described(each) for each in sums]
         specs = [
             (f"{_NAME}.{metric}.{number}", tensor.data_type, tensor.shape)
             for number, ((metric, _), tensor) in enumerate(zip(variables, tensors, strict=True))
@@ -72,7 +71,7 @@ def evaluate(
 
 
 def _plain(value: Any) -> Any:
-    """A result of a metric without the backend's type."""
+    """A metric's result as a float or a NumPy array."""
     if not tuple(getattr(value, "shape", ())):
         return float(value)
     return np.asarray(value.cpu() if hasattr(value, "cpu") else value)

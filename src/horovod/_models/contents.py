@@ -1,4 +1,7 @@
-"""What variables hold, as arrays: of every version and backend of Keras, also in graphs of TensorFlow 1 with their sessions."""
+"""Reads and writes the values of variables as arrays.
+
+This works for every version and backend of Keras, and for graphs of TensorFlow 1 and their sessions.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from horovod.comm.datatypes import Array
+from horovod.comm.datatypes import Array, data_type_of
+from horovod.core.submission.tensor import Tensor
+
+
+def described(array: Array) -> Tensor:
+    """A C-contiguous array as the core takes it. Nothing is copied."""
+    return Tensor(array.reshape(-1), data_type_of(array), array.shape)
 
 
 def read(variables: Sequence[Any]) -> list[Array]:
-    """Copies of what they hold, C-contiguous."""
+    """C-contiguous copies of the variables' values."""
     return [np.array(value, order="C") for value in views(variables)]
 
 
 def views(variables: Sequence[Any]) -> list[Array]:
-    """What they hold: copies, or views that change with the variables, as the backend has it."""
+    """The variables' values. Depending on the backend, these are copies, or views that change with the variables."""
     session = _session(variables)
     values = [each.numpy() for each in variables] if session is None else session.batch_get_value(list(variables))
     return [np.asarray(value) for value in values]
 
 
 def write(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
-    """Have them hold ``arrays``, of their shapes."""
+    """Assign ``arrays`` to the variables. The shapes must be equal."""
     pairs = list(zip(variables, arrays, strict=True))
     session = _session(variables)
     if session is not None:
@@ -35,7 +44,7 @@ def write(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
 
 
 def _session(variables: Sequence[Any]) -> Any:
-    """Keras's functions that work in its session; None where there is none."""
+    """Keras's functions that work in its session, or None if there is no session."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or tensorflow.executing_eagerly():
         return None

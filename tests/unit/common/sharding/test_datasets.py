@@ -12,8 +12,9 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from horovod.common.sharding import KINDS, shard_arrays, share, steps  # noqa: E402  TensorFlow may be missing
-from horovod.tensorflow.data.datasets import shard_dataset  # noqa: E402
+from horovod.common.sharding.arrays import shard_arrays  # noqa: E402  TensorFlow may be missing
+from horovod.common.sharding.datasets import shard_dataset  # noqa: E402
+from horovod.common.sharding.shares import KINDS, share, steps  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

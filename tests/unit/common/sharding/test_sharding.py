@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.common import sharding
-from horovod.common.sharding import shard, shard_arrays, share, steps, steps_per_epoch
+from horovod.common.sharding import shard as sharding
+from horovod.common.sharding.arrays import shard_arrays
+from horovod.common.sharding.shard import shard, steps_per_epoch
+from horovod.common.sharding.shares import KINDS, share, steps
 from horovod.core.process_set import ProcessSet
 
 
@@ -45,7 +47,7 @@ def test_keeping_brings_every_sample_once(size: int, more: int) -> None:
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
 
 
-@given(st.integers(1, 12), st.integers(1, 200), st.sampled_from(sharding.KINDS))
+@given(st.integers(1, 12), st.integers(1, 200), st.sampled_from(KINDS))
 def test_the_share_is_the_length_of_the_part(size: int, samples: int, uneven: Any) -> None:
     for rank in range(size):
         if samples < size and uneven != "repeat":

@@ -1,4 +1,4 @@
-"""One rank's part of a ``tf.data.Dataset``; :func:`horovod.common.sharding.shard` has checked the arguments."""
+"""One rank's part of a ``tf.data.Dataset``; :func:`horovod.common.sharding.shard.shard` has checked the arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.sharding import Uneven, share, steps
+from horovod.common.sharding.shares import Uneven, share, steps
 
 _LARGEST_SEED = 1 << 30
 
@@ -21,7 +21,7 @@ def shard_dataset(
     uneven: Uneven,
     drop_remainder: bool,
 ) -> Any:
-    """Deal, then shuffle, then make batches: see :func:`horovod.common.sharding.shard`.
+    """Take this rank's samples, then shuffle, then make batches. See :func:`horovod.common.sharding.shard.shard`.
 
     Raises:
         ValueError: the data set has no end, its size is not known, it is too small, or its order differs from rank to rank.
@@ -50,7 +50,7 @@ def shard_dataset(
 
 
 def _share(dataset: Any, rank: int, size: int, uneven: Uneven) -> int | None:
-    """How many samples are this rank's; None where that is not known and need not be."""
+    """The number of this rank's samples. None if it is not known and not needed."""
     samples = int(dataset.cardinality())
     if samples == tf.data.INFINITE_CARDINALITY:
         raise ValueError("the data set has no end: call shard() first, and repeat() on what it returns")
@@ -66,9 +66,9 @@ def _share(dataset: Any, rank: int, size: int, uneven: Uneven) -> int | None:
 
 
 def _seed(seed: int | None, rank: int) -> int:
-    """A seed of the rank's own: with one seed for all, what lay side by side would always come in the same step.
+    """A different seed for each rank. With the same seed, neighbouring samples would always be in the same step.
 
-    Where none is given it is drawn from TensorFlow's, so that ``tf.random.set_seed`` decides if it was called.
+    If ``seed`` is None, TensorFlow draws it, so ``tf.random.set_seed`` determines it.
     """
     if seed is None:
         seed = int(tf.random.uniform([], 0, _LARGEST_SEED, tf.int64))
@@ -76,9 +76,9 @@ def _seed(seed: int | None, rank: int) -> int:
 
 
 def _check_order(dataset: Any) -> None:
-    """Refuse a data set that was shuffled without any seed: every rank would deal another order, and samples twice.
+    """Refuse a data set that is shuffled without a seed. Its order differs between ranks, so ranks would share samples.
 
-    TensorFlow has no public way to look; where its classes should change, what is not recognised passes.
+    TensorFlow has no public way to find this out. If its classes change, such a data set is not recognised.
     """
     waiting = [dataset]
     while waiting:
