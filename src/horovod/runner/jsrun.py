@@ -1,18 +1,14 @@
-"""A job that ``jsrun`` starts as a whole, inside an LSF job: one child of this launcher, which starts all ranks.
+"""A job whose ranks ``jsrun`` starts, inside an LSF job.
 
-The launcher runs ``jsrun`` and the server where the ranks meet. A file for ``jsrun`` says which rank runs where; the ranks know
-their places from its variables. The job's secret is in the environment of ``jsrun``, which hands it on. No LSF was there to try
-this on: the tests run a program in the place of ``jsrun``.
+A file for ``jsrun`` says which rank runs where. The ranks read their numbers from ``jsrun``'s variables. ``jsrun`` passes its
+environment on to them, with the job's secret. This has not been tried on a real LSF: the tests run a program in the place of
+``jsrun``.
 """
 
 from __future__ import annotations
 
-import shlex
 import shutil
-import socket
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,49 +16,27 @@ from pathlib import Path
 
 import psutil
 
-from horovod.control.mesh import own_addresses
-from horovod.core import config
 from horovod.environments.lsf_hosts import lsf_hosts
-from horovod.runner import worker_environment
-from horovod.runner.agent.base import HostFacts
-from horovod.runner.agent.local import LocalAgent
-from horovod.runner.agent.messages import Exit, ProcessPlan
-from horovod.runner.errors import LaunchError, UsageError
+from horovod.runner.errors import UsageError
 from horovod.runner.hosts import SlotInfo
-from horovod.runner.job import LOOPBACK, Job
-from horovod.runner.loop import Loop
-from horovod.runner.machine import usable_cores
-from horovod.runner.notices import without_effect
 from horovod.runner.options import Options
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output, RankStream, Sink
-from horovod.runner.policy import Decision, StaticPolicy
-from horovod.runner.signals import SignalPipe
 from horovod.runner.standard_input import NOBODY
-from horovod.runner.supervisor import Plans, Supervisor
+from horovod.runner.whole_job import WholeJob
+from horovod.runner.words import split_words
 
 PROGRAM = "jsrun"
-_CHILD = 0
-"""The number of the one process."""
-_OF_A_RANK = (
-    config.RANK,
-    config.SIZE,
-    config.LOCAL_RANK,
-    config.LOCAL_SIZE,
-    config.CROSS_RANK,
-    config.CROSS_SIZE,
-    config.HOSTNAME,
-)
-"""What a launcher has that is itself a rank of another job. Ranks of this one would take it for their own."""
 
 
 def is_wanted(options: Options, environment: Mapping[str, str]) -> bool:
-    """Whether jsrun is to start the ranks: the user says so, or has said nothing in an LSF job that has a jsrun."""
+    """Whether jsrun shall start the ranks.
+
+    The user asks for it; or there is a jsrun in an LSF job, and the user names neither another launcher nor hosts.
+    """
     if options.use_jsrun:
         return True
-    said = options.use_gloo or options.use_mpi or options.hosts is not None or options.hostfile is not None
+    other = options.use_gloo or options.use_mpi or options.hosts is not None or options.hostfile is not None
     in_lsf = bool(environment.get("LSB_JOBID"))
-    return in_lsf and not said and shutil.which(PROGRAM, path=environment.get("PATH")) is not None
+    return in_lsf and not other and shutil.which(PROGRAM, path=environment.get("PATH")) is not None
 
 
 def rank_file(slots: Sequence[SlotInfo], cpus: Mapping[str, int], threads: int) -> str:
@@ -84,9 +58,14 @@ def rank_file(slots: Sequence[SlotInfo], cpus: Mapping[str, int], threads: int) 
 
 
 def command_line(options: Options, file: str) -> list[str]:
-    """What starts the ranks: where they run comes from ``file``, or from the user's ``--binding-args``."""
+    """What starts the ranks. ``file`` says where they run, unless the user gives ``--binding-args``.
+
+    Raises:
+        ValueError: ``--binding-args`` cannot be split into words.
+    """
     words = [PROGRAM]
-    words += ["--erf_input", file] if options.binding_args is None else shlex.split(options.binding_args)
+    given = options.binding_args
+    words += ["--erf_input", file] if given is None else split_words("--binding-args", given)
     if options.output_filename is not None:
         words += ["--stdio_stderr", options.output_filename, "--stdio_stdout", options.output_filename]
     smpi = [*(["-tcp"] if options.tcp_flag else []), *([options.mpi_args] if options.mpi_args else [])]
@@ -95,14 +74,16 @@ def command_line(options: Options, file: str) -> list[str]:
     return [*words, *options.command]
 
 
-class JsrunJob(Job):
-    """A checked request. See :class:`Job`."""
+class JsrunJob(WholeJob):
+    """See :class:`WholeJob`."""
+
+    program = PROGRAM
 
     def __init__(self, options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> None:
         if not environment.get("LSB_JOBID"):
             raise UsageError(
-                "Horovod did not detect an LSF job. --jsrun works inside of one only: submit the command with bsub, or leave "
-                "out --jsrun"
+                "Horovod did not detect an LSF job. --jsrun works inside an LSF job only: submit the command with bsub, or "
+                "leave out --jsrun"
             )
         if shutil.which(PROGRAM, path=environment.get("PATH")) is None:
             raise UsageError("there is no jsrun on the PATH. Leave out --jsrun: --gloo starts the ranks over ssh")
@@ -110,114 +91,30 @@ class JsrunJob(Job):
             raise UsageError(
                 "--stdin is not supported with --jsrun: leave it out, or start the ranks over ssh with --gloo"
             )
-        super().__init__(
-            replace(options, use_jsrun=False, mpi_args=None, binding_args=None), environment, hosts_python=hosts_python
-        )
-        self._options = options
+        command_line(options, "")  # refuses arguments that cannot be split before anything is started
+        super().__init__(replace(options, use_jsrun=True, stdin=NOBODY), environment, hosts_python=hosts_python)
 
-    def run(
-        self,
-        stdout: Sink,
-        stderr: Sink,
-        signals: SignalPipe | None = None,
-        published: Mapping[str, bytes] | None = None,
-    ) -> Outcome:
-        options = self._options
-        output = _PlainOutput(stdout, stderr, len(self.slots), timestamps=options.prefix_output_with_timestamp)
-        with ExitStack() as cleanup:
-            server, secret = self._serve(cleanup, published or {})
-            mark = f"{config.SECRET_KEY}={secret}".encode()
-            guardian = self._start_guardian(cleanup, mark, output)
-            for notice in without_effect(options, several_hosts=True):
-                output.say(f"horovodrun: {notice}")
-            file = cleanup.enter_context(tempfile.NamedTemporaryFile("w", prefix="horovod-", suffix=".erf"))
-            file.write(rank_file(self.slots, self._cpus(), _threads_of_a_core()))
-            file.flush()
-            command = command_line(options, file.name)
-            variables = self._variables(server.address[1], secret)
-            if options.verbose:
-                output.say(
-                    f"horovodrun: {len(self.slots)} ranks by {shlex.join(command)}\n{Path(file.name).read_text()}"
-                )
-            loop = Loop()
-            cleanup.callback(loop.close)
-            supervisor = Supervisor(
-                loop,
-                output,
-                _Policy([_CHILD], None),
-                places={},
-                reported_failure=self._reported_failure,
-                departed=lambda *_: None,
-                signals=signals,
-            )
-            facts = HostFacts(sys.executable, usable_cores(), (), None)
-            agent = LocalAgent(
-                [PROGRAM], loop, supervisor.report, facts, mark=mark, guardian=guardian, inherits_input=True
-            )
-            plans: list[Plans] = [(variables, [ProcessPlan(_CHILD, tuple(command), {})])]
-            found = supervisor.run([agent], lambda: plans, self._seconds)
-            return _outcome(found, self._reported_failure())
+    def _command_line(self, cleanup: ExitStack) -> list[str]:
+        file = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="horovod-")), "ranks.erf")
+        file.write_text(self._rank_file())
+        return command_line(self._options, str(file))
+
+    def _cores(self) -> int:
+        return max(self._cpus().values())
+
+    def _describe(self, command: Sequence[str], variables: Mapping[str, str]) -> str:
+        words = super()._describe(command, variables)
+        return words if self._options.binding_args is not None else f"{words}\n{self._rank_file()}"
+
+    def _rank_file(self) -> str:
+        return rank_file(self.slots, self._cpus(), _threads_of_a_core())
 
     def _cpus(self) -> dict[str, int]:
+        """Cores that LSF has given to the job, by host."""
         given = lsf_hosts(self._launcher_environment) or {}
         return {slot.hostname: given.get(slot.hostname, slot.local_size) for slot in self.slots}
 
-    def _variables(self, port: int, secret: str) -> dict[str, str]:
-        """The environment of jsrun, which hands it on to the ranks."""
-        own = {name: value for name, value in self._launcher_environment.items() if name not in _OF_A_RANK}
-        addresses = LOOPBACK
-        if self._elsewhere:
-            here = {name for _, name in socket.if_nameindex()}
-            try:
-                addresses = ",".join(
-                    own_addresses(",".join(nic for nic in self._options.nics if nic in here)) or (LOOPBACK,)
-                )
-            except ValueError as error:
-                raise LaunchError(f"this host cannot be reached by the others: {error}") from None
-        most = max(Counter(slot.hostname for slot in self.slots).values())
-        cores = max(self._cpus().values())
-        return {
-            **own,
-            **self._asked,
-            **worker_environment.threads(self._launcher_environment, cores, most),
-            **self._memory,
-            **worker_environment.rendezvous_point((addresses, port), secret),
-        }
-
-
-class _Policy(StaticPolicy):
-    """Ends with its only process, which sees itself to it that all ranks end when one has failed."""
-
-    def _lead(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
-        return [] if self._first_failed is None else self._end_all()
-
-
-class _PlainOutput(Output):
-    """Shows the child's lines without a label of ours, since they are of many ranks."""
-
-    def stream(self, rank: int, name: str) -> RankStream:
-        return RankStream("", [self._console[name]], timestamps=self._timestamps)
-
-
-def _outcome(found: Outcome, reported: Failure | None) -> Outcome:
-    """What the supervisor of jsrun has found, as the end of the whole job."""
-    end = found.exits.get(_CHILD, Exit(255))
-    if found.interrupted or not end.code:
-        return replace(found, culprit=None, exit=end)
-    rank, reason = (0, "") if reported is None else (reported.rank, reported.reason)
-    return _JsrunFailed(found.exits, rank, end, reason=reason, immortal=found.immortal)
-
-
-class _JsrunFailed(Outcome):
-    """A job that jsrun has ended. The culprit is known only where the runtime of a rank has given a reason."""
-
-    def describe(self) -> str:
-        lines = [f"horovodrun: the job failed: {PROGRAM} ended with exit code {self.exit}."]
-        if self.reason:
-            lines.append(f"Rank {self.culprit} failed first. Reason: {self.reason}")
-        return "\n".join(lines)
-
 
 def _threads_of_a_core() -> int:
-    """Of this host, for all of them."""
+    """Hardware threads of a core of this host; the other hosts are taken to have as many."""
     return max(1, (psutil.cpu_count() or 1) // (psutil.cpu_count(logical=False) or psutil.cpu_count() or 1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from horovod.runner.options import Options
 from horovod.runner.tunables import TUNABLES
 
-_NO_MPIRUN = "the ranks are not started by mpirun; --mpi has them started so"
+_NO_PROGRAM = "horovodrun starts the ranks itself; with --mpi, mpirun starts them"
+_JSRUN = "jsrun starts the ranks, not ssh"
 _ONE_MACHINE = "all ranks run on this machine"
 
 
@@ -15,10 +16,12 @@ def without_effect(options: Options, *, several_hosts: bool = False) -> list[str
     Args:
         several_hosts: whether some ranks run on other machines.
     """
+    no_program = not (options.use_mpi or options.use_jsrun)
+    no_ssh = _JSRUN if options.use_jsrun else "" if several_hosts else _ONE_MACHINE
     idle = {
         "--disable-cache": (options.disable_cache, "nothing is cached"),
-        "--ssh-port": (options.ssh_port is not None and not several_hosts, _ONE_MACHINE),
-        "--ssh-identity-file": (options.ssh_identity_file is not None and not several_hosts, _ONE_MACHINE),
+        "--ssh-port": (options.ssh_port is not None and bool(no_ssh), no_ssh),
+        "--ssh-identity-file": (options.ssh_identity_file is not None and bool(no_ssh), no_ssh),
         "--network-interfaces": (
             bool(options.nics) and not several_hosts,
             f"{_ONE_MACHINE}; only a data compute job offers their addresses",
@@ -27,8 +30,8 @@ def without_effect(options: Options, *, several_hosts: bool = False) -> list[str
             options.tcp_flag,
             "no engine uses InfiniBand; only programs that use NCCL themselves see NCCL_IB_DISABLE=1",
         ),
-        "--mpi-args": (options.mpi_args is not None and not options.use_mpi, _NO_MPIRUN),
-        "--binding-args": (options.binding_args is not None and not options.use_mpi, _NO_MPIRUN),
+        "--mpi-args": (options.mpi_args is not None and no_program, _NO_PROGRAM),
+        "--binding-args": (options.binding_args is not None and no_program, _NO_PROGRAM),
     }
     found = {flag: reason for flag, (given, reason) in idle.items() if given}
     settings = options.tunables

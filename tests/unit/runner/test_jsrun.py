@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from horovod.runner.errors import UsageError
 from horovod.runner.hosts import HostInfo, get_host_assignments
 from horovod.runner.jsrun import command_line, rank_file
 from horovod.runner.options import Options
@@ -32,3 +35,8 @@ def test_the_users_arguments_reach_jsrun() -> None:
     assert command_line(given, "f") == [
         "jsrun", "-n", "4", "-a", "1", "--stdio_stderr", "o", "--stdio_stdout", "o", "--smpiargs", "-tcp -x", *job,
     ]  # fmt: skip
+
+
+def test_a_quotation_mark_that_is_not_closed_is_refused_and_the_flag_is_named() -> None:
+    with pytest.raises(UsageError, match=r"--binding-args=.*No closing quotation"):
+        command_line(Options(command=("true",), binding_args="-n '4"), "f")

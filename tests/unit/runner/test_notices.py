@@ -15,10 +15,12 @@ from horovod.runner.notices import without_effect
     [
         ("-p 22", "--ssh-port has no effect: all ranks run on this machine"),
         ("-i key", "--ssh-identity-file has no effect: all ranks run on this machine"),
+        ("--jsrun -p 22", "--ssh-port has no effect: jsrun starts the ranks, not ssh"),
+        ("--jsrun -i key", "--ssh-identity-file has no effect: jsrun starts the ranks, not ssh"),
         ("--disable-cache", "--disable-cache has no effect: nothing is cached"),
         ("--network-interface lo --network-interfaces lo", "--network-interfaces has no effect: all ranks run on this"),
-        ("--mpi-args=-x", "--mpi-args has no effect: the ranks are not started by mpirun"),
-        ("--binding-args=-x", "--binding-args has no effect: the ranks are not started by mpirun"),
+        ("--mpi-args=-x", "--mpi-args has no effect: horovodrun starts the ranks itself"),
+        ("--binding-args=-x", "--binding-args has no effect: horovodrun starts the ranks itself"),
         ("--tcp", "--tcp has no effect: no engine uses InfiniBand"),
         ("--hierarchical-allreduce", "--hierarchical-allreduce has no effect: all ranks run on this machine"),
         ("--hierarchical-allgather", "--hierarchical-allgather has no effect: all ranks run on this machine"),
@@ -48,6 +50,7 @@ def test_a_flag_without_effect(words: str, notice: str) -> None:
         "--timeline-filename t --timeline-mark-cycles --stall-check --stall-check-warning-time-seconds 3",
         "--no-stall-check --no-autotune --no-timeline-mark-cycles --log-level info --log-with-timestamp",
         "--mpi --mpi-args=-x --binding-args=-y",
+        "--jsrun --mpi-args=-x --binding-args=-y",
         "--autotune --autotune-log-file x",  # the runtime says that there is no autotuning, whoever asks for it
     ],
 )

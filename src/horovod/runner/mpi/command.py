@@ -6,12 +6,12 @@ passes them to other hosts over connections of its own.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from horovod.runner.errors import UsageError
 from horovod.runner.mpi.kinds import Kind, Mpi
+from horovod.runner.words import split_words
 
 _MANY_HOSTS = 64
 """From here on Open MPI is told to start its daemons from one host, all at once, instead of in a tree."""
@@ -51,7 +51,7 @@ def command_line(mpi: Mpi, launch: Launch) -> list[str]:
         ValueError: this kind of MPI cannot do what is asked.
     """
     words = _of_open_mpi(mpi.kind, launch) if mpi.kind in _OPEN_MPI else _of_hydra(mpi.kind, launch)
-    return [mpi.path, *words, *_split("--mpi-args", launch.more), *launch.command]
+    return [mpi.path, *words, *split_words("--mpi-args", launch.more), *launch.command]
 
 
 def variables(mpi: Mpi, launch: Launch) -> dict[str, str]:
@@ -81,7 +81,7 @@ def _of_open_mpi(kind: Kind, launch: Launch) -> list[str]:
     words = ["--allow-run-as-root", "--tag-output", "-np", str(size)]
     words += ["-H", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
     if launch.binding is not None:
-        words += _split("--binding-args", launch.binding)
+        words += split_words("--binding-args", launch.binding)
     elif kind is Kind.SPECTRUM:
         words += ["-bind-to", "socket", "-map-by", "socket", "-rank-by", "core"]
     else:
@@ -146,13 +146,6 @@ def _of_hydra(kind: Kind, launch: Launch) -> list[str]:
             f"{launch.output}/rank.%r.err",
         ]
     return words
-
-
-def _split(flag: str, text: str | None) -> list[str]:
-    try:
-        return shlex.split(text or "")
-    except ValueError as error:
-        raise UsageError(f"{flag}={text!r}: {error}") from None
 
 
 def _joined(words: Sequence[str]) -> str:

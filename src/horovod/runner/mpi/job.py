@@ -1,65 +1,43 @@
-"""A job that ``mpirun`` starts as a whole, on this host and on others.
+"""A job whose ranks ``mpirun`` starts, on this host and on others.
 
-The launcher runs ``mpirun`` and the server where the ranks meet. It sees the ranks' output through ``mpirun`` alone, and knows
-of their ends what ``mpirun`` and their own runtime say. The ranks know their places from MPI's variables, and need no MPI
+The launcher sees the ranks' output through ``mpirun``. The ranks read their numbers from MPI's variables, and need no MPI
 library.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-import socket
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from horovod.control.mesh import own_addresses
 from horovod.core import config
-from horovod.runner import ssh, whole_job, worker_environment
-from horovod.runner.agent.base import HostFacts
-from horovod.runner.agent.local import LocalAgent
-from horovod.runner.agent.messages import ProcessPlan
-from horovod.runner.errors import LaunchError, UsageError
-from horovod.runner.job import LOOPBACK, Job
-from horovod.runner.loop import Loop
+from horovod.runner import ssh, worker_environment
+from horovod.runner.errors import UsageError
 from horovod.runner.machine import usable_cores
 from horovod.runner.mpi import command, kinds
 from horovod.runner.mpi.command import Launch
 from horovod.runner.options import Options
-from horovod.runner.outcome import Outcome
-from horovod.runner.output import Sink
-from horovod.runner.signals import SignalPipe
-from horovod.runner.supervisor import Plans, Supervisor
-from horovod.runner.whole_job import CHILD, PlainOutput, WholeJobPolicy
+from horovod.runner.whole_job import WholeJob
 
-_OF_A_RANK = (
-    config.RANK,
-    config.SIZE,
-    config.LOCAL_RANK,
-    config.LOCAL_SIZE,
-    config.CROSS_RANK,
-    config.CROSS_SIZE,
-    config.HOSTNAME,
-)
-"""What a launcher has that is itself a rank of another job. Ranks of this one would take it for their own."""
 _CHOSEN_SHELL = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
-"""Variables by which somebody, such as Kubernetes' MPI Operator, has chosen for ``mpirun`` what reaches other hosts."""
+"""Each says how ``mpirun`` reaches other hosts. The user, or Kubernetes' MPI Operator, may have set it."""
 _FORWARDABLE = re.compile(r"(?!OMPI_|PMIX_|PRTE_|PMI_|HYDRA_|I_MPI_HYDRA|MPI_LOCAL)[A-Za-z_][A-Za-z0-9_]*")
-"""What is left out is a launcher's, which tells its own ranks, or has a name that no option can hold."""
+"""Variables that ``mpirun`` can pass to other hosts. MPI's own variables are excluded: ``mpirun`` sets them for its ranks."""
 _LAST_VARIABLE = "HYDRA_LAST_VARIABLE"
 """Hydra of MPICH 5.0 does not forward the last variable of its environment, so the last is one that nobody needs."""
 
 
-class MpiJob(Job):
-    """See :class:`Job`.
+class MpiJob(WholeJob):
+    """See :class:`WholeJob`.
 
     Raises:
         ValueError: the request cannot be met.
         LaunchError: there is no ``mpirun`` of a known kind.
     """
+
+    program = kinds.PROGRAM
 
     def __init__(self, options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> None:
         super().__init__(options, environment, hosts_python=hosts_python)
@@ -72,51 +50,35 @@ class MpiJob(Job):
         self._launch = self._plan()
         self.command = command.command_line(self._mpi, self._launch)
 
-    def run(
-        self,
-        stdout: Sink,
-        stderr: Sink,
-        signals: SignalPipe | None = None,
-        published: Mapping[str, bytes] | None = None,
-    ) -> Outcome:
-        options = self._options
-        output = PlainOutput(stdout, stderr, len(self.slots), timestamps=options.prefix_output_with_timestamp)
-        self._make_folder()
-        with ExitStack() as cleanup:
-            server, secret = self._serve(cleanup, published or {})
-            mark = f"{config.SECRET_KEY}={secret}".encode()
-            guardian = self._start_guardian(cleanup, mark, output)
-            self._say_what_has_no_effect(output)
-            for notice in command.without_effect(self._mpi, self._launch):
-                output.say(f"horovodrun: {notice}")
-            loop = Loop()
-            cleanup.callback(loop.close)
-            supervisor = Supervisor(
-                loop,
-                output,
-                WholeJobPolicy(reads_input=self._reader is not None),
-                places={},
-                reported_failure=self._reported_failure,
-                departed=lambda *_: None,
-                signals=signals,
-                reader=None if self._reader is None else CHILD,
-            )
-            facts = HostFacts(sys.executable, usable_cores(), (), None)
-            agent = LocalAgent(
-                [kinds.PROGRAM], loop, supervisor.report, facts, mark=mark, guardian=guardian, inherits_input=True
-            )
-            variables = self._variables(self._meeting(self._addresses(), server.address[1], secret))
-            variables |= {**command.variables(self._mpi, self._launch), _LAST_VARIABLE: ""}
-            if options.verbose:
-                output.say(self._describe(variables))
-            plans: list[Plans] = [(variables, [ProcessPlan(CHILD, tuple(self.command), {}, self._reader is not None)])]
-            found = supervisor.run([agent], lambda: plans, self._seconds)
-            return whole_job.outcome(found, kinds.PROGRAM, self._reported_failure())
+    def _command_line(self, cleanup: ExitStack) -> list[str]:
+        if self._launch.output and not self._options.dry_run:
+            try:
+                Path(self._launch.output).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"cannot write output to {self._launch.output}: {error.strerror}") from None
+        return self.command
+
+    def _cores(self) -> int | None:
+        # The other hosts are taken to be like this one, if this one is among the job's hosts at all.
+        return usable_cores() if self._here else None
+
+    def _variables(self, rendezvous: Mapping[str, str]) -> dict[str, str]:
+        return {**self._of_ranks(rendezvous), **command.variables(self._mpi, self._launch), _LAST_VARIABLE: ""}
+
+    def _of_ranks(self, rendezvous: Mapping[str, str]) -> dict[str, str]:
+        """Without PYTHONUNBUFFERED: ``mpirun`` labels each piece that arrives, even a part of a line."""
+        return super()._variables({name: value for name, value in rendezvous.items() if name != "PYTHONUNBUFFERED"})
+
+    def _notices(self) -> list[str]:
+        return command.without_effect(self._mpi, self._launch)
+
+    def _title(self) -> str:
+        return self._mpi.kind.value
 
     def _plan(self) -> Launch:
         options = self._options
         ranks = Counter(slot.hostname for slot in self.slots)
-        names = self._variables(self._meeting("", 0, ""))
+        names = self._of_ranks(worker_environment.rendezvous_point(("", 0), ""))
         folder = options.output_filename
         return Launch(
             command=options.command,
@@ -133,7 +95,7 @@ class MpiJob(Job):
         )  # fmt: skip
 
     def _shell(self) -> tuple[str, ...]:
-        """What reaches other hosts, and asks no questions. Nothing where somebody has chosen already."""
+        """The command by which ``mpirun`` reaches other hosts without asking questions. Empty: ``mpirun`` chooses."""
         options, environment = self._options, self._launcher_environment
         asked = (
             options.ssh_port is not None or options.ssh_identity_file is not None or environment.get(config.SSH_COMMAND)
@@ -145,53 +107,7 @@ class MpiJob(Job):
 
     @staticmethod
     def _travels(name: str) -> bool:
+        """Whether ranks on other hosts get the variable."""
         if name == config.SECRET_KEY:
             return True
         return bool(worker_environment.forwarded({name: ""})) and _FORWARDABLE.fullmatch(name) is not None
-
-    def _variables(self, meeting: Mapping[str, str]) -> dict[str, str]:
-        """The environment of ``mpirun``, and of the ranks on this host."""
-        own = {name: value for name, value in self._launcher_environment.items() if name not in _OF_A_RANK}
-        nics = self._options.nics
-        # Each host has some of them; a rank takes those that its host has.
-        interfaces = {**worker_environment.interfaces(nics), config.NETWORK_INTERFACE: ",".join(nics)} if nics else {}
-        return {**own, **self._asked, **interfaces, **self._threads(), **self._memory, **meeting}
-
-    @staticmethod
-    def _meeting(addresses: str, port: int, secret: str) -> dict[str, str]:
-        found = worker_environment.rendezvous_point((addresses, port), secret)
-        del found["PYTHONUNBUFFERED"]  # mpirun labels whatever arrives at once, be it a part of a line
-        return found
-
-    def _addresses(self) -> str:
-        """Where ranks reach this host: at any of these."""
-        if not self._elsewhere:
-            return LOOPBACK
-        present = [name for _, name in socket.if_nameindex() if name in self._options.nics]
-        if self._options.nics and not present:
-            raise LaunchError(f"this host has none of the network interfaces {', '.join(self._options.nics)}")
-        try:
-            return ",".join(own_addresses(",".join(present)) or (LOOPBACK,))
-        except ValueError as error:
-            raise LaunchError(f"this host cannot be reached by the others: {error}") from None
-
-    def _threads(self) -> dict[str, str]:
-        """A fair share of this host's cores, for all hosts; none where this one, which is all we know, takes no part."""
-        if not self._here:
-            return {}
-        most = max(Counter(slot.hostname for slot in self.slots).values())
-        return worker_environment.threads(self._launcher_environment, usable_cores(), most)
-
-    def _make_folder(self) -> None:
-        if self._launch.output:
-            try:
-                Path(self._launch.output).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(f"cannot write output to {self._launch.output}: {error.strerror}") from None
-
-    def _describe(self, variables: Mapping[str, str]) -> str:
-        words = [f"horovodrun: {len(self.slots)} ranks by {self._mpi.kind.value}: {shlex.join(self.command)}"]
-        words.append(f"  they meet at {variables[config.RENDEZVOUS_ADDRESS]}:{variables[config.RENDEZVOUS_PORT]}")
-        changed = {**self._asked, **self._threads(), **self._memory}
-        words += [f"  {name}={value}" for name, value in sorted(changed.items())]
-        return "\n".join(words)
