@@ -92,7 +92,7 @@ def run(
 
     from horovod.runner.function import run_function
     from horovod.runner.options import Options
-    from horovod.runner.standard_input import NOBODY
+    from horovod.runner.output.standard_input import NOBODY
 
     if isinstance(network_interfaces, str):
         network_interfaces = network_interfaces.split(",")

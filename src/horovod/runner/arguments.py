@@ -16,7 +16,7 @@ import horovod
 from horovod.core import config
 from horovod.runner.errors import UsageError
 from horovod.runner.options import Options
-from horovod.runner.standard_input import NOBODY
+from horovod.runner.output.standard_input import NOBODY
 from horovod.runner.tunables import TUNABLES, Tunable, Value
 
 USAGE = "horovodrun -np N [-H host:slots,...] [options] command [arguments of the command]"

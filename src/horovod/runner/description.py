@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from horovod.runner import worker_environment
 from horovod.runner.agent.base import Agent
-from horovod.runner.hosts import SlotInfo
+from horovod.runner.hosts.slots import SlotInfo
 
 
 def describe(

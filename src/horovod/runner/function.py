@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from horovod.runner import remote_call
 from horovod.runner.jobs import make_job
 from horovod.runner.options import Options
-from horovod.runner.outcome import Outcome
-from horovod.runner.output import StreamSink
+from horovod.runner.output.outcome import Outcome
+from horovod.runner.output.output import StreamSink
 from horovod.runner.remote_call import REMOTE_CALL_KEY, RemoteCall, Result
 
 

@@ -40,7 +40,7 @@ def _run(options: Options) -> int:
         return 0
     # The rooms that cost time to enter are entered when the command line is known to be sound.
     from horovod.runner.jobs import make_job
-    from horovod.runner.output import console
+    from horovod.runner.output.output import console
     from horovod.runner.signals import Insisted, SignalPipe
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the ranks end

@@ -34,11 +34,11 @@ from horovod.runner.agent.messages import (
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output as JobOutput
-from horovod.runner.output import StreamSink
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output as JobOutput
+from horovod.runner.output.output import StreamSink
 from horovod.runner.policy import StaticPolicy
-from horovod.runner.remote import Connection, RemoteAgent
+from horovod.runner.reach.remote import Connection, RemoteAgent
 from horovod.runner.supervisor import Supervisor
 
 HOSTS, EACH = 64, 4

@@ -13,13 +13,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from horovod.core import config
-from horovod.runner import ssh, worker_environment
+from horovod.runner import worker_environment
 from horovod.runner.errors import UsageError
 from horovod.runner.machine import usable_cores
-from horovod.runner.mpi import command, kinds
-from horovod.runner.mpi.command import Launch
 from horovod.runner.options import Options
-from horovod.runner.whole_job import WholeJob
+from horovod.runner.reach import ssh
+from horovod.runner.whole_job.base import WholeJob
+from horovod.runner.whole_job.mpi import command, kinds
+from horovod.runner.whole_job.mpi.command import Launch
 
 _CHOSEN_SHELL = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
 """Each says how ``mpirun`` reaches other hosts. The user, or Kubernetes' MPI Operator, may have set it."""

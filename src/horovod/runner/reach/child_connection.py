@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from horovod.runner.errors import UsageError
-from horovod.runner.remote import Connection
+from horovod.runner.reach.remote import Connection
 
 _LETTING_GO_SECONDS = 1.0
 

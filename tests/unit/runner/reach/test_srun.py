@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.runner import srun
+from horovod.runner.reach import srun
 from horovod.runner.worker_environment import forwarded
 
 

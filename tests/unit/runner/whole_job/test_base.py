@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 from horovod.runner.agent.messages import Exit
-from horovod.runner.outcome import Failure, Outcome
+from horovod.runner.output.outcome import Failure, Outcome
 from horovod.runner.policy import EndAll
-from horovod.runner.whole_job import CHILD, WholeJobPolicy, outcome
+from horovod.runner.whole_job.base import CHILD, WholeJobPolicy, outcome
 
 
 def test_a_good_end_leaves_alone_what_the_ranks_have_left_running() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from horovod.runner.errors import UsageError
-from horovod.runner.mpi.kinds import Kind, Mpi
-from horovod.runner.words import split_words
+from horovod.runner.whole_job.mpi.kinds import Kind, Mpi
+from horovod.runner.whole_job.words import split_words
 
 _MANY_HOSTS = 64
 """From here on Open MPI is told to start its daemons from one host, all at once, instead of in a tree."""

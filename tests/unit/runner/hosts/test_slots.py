@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.runner.hosts import (
+from horovod.runner.hosts.slots import (
     INVALID_SLOT_INFO,
     HostInfo,
     SlotInfo,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.runner.output import (
+from horovod.runner.output.output import (
     TAIL_LINE_CHARACTERS,
     Cursor,
     DescriptorSink,

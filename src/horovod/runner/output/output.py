@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from horovod.runner.errors import UsageError
-from horovod.runner.lines import LineSplitter
+from horovod.runner.output.lines import LineSplitter
 from horovod.runner.signals import SignalPipe
 
 TAIL_LINES = 20

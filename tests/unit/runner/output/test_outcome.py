@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from horovod.runner.agent.messages import Exit
-from horovod.runner.outcome import Outcome
+from horovod.runner.output.outcome import Outcome
 
 
 def test_a_job_that_went_well_has_no_last_words() -> None:

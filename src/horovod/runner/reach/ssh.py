@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from horovod.core import config
-from horovod.runner.child_connection import ChildConnection
 from horovod.runner.errors import UsageError
+from horovod.runner.reach.child_connection import ChildConnection
 
 LOST_AFTER_SECONDS = 5
 UNANSWERED_PROBES = 3

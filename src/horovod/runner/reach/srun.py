@@ -11,7 +11,7 @@ import signal
 from collections.abc import Mapping
 
 from horovod.core import config
-from horovod.runner.child_connection import ChildConnection
+from horovod.runner.reach.child_connection import ChildConnection
 
 _AGENT = "import sys; sys.path = [entry for entry in sys.path if entry]; from horovod.runner.agent.program import main; main()"
 _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_WORKING_CLUSTER", "SLURM_JWT")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from horovod.runner.arguments import parse
-from horovod.runner.notices import without_effect
+from horovod.runner.output.notices import without_effect
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ import psutil
 
 from horovod.environments.lsf_hosts import lsf_hosts
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import SlotInfo
+from horovod.runner.hosts.slots import SlotInfo
 from horovod.runner.options import Options
-from horovod.runner.standard_input import NOBODY
-from horovod.runner.whole_job import WholeJob
-from horovod.runner.words import split_words
+from horovod.runner.output.standard_input import NOBODY
+from horovod.runner.whole_job.base import WholeJob
+from horovod.runner.whole_job.words import split_words
 
 PROGRAM = "jsrun"
 

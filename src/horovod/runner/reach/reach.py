@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from horovod.control.mesh import own_addresses
-from horovod.runner import mpi_operator, srun, ssh
 from horovod.runner.agent.base import Agent, Report
 from horovod.runner.agent.messages import Begin
-from horovod.runner.allocation import allocation
-from horovod.runner.child_connection import ChildConnection
 from horovod.runner.errors import LaunchError
-from horovod.runner.hosts import HostInfo
+from horovod.runner.hosts import mpi_operator
+from horovod.runner.hosts.allocation import allocation
+from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
 from horovod.runner.options import Options
-from horovod.runner.remote import RemoteAgent
+from horovod.runner.reach import srun, ssh
+from horovod.runner.reach.child_connection import ChildConnection
+from horovod.runner.reach.remote import RemoteAgent
 
 
 def reach(

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horovod.runner.host_sources import HostScript
-from horovod.runner.hosts import HostInfo
+from horovod.runner.hosts.host_sources import HostScript
+from horovod.runner.hosts.slots import HostInfo
 
 
 @pytest.mark.parametrize(

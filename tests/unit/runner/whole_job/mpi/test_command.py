@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from horovod.runner.errors import LaunchError, UsageError
-from horovod.runner.mpi.command import Launch, command_line, variables, without_effect
-from horovod.runner.mpi.kinds import Kind, Mpi, find, recognise
+from horovod.runner.whole_job.mpi.command import Launch, command_line, variables, without_effect
+from horovod.runner.whole_job.mpi.kinds import Kind, Mpi, find, recognise
 
 HYDRA = """HYDRA build details:
     Version:                                 5.0.2

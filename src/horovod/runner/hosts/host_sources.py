@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from horovod.environments.lsf_hosts import lsf_hosts
-from horovod.runner import mpi_operator
-from horovod.runner.allocation import Allocation, allocation
-from horovod.runner.captured import capture
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import HostInfo, parse_host_files, parse_hosts
+from horovod.runner.hosts import mpi_operator
+from horovod.runner.hosts.allocation import Allocation, allocation
+from horovod.runner.hosts.captured import capture
+from horovod.runner.hosts.slots import HostInfo, parse_host_files, parse_hosts
 from horovod.runner.options import Options
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.runner.lines import LineSplitter
+from horovod.runner.output.lines import LineSplitter
 
 
 def split(data: bytes, cuts: list[int], bound: int = 1 << 16) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.runner.ssh import SshOptions, command_line, explain, options
+from horovod.runner.reach.ssh import SshOptions, command_line, explain, options
 from horovod.runner.worker_environment import forwarded
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from horovod.runner import mpi_operator
-from horovod.runner.host_sources import HostFile, ThisHost, choose
-from horovod.runner.hosts import HostInfo
+from horovod.runner.hosts import mpi_operator
+from horovod.runner.hosts.host_sources import HostFile, ThisHost, choose
+from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.options import Options
 
 # As the operator writes it, but for kubectl's folder.

@@ -23,10 +23,10 @@ from horovod.runner.agent.messages import Exit, ProcessPlan
 from horovod.runner.dry_run import hide
 from horovod.runner.job import LOOPBACK, Job
 from horovod.runner.loop import Loop
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output, RankStream, Sink
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output, RankStream, Sink
 from horovod.runner.policy import Decision, StaticPolicy
-from horovod.runner.reach import launcher_addresses
+from horovod.runner.reach.reach import launcher_addresses
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
 
