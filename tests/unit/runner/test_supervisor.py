@@ -319,7 +319,7 @@ def test_a_host_that_never_says_that_it_has_ended_holds_up_nobody(job: Make, mon
     outcome = job(lambda far, order: isinstance(order, End) and far.number in (9, 33)).run()
     assert (outcome.failed, outcome.unheard) == (False, ["h9", "h33"])
     assert len(outcome.exits) == HOSTS * EACH
-    assert "h9, h33 did not say that the job has ended there" in outcome.describe()
+    assert "h9, h33 did not confirm that the job has ended there" in outcome.describe()
 
 
 def test_processes_that_cannot_be_ended_are_named_for_all_hosts(job: Make) -> None:

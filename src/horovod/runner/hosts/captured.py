@@ -1,4 +1,4 @@
-"""Runs a user's command for its output, within bounds of time and size, and leaves nothing of it behind."""
+"""Runs a user's command and returns its output. Time and size are bounded, and no process of it is left."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def capture(command: str, seconds: float) -> str:
     """What a shell command writes to its standard output.
 
     Raises:
-        ValueError: it fails, takes longer than ``seconds``, or writes more than a MiB or what is no text. The message quotes
-            the end of its standard error.
+        ValueError: it fails, takes longer than ``seconds``, writes more than a MiB, or writes something other than UTF-8
+            text. The message quotes the end of its standard error.
     """
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
@@ -50,7 +50,7 @@ def capture(command: str, seconds: float) -> str:
     try:
         return out.decode("utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"the command {command!r} wrote what is no text") from None
+        raise UsageError(f"the command {command!r} wrote something other than UTF-8 text") from None
 
 
 class _TooMuchError(Exception):

@@ -18,7 +18,7 @@ class HostSource(ABC):
     """Knows the hosts that a job may use, in the order in which they are filled with ranks."""
 
     ranks: int | None = None
-    """How many ranks there are if the user does not say; None if the user has to."""
+    """The number of ranks if the user does not give one; None if the user must give one."""
 
     @abstractmethod
     def hosts(self, ranks: int) -> list[HostInfo]:
@@ -28,7 +28,7 @@ class HostSource(ABC):
             ranks: how many ranks there will be.
 
         Raises:
-            ValueError: they cannot be found out; the message says why.
+            ValueError: the hosts are not known; the message says why.
         """
 
 
@@ -83,9 +83,9 @@ class LsfHosts(HostSource):
 
 
 class HostScript(HostSource):
-    """A command that prints the hosts of the moment, one ``h1`` or ``h1:2`` a line.
+    """A command that prints the hosts that are available now, one ``h1`` or ``h1:2`` a line.
 
-    A host without slots left (``h1:0``) is none of them; of a host that is printed twice the last line counts.
+    A host with no slots (``h1:0``) is left out. If a host is printed twice, the last line counts.
 
     Args:
         command: for a shell.

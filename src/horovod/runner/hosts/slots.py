@@ -19,7 +19,7 @@ class HostInfo:
     hostname: str
     slots: int
     user: str = ""
-    """Whom to log in as; "" leaves it to ssh."""
+    """The user to log in as; "" leaves it to ssh."""
 
     @property
     def login(self) -> str:
@@ -62,7 +62,7 @@ class SlotInfo:
 INVALID_SLOT_INFO = SlotInfo(
     hostname="", rank=-1, local_rank=-1, cross_rank=-1, size=-1, local_size=-1, cross_size=-1
 )  # fmt: skip
-"""The place of a process that has none (any more)."""
+"""The place of a process that has none, or has none any more."""
 
 
 def parse_hosts(text: str) -> list[HostInfo]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import codecs
 import re
 
-# Of a line. A pattern that took in the line as well would look at a long one again and again.
+# The end of a line. A pattern that included the line would scan a long one repeatedly.
 _END = re.compile(r"\r\n|\n|\r")
 
 
 class LineSplitter:
-    """Takes bytes as they come, returns the lines they complete, each with its end: ``\\n`` or ``\\r``.
+    """Takes bytes as they arrive, and returns the lines that they complete, each with its end: ``\\n`` or ``\\r``.
 
     A carriage return ends a line too, so that a progress bar shows while it moves; ``\\r\\n`` counts as ``\\n``. Bytes that
-    are no UTF-8 become U+FFFD. A line longer than ``bound`` characters is cut, so that memory stays bounded and one rank's
+    are not UTF-8 become U+FFFD. A line longer than ``bound`` characters is cut, so that memory stays bounded and one rank's
     endless line does not keep the others from being seen.
     """
 
@@ -37,11 +37,11 @@ class LineSplitter:
 
     @property
     def incomplete(self) -> bool:
-        """Whether text has come that has not been returned, for want of a line's end."""
+        """Whether a part of a line has arrived that has not been returned."""
         return bool(self._parts)
 
     def take_incomplete(self) -> str:
-        """The part of a line that has come so far. What is returned next is the rest of that line."""
+        """The part of a line that has arrived so far. The rest of that line is returned next."""
         text = self._take()
         self._shown = self._shown or bool(text)
         return text

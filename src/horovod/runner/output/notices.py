@@ -1,4 +1,4 @@
-"""What the launcher says about a request that it accepts although a part of it changes nothing. Pure."""
+"""Notices about flags that are accepted and have no effect. Pure."""
 
 from __future__ import annotations
 

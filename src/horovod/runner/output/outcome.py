@@ -1,4 +1,4 @@
-"""How a job ended, and how to say so."""
+"""How a job ended, and the text that says so."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from horovod.runner.agent.messages import Exit
 
 _WELL = Exit(0)
 _NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
-"""How Python ends where a debugger, or ``input()``, finds standard input empty."""
+"""The last line of a Python program whose debugger or ``input()`` found standard input empty."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank is said to have failed of, by the runtime of any rank that noticed."""
+    """A failure that the runtime of a rank has reported, of itself or of another rank."""
 
     rank: int
     reason: str
@@ -30,9 +30,9 @@ class Outcome:
     culprit: int | None = None
     """The rank that failed first; None if none did."""
     exit: Exit = _WELL
-    """How the culprit ended; where it did not end by itself, how the first rank ended that failed because of it."""
+    """How the culprit ended. If it did not end by itself: how the first rank ended that failed because of it."""
     victim: int | None = None
-    """The rank that ``exit`` is of, where the culprit did not end by itself."""
+    """The rank whose exit is ``exit``, if the culprit did not end by itself."""
     place: str = ""
     """Where the culprit ran."""
     reason: str = ""
@@ -44,9 +44,9 @@ class Outcome:
     interrupted: int = 0
     """The signal that asked the launcher to end, or 0."""
     immortal: frozenset[int] = frozenset()
-    """Processes of the job that did not even end by SIGKILL."""
+    """Process ids of the job that SIGKILL did not end."""
     unheard: Sequence[str] = ()
-    """Hosts that did not say, at the end, that nothing of the job is left there."""
+    """Hosts that did not confirm, at the end, that nothing of the job is left there."""
 
     @property
     def failed(self) -> bool:
@@ -58,7 +58,7 @@ class Outcome:
         return 128 + self.interrupted if self.interrupted else self.exit.code
 
     def describe(self) -> str:
-        """The last words about a job that did not end well; "" for one that did."""
+        """The final message about a job that failed or was interrupted; "" for one that succeeded."""
         words: list[str] = []
         if self.immortal:
             numbers = ", ".join(map(str, sorted(self.immortal)))
@@ -68,8 +68,8 @@ class Outcome:
             )
         if self.unheard:
             words.append(
-                f"horovodrun: {', '.join(self.unheard)} did not say that the job has ended there; its agent ends what is left "
-                "by itself, within 20 seconds"
+                f"horovodrun: {', '.join(self.unheard)} did not confirm that the job has ended there; the agent there ends "
+                "what is left by itself, within 20 seconds"
             )
         if self.interrupted:
             words.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")
@@ -78,7 +78,7 @@ class Outcome:
                 words.append(f"horovodrun: the end of rank {self.culprit}'s stderr:")
                 words += ["    " + line for line in self.tail]
             words.append(f"horovodrun: the job failed. Rank {self.culprit} failed first ({self.place}).")
-            reason = self.exit.reason or self.reason  # the others only saw its connections close
+            reason = self.exit.reason or self.reason  # first, because other ranks only saw its connections close
             if reason:
                 words.append(f"Reason: {reason}")
             words.append(f"Process name: {self.culprit}")

@@ -27,7 +27,7 @@ ERASE_LINE = "\x1b[K"
 
 
 class ReaderGone(Exception):
-    """Whoever read the launcher's output has closed it, as ``head`` does when it has seen enough."""
+    """The reader of the launcher's output has closed it, as ``head`` does."""
 
 
 @dataclass
@@ -78,8 +78,8 @@ class Sink(ABC):
 class DescriptorSink(Sink):
     """A file descriptor of this process. It may be in non-blocking mode: others share it and may have set that.
 
-    A reader who does not read, such as a pager that waits for a key, makes the launcher wait; but not once a signal has
-    asked it to end. What does not find a reader within a moment is lost then.
+    The launcher waits for a reader that does not read, such as a pager that waits for a key. After a signal has asked the
+    launcher to end, it waits only a moment, and output that is not read by then is lost.
 
     Args:
         signals: where signals to the launcher arrive.
@@ -95,7 +95,7 @@ class DescriptorSink(Sink):
         data = text.encode("utf-8", "replace")
         start = 0
         while start < len(data) and self._has_reader():
-            # So much at once finds room in a pipe that is not full, and does not mix with what others write to it.
+            # A pipe that is not full takes this much at once, and does not mix it with what other processes write.
             stop = min(len(data), start + select.PIPE_BUF)
             if stop < len(data):
                 stop = data.rfind(b"\n", start, stop) + 1 or stop
@@ -109,7 +109,7 @@ class DescriptorSink(Sink):
                 return  # a full disk or a terminal that is gone costs the output, not the job
 
     def _has_reader(self) -> bool:
-        """Wait until something can be written; False if nobody reads and the launcher is to end."""
+        """Wait until the descriptor can be written; False if no reader takes data and the launcher shall end."""
         while True:
             ending = self._signals is not None and self._signals.pressed
             poll = select.poll()
@@ -221,10 +221,10 @@ class RankStream:
 
 
 class Output:
-    """All output of one job: makes the streams of its ranks and shows the launcher's own words.
+    """All output of one job: makes the streams of its ranks and shows the launcher's own messages.
 
     Args:
-        stdout, stderr: where the ranks' streams go; the launcher's own words go to ``stderr``.
+        stdout, stderr: where the ranks' streams go; the launcher's own messages go to ``stderr``.
         size: how many ranks there are.
         folder: where to keep each rank's output as well, or None.
         timestamps: put the time before each line.
@@ -262,7 +262,7 @@ class Output:
         try:
             self._console["stderr"].show("", [line + "\n" for line in text.splitlines()])
         except (ReaderGone, OSError):
-            pass  # nobody listens
+            pass  # stderr is closed
 
     def _rank_folder(self, folder: Path, rank: int) -> Path:
         width = len(str(self._size - 1))

@@ -1,8 +1,8 @@
 """Which rank reads the launcher's standard input, so that ``pdb`` and ``input()`` work in it. All others read nothing.
 
-A rank on this host gets the very descriptor, not a copy of what arrives, so nothing is read that the rank does not ask for. It
-keeps a session of its own, in which a terminal is an ordinary file: its line editing works, but Ctrl-C and Ctrl-Z reach the
-launcher. To a rank on another host the launcher passes on what arrives, and reads the next only when the rank has taken it.
+A rank on this host inherits the descriptor itself, so nothing is read that the rank does not ask for. The rank has a session of
+its own, in which a terminal is an ordinary file: line editing works, but Ctrl-C and Ctrl-Z reach the launcher. For a rank on
+another host the launcher reads standard input and sends it on, and reads more only when the rank has taken all of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def choose_reader(asked: int | None, size: int) -> int | None:
     """The rank that reads standard input, or None.
 
     Args:
-        asked: what the user said: a rank, ``NOBODY``, or None for nothing. Then it is rank 0 of a job of one.
+        asked: the rank that the user gave, ``NOBODY``, or None if the user gave none. Then only a job of one rank has a reader.
 
     Raises:
         ValueError: there is no such rank.
@@ -45,11 +45,11 @@ def in_background() -> bool:
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:
-        return False  # a terminal, but not the one that controls this process: nobody else reads there
+        return False  # not the terminal that controls this process: no shell reads there
 
 
 class Forwarder:
-    """Passes this process's standard input on to a rank, a piece whenever the rank wants one."""
+    """Sends this process's standard input to a rank, one piece each time the rank asks."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -62,7 +62,7 @@ class Forwarder:
             try:
                 data = os.read(0, CHUNK_BYTES)
             except OSError:
-                data = b""  # a terminal that is gone has nothing more to say
+                data = b""  # the terminal is gone: end of input
             agent.feed(process, data)
 
         try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from horovod.runner.errors import UsageError
 from horovod.runner.reach.remote import Connection
 
-_LETTING_GO_SECONDS = 1.0
+_EXIT_SECONDS = 1.0
 
 
 class ChildConnection(Connection):
@@ -32,7 +32,7 @@ class ChildConnection(Connection):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # the terminal's Ctrl-C and Ctrl-Z are the launcher's to pass on
+                start_new_session=True,  # so that the terminal's Ctrl-C and Ctrl-Z reach the launcher only
                 bufsize=0,
                 env=None if environment is None else dict(environment),
             )
@@ -54,18 +54,18 @@ class ChildConnection(Connection):
 
     def explain(self, errors: str, chatter: str) -> str:
         try:
-            status = self._process.wait(_LETTING_GO_SECONDS)
+            status = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return ""
         return self.say_why(status, errors, chatter)
 
     def close(self, *, orderly: bool) -> None:
         try:
-            self._process.wait(_LETTING_GO_SECONDS if orderly else 0)
+            self._process.wait(_EXIT_SECONDS if orderly else 0)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGTERM)
             try:
-                self._process.wait(_LETTING_GO_SECONDS)
+                self._process.wait(_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 self._signal(signal.SIGKILL)
                 self._process.wait()

@@ -1,7 +1,7 @@
-"""Reaches the hosts of a job that are not the launcher's: starts an agent on each, all at once, and waits for none.
+"""Starts an agent on each host of a job other than the launcher's, all at once, and waits for none.
 
 Nodes of the Slurm allocation that the launcher runs in are reached by srun, all others by ssh. The connection itself is the
-check whether a host can take part, so nothing of it is remembered from job to job.
+check whether a host can take part; nothing is cached from job to job.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def reach(
     port: int,
     seconds: float,
 ) -> list[Agent]:
-    """Agents on ``hosts``. Each gets its facts, or is closed and says what its trouble is.
+    """Agents on ``hosts``. Each gets its facts; or it is closed, and its ``trouble`` says why.
 
     Args:
         environment: the launcher's own.
@@ -103,7 +103,7 @@ def command_lines(
 
 
 def launcher_addresses(options: Options) -> tuple[str, ...]:
-    """Of this host, at which the others may try to reach the launcher.
+    """Addresses of this host at which other hosts may reach the launcher.
 
     Raises:
         LaunchError: this host has none of the network interfaces that the job may use.
@@ -118,7 +118,7 @@ def launcher_addresses(options: Options) -> tuple[str, ...]:
 
 
 def working_directory(environment: Mapping[str, str]) -> str:
-    """Where the ranks run: the user's word for it where there is one: other hosts may not know what a link leads to here."""
+    """The folder in which the ranks run: PWD if it names this folder, as other hosts may not have the target of a link."""
     said, found = environment.get("PWD", ""), str(Path.cwd())
     try:
         return said if Path(said).is_absolute() and Path(said).samefile(found) else found

