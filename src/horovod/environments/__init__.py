@@ -1,4 +1,4 @@
-"""Who am I? Whichever launcher started this process, its variables become one :class:`Identity`.
+"""Which rank is this process? Reads the variables of the launcher that started it as one :class:`Identity`.
 
 The core asks :func:`identity` once at ``init()``. A new launcher is one sibling file and one line in ``ENVIRONMENTS``.
 """
@@ -24,7 +24,7 @@ from horovod.environments.unclear import Unclear
 
 __all__ = ["ENVIRONMENTS", "Environment", "HostList", "Identity", "Rank0", "detect", "host_list", "identity"]
 
-# The launcher nearest to the process comes first: batch systems start the launchers that stand before them.
+# Batch systems start other launchers, so a launcher that starts ranks itself comes before the batch systems.
 ENVIRONMENTS: tuple[Environment, ...] = (
     HorovodRun(),
     TorchRun(),

@@ -1,4 +1,4 @@
-"""What the launcher refuses because its feature does not exist yet: a job must not run otherwise than it was asked to."""
+"""Refuses flags of features that do not exist yet, so that no job runs otherwise than its user asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from horovod.runner.options import Options
 
 
 def refuse_what_is_missing(options: Options) -> None:
-    """Refuse a request that needs something of the kind.
+    """Refuse a request that needs such a feature.
 
     Raises:
         ValueError: a flag has been given whose feature does not exist.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from horovod.core import config
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import SlotInfo
+from horovod.runner.hosts.slots import SlotInfo
 from horovod.runner.options import Options
 from horovod.runner.tunables import exported
 
