@@ -92,7 +92,7 @@ def test_without_mpi4py_open_mpi_says_what_to_install(cluster: Cluster) -> None:
     (cluster.folder / "places.py").write_text(NO_MPI4PY + PLACES)
     done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", "places.py"), PATIENCE_SECONDS)
     assert done.returncode != 0
-    assert "Open MPI started 2 ranks on several hosts and gave them no place to meet." in done.stderr
+    assert "Open MPI started 2 ranks on several hosts and gave them no rendezvous server." in done.stderr
     assert "install mpi4py for the Python of every rank (pip install mpi4py)" in done.stderr
 
 
@@ -108,8 +108,8 @@ def test_another_mpi_than_the_one_that_started_the_job_is_named(cluster: Cluster
 def test_a_rank_that_raises_under_open_mpi_ends_the_job_although_others_are_busy(cluster: Cluster) -> None:
     script = cluster.folder / "job.py"
     script.write_text(
-        "import time\nfrom horovod.core import context\ncontext.init()\n"
-        "if context.current().identity.rank == 0:\n    raise ValueError('out of luck')\ntime.sleep(1000)\n"
+        "import time\nfrom horovod.common import basics\nbasics.init()\n"
+        "if basics.rank() == 0:\n    raise ValueError('out of luck')\ntime.sleep(1000)\n"
     )
     done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", script), PATIENCE_SECONDS)
     assert done.returncode != 0 and "ValueError: out of luck" in done.stderr

@@ -12,6 +12,7 @@ from cluster.hosts import ADDRESSES, INTERFACES, Hosts
 from launcher.harness import Launcher
 
 LIMIT_SECONDS = 90
+HOSTS = ("hostA", "hostB")
 TRAINING = """
 import os, sys
 import torch, horovod.torch as hvd
@@ -89,7 +90,7 @@ def torchrun(
     two: TwoHosts, words: Sequence[str], per_host: Sequence[int], *arguments: str | Path, **extra: str
 ) -> list[subprocess.Popen[str]]:
     started = []
-    for number, host in enumerate(ADDRESSES):
+    for number, host in enumerate(HOSTS):
         node = ("--node-rank", str(number)) if "--master-addr" in words else ("--local-addr", ADDRESSES[host])
         count = ("--nnodes", "2", "--nproc-per-node", str(per_host[number]))
         names = {"GLOO_SOCKET_IFNAME": INTERFACES[host], **extra}
@@ -120,7 +121,7 @@ def test_a_worker_that_fails_once_is_restarted_with_all_others_and_trains(two: T
 
 
 def each_host(two: TwoHosts, *variables: dict[str, str]) -> list[subprocess.Popen[str]]:
-    return [two.start(host, ["python", "train.py"], **own) for host, own in zip(ADDRESSES, variables, strict=True)]
+    return [two.start(host, ["python", "train.py"], **own) for host, own in zip(HOSTS, variables, strict=True)]
 
 
 def test_the_pods_of_a_pytorchjob_are_one_job(two: TwoHosts) -> None:

@@ -26,8 +26,9 @@ ENDING_SECONDS = 20
 RANK = """
 import os, sys, time
 from horovod.core.submission import collectives
+from horovod.common import basics
 from horovod.core.lifecycle import context
-context.init()
+basics.init()
 collectives.barrier().wait()
 me = context.current().identity
 node = os.environ["SLURMD_NODENAME"]
@@ -37,7 +38,7 @@ sys.stdout.flush()
 for step in range(int(sys.argv[1])):
     collectives.barrier().wait()
     time.sleep(0.02)
-context.shutdown()
+basics.shutdown()
 """
 FOR_LONG = "100000"
 LINE = re.compile(r"rank (\w+) (\d+) (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)$", re.MULTILINE)
