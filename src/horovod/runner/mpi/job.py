@@ -152,10 +152,7 @@ class MpiJob(Job):
     def _variables(self, meeting: Mapping[str, str]) -> dict[str, str]:
         """The environment of ``mpirun``, and of the ranks on this host."""
         own = {name: value for name, value in self._launcher_environment.items() if name not in _OF_A_RANK}
-        nics = self._options.nics
-        # Each host has some of them; a rank takes those that its host has.
-        interfaces = {**worker_environment.interfaces(nics), config.NETWORK_INTERFACE: ",".join(nics)} if nics else {}
-        return {**own, **self._asked, **interfaces, **self._threads(), **self._memory, **meeting}
+        return {**own, **self._asked, **self._threads(), **self._memory, **meeting}
 
     @staticmethod
     def _meeting(addresses: str, port: int, secret: str) -> dict[str, str]:
