@@ -88,6 +88,15 @@ def test_hosts_with_different_numbers_of_ranks(cluster: Cluster, kind: str) -> N
     assert lines(done.stdout, start="RANK") == sorted(expected * 2), done.stderr
 
 
+def test_a_network_that_leads_nowhere_is_left_out_under_mpirun(cluster: Cluster) -> None:
+    """Without MPI itself, which would try that network and hang."""
+    (cluster.folder / "places.py").write_text(NO_MPI4PY + PLACES)
+    with cluster.hosts.broken_second_network():
+        done = cluster.finish(start(cluster, mpi.MPICH, "hostA:1,hostB:1", "python", "places.py"), PATIENCE_SECONDS)
+    assert len(lines(done.stdout, start="RANK")) == 4, done.stderr
+    assert "no rank uses address 10.78.0.1 of hostA: hostB cannot reach it (no answer)" in done.stderr
+
+
 def test_without_mpi4py_open_mpi_says_what_to_install(cluster: Cluster) -> None:
     (cluster.folder / "places.py").write_text(NO_MPI4PY + PLACES)
     done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", "places.py"), PATIENCE_SECONDS)

@@ -113,6 +113,14 @@ def test_torchrun_may_start_more_ranks_on_one_host_than_on_the_other(two: TwoHos
     assert found == ["trained 0 3 0 1 0 2", "trained 1 3 0 2 1 2", "trained 2 3 1 2 0 1"]
 
 
+def test_a_network_that_leads_nowhere_is_left_out_under_torchrun(two: TwoHosts) -> None:
+    with two.hosts.broken_second_network():
+        started = torchrun(two, STATIC, (1, 1))
+        ended = [process.communicate(timeout=LIMIT_SECONDS) for process in started]
+    assert [out.split()[:3] for out, _ in ended] == [["trained", "0", "2"], ["trained", "1", "2"]], ended
+    assert "no rank uses address 10.78.0.1 of hostA: hostB cannot reach it (no answer)" in ended[1][1]
+
+
 @pytest.mark.parametrize("words", [STATIC, C10D], ids=["static rendezvous", "c10d rendezvous"])
 def test_a_worker_that_fails_once_is_restarted_with_all_others_and_trains(two: TwoHosts, words: Sequence[str]) -> None:
     found = two.finish(torchrun(two, ("--max-restarts", "3", "--monitor-interval", "0.3", *words), (2, 2), "failed"))
