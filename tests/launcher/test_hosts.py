@@ -311,8 +311,8 @@ def test_flags_of_ssh_reach_ssh(launcher: Launcher, ssh: Path) -> None:
 
 
 def test_each_host_uses_the_interfaces_that_it_has(launcher: Launcher, ssh: Path) -> None:
-    show = "echo $HOROVOD_GLOO_IFACE $NCCL_SOCKET_IFNAME"
+    show = "echo $HOROVOD_GLOO_IFACE $_HOROVOD_NETWORK_INTERFACES $NCCL_SOCKET_IFNAME"
     done = run(launcher, ssh, "--network-interfaces", "none0,lo", "-np", "1", "-H", "beta:1", "sh", "-c", show)
-    assert (done.returncode, words(done.stdout)) == (0, ["lo lo"])
+    assert (done.returncode, words(done.stdout)) == (0, ["lo lo lo"])
     done = run(launcher, ssh, "--network-interfaces", "none0", "-np", "1", "-H", "beta:1", "sh", "-c", show)
     assert done.returncode == 1 and "none of the network interfaces none0" in done.stderr

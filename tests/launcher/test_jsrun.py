@@ -41,9 +41,9 @@ sys.exit(status if status >= 0 else 128 - status)
 RANK = """
 import sys
 from horovod.core.submission import collectives
+from horovod.common import basics
 from horovod.core.lifecycle import context
-from horovod.environments import identity
-context.init(identity)
+basics.init()
 collectives.barrier().wait()
 me = context.current().identity
 sys.stdout.write(f"{me.rank}/{me.size} {me.local_rank}/{me.local_size} {me.cross_rank}/{me.cross_size} {me.hostname}\\n")
@@ -52,7 +52,7 @@ if len(sys.argv) > 1 and me.rank == 1:
     raise SystemError("bad luck")
 if len(sys.argv) > 1:
     collectives.barrier().wait()
-context.shutdown()
+basics.shutdown()
 """
 LSF = {"LSB_JOBID": "77", "LSB_MCPU_HOSTS": "localhost 2 127.0.0.1 1"}
 PLACES = ["0/3 0/2 0/2 localhost", "1/3 1/2 0/1 localhost", "2/3 0/1 1/2 127.0.0.1"]

@@ -18,12 +18,13 @@ from launcher.harness import Launcher
 PATIENCE_SECONDS = 100
 JOB = r"""
 import os, sys, time
+from horovod.common import basics
 from horovod.core.lifecycle import context
 from horovod.environments import identity
 from horovod.core.submission.collectives import barrier
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\n").encode())  # at once: mpirun mixes the parts of lines
-context.init(identity)
+basics.init()
 me = context.current().identity
 barrier().wait()
 """

@@ -131,7 +131,7 @@ def set_keepalive(connection: socket.socket, seconds: float) -> None:
 
     The kernel sends probes while nothing else is sent. The host of a stopped process still acknowledges.
     """
-    probes = 3
+    probes = 2  # the kernel gives up when it would send one more
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     each = max(1, round(seconds / (probes + 1)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, each)

@@ -45,7 +45,7 @@ class Endpoint(msgspec.Struct, array_like=True, frozen=True):
     """What its addresses belong to."""
 
     def limited_to(self, addresses: Collection[str]) -> Endpoint:
-        """The card with these of its addresses only; as it is if it has none of them."""
+        """The endpoint with these of its addresses only; as it is if it has none of them."""
         left = tuple(address for address in self.addresses if address in addresses)
         if not left or left == self.addresses:
             return self

@@ -1,4 +1,4 @@
-"""Where ranks exchange address cards under Hydra (MPICH, Intel MPI) without any MPI library: Hydra's own key-value store.
+"""Where ranks exchange their addresses under Hydra (MPICH, Intel MPI) without any MPI library: Hydra's own key-value store.
 
 Hydra gives every process a socket, whose descriptor is in ``PMI_FD``, and serves the process management interface there,
 version 1: lines of words ``name=value``, one answer to each. A value that one process has put can be read by all after the

@@ -24,6 +24,9 @@ HOSTNAME = "HOROVOD_HOSTNAME"
 RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 NETWORK_INTERFACE = "HOROVOD_GLOO_IFACE"
+"""The network interface to use. A launcher of ours sets it to the first of those in NETWORK_INTERFACES that the host has."""
+NETWORK_INTERFACES = "_HOROVOD_NETWORK_INTERFACES"
+"""All network interfaces to use, separated by commas. It holds where NETWORK_INTERFACE is one of them, or is not set."""
 SECRET_KEY = "_HOROVOD_SECRET_KEY"
 USER_SECRET = "HOROVOD_SECRET_KEY"
 """What ranks know one another by where no launcher of ours started them. Set by the user, the same on all ranks."""
@@ -165,6 +168,13 @@ def _seconds(minimum: float, unit: float = 1.0) -> Callable[[str], timedelta]:
     return lambda text: timedelta(seconds=min(parse(text) * unit, LONGEST.total_seconds()))
 
 
+def network_interfaces(env: Mapping[str, str]) -> str:
+    """The network interfaces to use, separated by commas; "" for all. A script may have chosen another than its launcher."""
+    chosen = env.get(NETWORK_INTERFACE, "").strip()
+    every = env.get(NETWORK_INTERFACES, "").strip()
+    return every if not chosen or chosen in every.split(",") else chosen
+
+
 @dataclass(frozen=True)
 class Config:
     """The settings of one generation."""
@@ -187,7 +197,8 @@ class Config:
     hierarchical_allgather: bool | None = None
     mpi_threads_disable: bool = False
     """MPI is not initialised for calls from several threads at a time."""
-    network_interface: str = ""
+    network_interfaces: str = ""
+    """Those whose addresses a rank offers, separated by commas; "": all."""
     shm_piece_bytes: int = 0
     """Bytes that each rank moves through shared memory at a time; 0: as many as suit the machine's caches."""
     shm_direct: str = "auto"
@@ -258,7 +269,7 @@ class Config:
             hierarchical_allreduce=_read(env, HIERARCHICAL_ALLREDUCE, torus, _flag),
             hierarchical_allgather=_read(env, HIERARCHICAL_ALLGATHER, None, _flag),
             mpi_threads_disable=_read(env, MPI_THREADS_DISABLE, False, _flag),
-            network_interface=env.get(NETWORK_INTERFACE, "").strip(),
+            network_interfaces=network_interfaces(env),
             shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
             shm_direct=_read(env, SHM_DIRECT, "auto", _one_of("auto", "always", "never")),
             bucket_bytes=_read(env, BUCKET_BYTES, 0, _integer(1)),

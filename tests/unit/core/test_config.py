@@ -30,7 +30,8 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.TORUS_ALLREDUCE, "1", "hierarchical_allreduce", True),
     (config.HIERARCHICAL_ALLGATHER, "0", "hierarchical_allgather", False),
     (config.MPI_THREADS_DISABLE, "1", "mpi_threads_disable", True),
-    (config.NETWORK_INTERFACE, "eth0", "network_interface", "eth0"),
+    (config.NETWORK_INTERFACE, "eth0", "network_interfaces", "eth0"),
+    (config.NETWORK_INTERFACES, "eth0,ib0", "network_interfaces", "eth0,ib0"),
     (config.SHM_PIECE_BYTES, "65536", "shm_piece_bytes", 65536),
     (config.SHM_DIRECT, "Never", "shm_direct", "never"),
     (config.BUCKET_BYTES, "1", "bucket_bytes", 1),
@@ -233,3 +234,20 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 )
 def test_for_how_long_a_rank_is_waited_for(settings: dict[str, str], limit: int) -> None:
     assert Config.from_env(settings).stall_limit == timedelta(seconds=limit)
+
+
+@pytest.mark.parametrize(
+    ("first", "every", "used"),
+    [
+        ("eth0", "eth0,ib0", "eth0,ib0"),
+        ("", "eth0,ib0", "eth0,ib0"),
+        ("lo", "eth0,ib0", "lo"),
+        ("eth0,ib0", "", "eth0,ib0"),
+    ],
+    ids=["the launcher's", "only ours", "the script has chosen another", "set by hand"],
+)
+def test_a_rank_uses_all_interfaces_of_the_launcher_unless_the_script_has_chosen_another(
+    first: str, every: str, used: str
+) -> None:
+    env = {config.NETWORK_INTERFACE: first, config.NETWORK_INTERFACES: every}
+    assert Config.from_env(env).network_interfaces == used

@@ -110,7 +110,7 @@ class EngineBuilder:
             spins=placement.spins,
             piece_bytes=config.shm_piece_bytes,
             direct=config.shm_direct,
-            interface=config.network_interface,
+            interface=config.network_interfaces.partition(",")[0],
             hierarchical_allreduce=config.hierarchical_allreduce,
             hierarchical_allgather=config.hierarchical_allgather,
             threads=not config.mpi_threads_disable,

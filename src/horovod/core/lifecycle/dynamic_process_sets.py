@@ -71,7 +71,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         )
     ranks = list(wanted.ranks or [])
     identity, config = context.identity, context.config
-    mesh = Mesh(identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interface)
+    mesh = Mesh(identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interfaces)
     try:
         mesh.keep_to(context.addresses)
         changes = _exchange(context, _Change(tuple(ranks), -1, mesh.endpoint))

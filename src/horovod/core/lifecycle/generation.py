@@ -139,9 +139,9 @@ class Generation:
     def _mesh(self) -> Mesh | None:
         if self.identity.size == 1:
             return None  # no other rank to connect to
-        identity, interface = self.identity, self.config.network_interface
+        identity, interfaces = self.identity, self.config.network_interfaces
         self.termination.point = rendezvous_of(self.world)
-        return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interface)
+        return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
 
     def _session(self) -> AbstractContextManager[AllGather]:
         """Where the ranks exchange data until they are connected."""

@@ -19,7 +19,7 @@ from horovod.control.rendezvous_over_pmi import RendezvousOverPmi
 from horovod.control.rendezvous_point import AllGather, LauncherServer, OnThisHost, Rendezvous
 from horovod.control.secret import decode_secret, secret_of_text
 from horovod.control.slurm_address import address_of
-from horovod.core.config import NETWORK_INTERFACE, RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY, USER_SECRET
+from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY, USER_SECRET, network_interfaces
 from horovod.core.coordination.agreement import list_ranks
 from horovod.core.execution.cpu_affinity import CpuResources
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
@@ -117,7 +117,7 @@ def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezv
         found = _of_mpi(world, variables)
         if found is not None:
             return found
-    directory = _directory(launched, address, port, variables.get(NETWORK_INTERFACE, ""))
+    directory = _directory(launched, address, port, network_interfaces(variables))
     if directory is None:
         by_mpi = "install mpi4py for the Python of every rank (pip install mpi4py), start the job with horovodrun --mpi"
         otherwise = "start the job with horovodrun, or pass an mpi4py communicator: hvd.init(comm=MPI.COMM_WORLD)"
@@ -166,7 +166,7 @@ def _on_hosts(launched: Identity, listed: HostList, secret: bytes) -> Rendezvous
         ) from None
 
 
-def _directory(launched: Identity, address: str, port: int, interface: str) -> Directory | None:
+def _directory(launched: Identity, address: str, port: int, interfaces: str) -> Directory | None:
     """How the others find rank 0; what the user has set comes before what the launcher has."""
     rank_0 = launched.rank_0
     if address and port:
@@ -176,7 +176,7 @@ def _directory(launched: Identity, address: str, port: int, interface: str) -> D
     if rank_0.store:
         from horovod.control.torchrun_store import TorchrunStore
 
-        return TorchrunStore(rank_0.host, rank_0.port, rank_0.store, interface)
+        return TorchrunStore(rank_0.host, rank_0.port, rank_0.store, interfaces)
     if port:
         return KnownAddress(rank_0.host, port, f"MASTER_ADDR, {RENDEZVOUS_PORT}")
     return KnownAddress(rank_0.host, rank_0.port, "MASTER_ADDR, MASTER_PORT")

@@ -16,9 +16,10 @@ from horovod.core import config
 from horovod.runner.errors import UsageError
 from horovod.runner.reach.child_connection import ChildConnection
 
-LOST_AFTER_SECONDS = 5
-UNANSWERED_PROBES = 3
-"""After this many probes without an answer, ssh closes the connection."""
+PROBE_SECONDS = 5
+UNANSWERED_PROBES = 2
+LOST_AFTER_SECONDS = PROBE_SECONDS * (UNANSWERED_PROBES + 1)
+"""ssh gives a host up when it would have to ask once more than ``UNANSWERED_PROBES`` times."""
 _LONGEST_CONNECT_SECONDS = 10
 _OF_SSH_ITSELF = 255
 """The exit status of an ssh that failed, or whose command was killed."""
@@ -85,7 +86,7 @@ def words(options: SshOptions) -> list[str]:
         "BatchMode": "yes",  # no questions
         "StrictHostKeyChecking": "accept-new",
         "ConnectTimeout": str(max(1, min(_LONGEST_CONNECT_SECONDS, round(options.seconds / 2)))),
-        "ServerAliveInterval": str(LOST_AFTER_SECONDS),
+        "ServerAliveInterval": str(PROBE_SECONDS),
         "ServerAliveCountMax": str(UNANSWERED_PROBES),
         "LogLevel": "INFO",  # at a lower level it does not print that a host has stopped answering
         # A user's configuration may set these for interactive sessions, where they would break this one:
@@ -150,7 +151,7 @@ def explain(status: int, errors: str, chatter: str = "", name: str = "ssh") -> s
     lines = [line.strip() for line in errors.splitlines() if line.strip() and not _OF_NO_INTEREST.search(line)]
     last = lines[-1] if lines else ""
     if _NOT_RESPONDING.search(errors):
-        return f"it has not answered for {LOST_AFTER_SECONDS * UNANSWERED_PROBES} seconds ({last})"
+        return f"it has not answered for {LOST_AFTER_SECONDS} seconds ({last})"
     for pattern, words in _EXPLANATIONS:
         match = re.search(pattern, errors, re.IGNORECASE)
         if match:

@@ -75,7 +75,7 @@ def _compute_service(options: argparse.Namespace) -> Iterator[TfDataServiceConfi
         yield None
         return
     key, workers = make_secret(), size // options.dispatchers
-    interfaces = [name for name in os.environ.get(settings.NETWORK_INTERFACE, "").split(",") if name.strip()]
+    interfaces = [name for name in settings.network_interfaces(os.environ).split(",") if name.strip()]
     with ComputeService(options.dispatchers, workers, key, interfaces or None) as service:
         config = TfDataServiceConfig(
             options.dispatchers, workers, options.dispatcher_side, service.addresses(), key, options.timeout
