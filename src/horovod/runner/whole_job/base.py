@@ -105,7 +105,7 @@ class WholeJob(Job):
                 signals=signals,
                 reader=CHILD if reads_input else None,
             )
-            facts = HostFacts(sys.executable, 1, (), None)  # nobody asks: the program decides what runs where
+            facts = HostFacts(sys.executable, 1, (), None)  # not used: the program decides what runs where
             agent = LocalAgent(
                 [self.program], loop, supervisor.report, facts, mark=mark, guardian=guardian, inherits_input=True
             )

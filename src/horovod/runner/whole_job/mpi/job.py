@@ -27,7 +27,7 @@ _CHOSEN_SHELL = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUN
 _FORWARDABLE = re.compile(r"(?!OMPI_|PMIX_|PRTE_|PMI_|HYDRA_|I_MPI_HYDRA|MPI_LOCAL)[A-Za-z_][A-Za-z0-9_]*")
 """Variables that ``mpirun`` can pass to other hosts. MPI's own variables are excluded: ``mpirun`` sets them for its ranks."""
 _LAST_VARIABLE = "HYDRA_LAST_VARIABLE"
-"""Hydra of MPICH 5.0 does not forward the last variable of its environment, so the last is one that nobody needs."""
+"""Hydra of MPICH 5.0 does not forward the last variable of its environment, so an unused one is added as the last."""
 
 
 class MpiJob(WholeJob):
