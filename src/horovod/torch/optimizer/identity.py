@@ -1,7 +1,7 @@
 """The name of an optimizer in requests. It is the same on every rank, and the ranks do not communicate to agree on it.
 
 The name contains a digest of the parameters, and a number that counts the optimizers with this digest and process set in a
-generation. An optimizer that is used in a later generation keeps its number if it is free, so it has the same name as the first
+generation. An optimizer that is used in a later generation keeps its number if it is free, so it has the name of the matching
 optimizer of a new process. Otherwise it gets the smallest free number.
 """
 
