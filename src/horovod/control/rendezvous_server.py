@@ -62,6 +62,8 @@ class RendezvousServer:
         self._departed: dict[int, str] = {}
         self._awaited: tuple[int, str] | None = None
         self._clients: set[Channel] = set()
+        self._met: set[Channel] = set()
+        """The clients that have completed an exchange, as long as they are connected."""
         if name:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         else:
@@ -99,9 +101,12 @@ class RendezvousServer:
         self._wake_up.close()
 
     def wait_until_left(self, deadline: float) -> None:
-        """Wait until all clients but one have closed their connections, at most until ``deadline`` (``time.monotonic``)."""
+        """Wait until all but one of those that have met here have left, at most until ``deadline`` (``time.monotonic``).
+
+        A rank may be back for its next rendezvous before the caller looks. It is not waited for: it looks for the next server.
+        """
         with self._lock:
-            self._arrived.wait_for(lambda: len(self._clients) <= 1, max(0.0, deadline - time.monotonic()))
+            self._arrived.wait_for(lambda: len(self._met) <= 1, max(0.0, deadline - time.monotonic()))
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value from the server's own process."""
@@ -228,6 +233,8 @@ class RendezvousServer:
         group.clients[request.rank] = client
         if len(group.values) == group.size:
             del self._rendezvous_groups[request.key]
+            with self._lock:
+                self._met |= self._clients.intersection(group.clients.values())
             answer = Values([group.values[rank] for rank in range(group.size)])
             for waiting in list(group.clients.values()):
                 self._answer(waiting, answer)
@@ -291,6 +298,7 @@ class RendezvousServer:
             return
         with self._lock:
             self._clients.discard(client)
+            self._met.discard(client)
             self._arrived.notify_all()
         self._selector.unregister(client)
         client.close()
