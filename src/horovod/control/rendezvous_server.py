@@ -62,6 +62,8 @@ class RendezvousServer:
         self._departed: dict[int, str] = {}
         self._awaited: tuple[int, str] | None = None
         self._clients: set[Channel] = set()
+        self._met: set[Channel] = set()
+        """The clients that have completed an exchange, as long as they are connected."""
         if name:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         else:
@@ -74,7 +76,6 @@ class RendezvousServer:
             self._listener.close()
             raise
         self._wake_up = WakeUp()
-        self._ending = False
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)
 
@@ -100,15 +101,12 @@ class RendezvousServer:
         self._wake_up.close()
 
     def wait_until_left(self, deadline: float) -> None:
-        """Wait until all clients but one have closed their connections, at most until ``deadline`` (``time.monotonic``).
+        """Wait until all but one of those that have met here have left, at most until ``deadline`` (``time.monotonic``).
 
-        A rank may be back already, for its next ``init()``. This server is not the one that it looks for: its connection is
-        closed, and it looks again.
+        A rank may be back for its next rendezvous before the caller looks. It is not waited for: it looks for the next server.
         """
-        self._ending = True
-        self._wake_up.set()
         with self._lock:
-            self._arrived.wait_for(lambda: len(self._clients) <= 1, max(0.0, deadline - time.monotonic()))
+            self._arrived.wait_for(lambda: len(self._met) <= 1, max(0.0, deadline - time.monotonic()))
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value from the server's own process."""
@@ -162,8 +160,6 @@ class RendezvousServer:
                 self._answer_waiting()
                 self._refuse_abandoned()
                 self._expire()
-                if self._ending:
-                    self._dismiss_newcomers()
             listener.close()
             self._listener.close()
             for client in list(self._clients):
@@ -237,6 +233,8 @@ class RendezvousServer:
         group.clients[request.rank] = client
         if len(group.values) == group.size:
             del self._rendezvous_groups[request.key]
+            with self._lock:
+                self._met |= self._clients.intersection(group.clients.values())
             answer = Values([group.values[rank] for rank in range(group.size)])
             for waiting in list(group.clients.values()):
                 self._answer(waiting, answer)
@@ -277,11 +275,6 @@ class RendezvousServer:
             for waiting in list(group.clients.values()):
                 self._answer(waiting, Refusal(told, False))
 
-    def _dismiss_newcomers(self) -> None:
-        for key in list(self._rendezvous_groups):
-            for waiting in list(self._rendezvous_groups.pop(key).clients.values()):
-                self._dismiss(waiting)
-
     def _keep_waiting(self, key: str, queue: list[tuple[Channel, float]]) -> None:
         if queue:
             self._waiting[key] = queue
@@ -305,6 +298,7 @@ class RendezvousServer:
             return
         with self._lock:
             self._clients.discard(client)
+            self._met.discard(client)
             self._arrived.notify_all()
         self._selector.unregister(client)
         client.close()

@@ -407,10 +407,8 @@ def test_a_server_on_a_unix_socket_of_the_same_user() -> None:
 
 
 def test_waiting_until_the_clients_have_left(server: RendezvousServer) -> None:
-    one = RendezvousClient(server.address, SECRET, SECONDS)
-    two = RendezvousClient(server.address, SECRET, SECONDS)
-    one.put("a", b"")
-    two.put("a", b"")
+    one, two = (RendezvousClient(server.address, SECRET, SECONDS) for _ in range(2))
+    together(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
     server.wait_until_left(time.monotonic() + 0.02)  # in vain
     assert len(server._clients) == 2
     leaving = threading.Timer(0.05, two.close)
@@ -418,6 +416,21 @@ def test_waiting_until_the_clients_have_left(server: RendezvousServer) -> None:
     server.wait_until_left(time.monotonic() + SECONDS)
     assert len(server._clients) == 1
     leaving.join()
+    one.close()
+
+
+def test_a_rank_that_is_back_for_its_next_rendezvous_is_not_waited_for(server: RendezvousServer) -> None:
+    """It has come before rank 0 has ended this one, and waits for it; both would wait until the timeout."""
+    one, two = (RendezvousClient(server.address, SECRET, SECONDS) for _ in range(2))
+    together(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
+    with RendezvousClient(server.address, SECRET, SECONDS) as back:
+        waiting = Together(lambda: back.exchange("k", 1, 2, b"", SECONDS))
+        wait_until(lambda: server._rendezvous_groups, "the rank that is back")
+        two.close()
+        Together(lambda: server.wait_until_left(time.monotonic() + 10 * SECONDS)).results()
+        server.stop()
+        (ended,) = waiting.outcomes()
+    assert isinstance(ended, ServerGoneError)
     one.close()
 
 
