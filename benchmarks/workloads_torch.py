@@ -40,12 +40,12 @@ class ResidualBlock(nn.Module):
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
             nn.BatchNorm2d(outputs),
         )
-        self.fast_path: nn.Module = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.fast_path = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.fast_path(x))
+        return F.relu(self.body(x) + self.shortcut(x))
 
 
 def cnn() -> Workload:

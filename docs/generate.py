@@ -57,6 +57,15 @@ PAGES = (
             )
         },
     ),
+    Page("tensorflow", "horovod.tensorflow", "`horovod.tensorflow`: Horovod for TensorFlow", needs="tensorflow"),
+    Page("keras", "horovod.keras", "`horovod.keras`: Horovod for Keras 3", needs="keras"),
+    Page(
+        "tensorflow-keras",
+        "horovod.tensorflow.keras",
+        "`horovod.tensorflow.keras`: Horovod for tf.keras",
+        needs="tensorflow",
+    ),
+    Page("mxnet", "horovod.mxnet", "`horovod.mxnet`: Horovod for MXNet", needs="mxnet"),
 )
 
 SECTIONS = (

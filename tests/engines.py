@@ -21,10 +21,13 @@ from horovod.comm.gloo.engine import GlooCommunicator
 from horovod.comm.hierarchical.communicator import PIECE_BYTES as HIERARCHICAL_PIECE_BYTES
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
 from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.oneccl.collectives import OneCclCollectives
+from horovod.comm.oneccl.engine import OneCclCommunicator
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp.communicator import TcpCommunicator
+from late_oneccl import LateLibrary
 from mpi_ranks import group_under, prefix_of
 
 _T = TypeVar("_T")
@@ -86,6 +89,17 @@ def _tcp_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return [TcpCommunicator(rank, peers, timeout, piece_bytes=4096) for rank, peers in meshes]
 
 
+def _tcp_two_links(size: int, timeout: timedelta) -> list[Communicator]:
+    """As if every two ranks were on hosts with two networks in common."""
+    first, second = (tcp_sockets(size, socket.socketpair) for _ in range(2))
+    return [
+        TcpCommunicator(
+            rank, first[rank], timeout, piece_bytes=4096, more={peer: [link] for peer, link in second[rank].items()}
+        )
+        for rank in range(size)
+    ]
+
+
 def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, reading: str = "never") -> list[Communicator]:
     arena = Arena.create(size, piece_bytes)
     views = [Arena.attach(arena.descriptor, arena.length, arena.piece_bytes) for _ in range(size)]
@@ -126,6 +140,38 @@ def _gloo(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list
 
 def _gloo_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     return _gloo(size, timeout, 4096)
+
+
+class _StandInCcl(OneCclCommunicator):
+    """Lets go of what is blocked in the stand-in when it is closed, as the end of a process does."""
+
+    library: LateLibrary
+
+    def close(self) -> None:
+        self.library.let_go()
+        super().close()
+
+
+def _ccl(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list[Communicator]:
+    sockets, library = tcp_sockets(size, socket.socketpair), LateLibrary()
+    found: dict[int, Communicator] = {}
+
+    def make(rank: int) -> None:
+        deadline = time.monotonic() + 60
+        collectives = OneCclCollectives(library, bytes(4096), rank, size, sockets[rank], timeout, give_up, deadline)
+        found[rank] = made = _StandInCcl(rank, size, collectives, piece_bytes)
+        made.library = library
+
+    threads = [threading.Thread(target=make, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[rank] for rank in range(size)]
+
+
+def _ccl_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
+    return _ccl(size, timeout, 4096)
 
 
 def blocks(size: int) -> str:
@@ -186,8 +232,11 @@ ENGINES: dict[str, Engine] = {
     "tcp": Engine(_tcp, sizes=range(1, 9)),
     "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
     "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),
+    "tcp-two-links": Engine(_tcp_two_links, sizes=[2, 3]),
     "gloo": Engine(_gloo, sizes=[2, 3, 4]),
     "gloo-small-pieces": Engine(_gloo_small_pieces, sizes=[3]),
+    "ccl": Engine(_ccl, sizes=[2, 3, 4]),
+    "ccl-small-pieces": Engine(_ccl_small_pieces, sizes=[3]),
     "hierarchical": Engine(_hierarchical_blocks, sizes=[2, 3, 4], hosts=blocks),
     "hierarchical-in-turns": Engine(_hierarchical_in_turns, sizes=[3, 4, 7], hosts=in_turns),
     "hierarchical-gloo": Engine(_hierarchical_gloo, sizes=[3], hosts=blocks),

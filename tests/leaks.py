@@ -69,11 +69,9 @@ class Inventory:
         )
 
 
-def left_behind(
-    before: Inventory, take: Callable[[], Inventory] = Inventory.take, stall_timeout: float = 3.0
-) -> list[str]:
-    """What is new since ``before``, in words; endings get ``stall_timeout`` seconds, for they take a moment."""
-    deadline = time.monotonic() + stall_timeout
+def left_behind(before: Inventory, take: Callable[[], Inventory] = Inventory.take, patience: float = 3.0) -> list[str]:
+    """What is new since ``before``, in words; endings get ``patience`` seconds, for they take a moment."""
+    deadline = time.monotonic() + patience
     while (new := take().new(before)) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.02)

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,7 +205,8 @@ class StandIn(Communicator):
 
     def close(self) -> None:
         self._closed = True
-        with self._lock:
+        # The first process that ends after an abort does so without MPI's leave, and the launcher ends the others.
+        with self._lock, suppress(OSError):
             send(self._connection, ("close",))
         self._processes.closed()
 

@@ -1,4 +1,4 @@
-"""Step 1: every process knows its rank, and takes a GPU of its own.
+"""Step 1: every process knows its rank, and uses its own GPU.
 
 horovodrun -np 2 python fashion_mnist_after_step_01.py
 """
@@ -34,7 +34,7 @@ else:
 
 callbacks = [
     Report(options.log_dir, options.batch_size),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
     checkpoints,
 ]
 
@@ -46,7 +46,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2,
 )
 

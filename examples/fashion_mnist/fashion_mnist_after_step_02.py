@@ -1,4 +1,4 @@
-"""Step 2: the first worker speaks for all.
+"""Step 2: only rank 0 prints.
 
 horovodrun -np 2 python fashion_mnist_after_step_02.py
 """
@@ -35,7 +35,7 @@ else:
 
 callbacks = [
     Report(options.log_dir, options.batch_size, verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
     checkpoints,
 ]
 
@@ -47,7 +47,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

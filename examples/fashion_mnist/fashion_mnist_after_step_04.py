@@ -1,4 +1,4 @@
-"""Step 4: all ranks begin with the first one's weights.
+"""Step 4: all ranks start with the weights of rank 0.
 
 horovodrun -np 2 python fashion_mnist_after_step_04.py
 """
@@ -37,7 +37,7 @@ else:
 callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
     checkpoints,
 ]
 
@@ -49,7 +49,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

@@ -1,4 +1,4 @@
-"""Step 6: all ranks see the same metrics.
+"""Step 6: all ranks have the same metrics.
 
 horovodrun -np 2 python fashion_mnist_after_step_06.py
 """
@@ -38,7 +38,7 @@ callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     hvd.callbacks.MetricAverageCallback(),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
     checkpoints,
 ]
 
@@ -50,7 +50,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

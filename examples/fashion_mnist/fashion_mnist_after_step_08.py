@@ -40,7 +40,7 @@ callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     hvd.callbacks.MetricAverageCallback(),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
 ]
 if hvd.rank() == 0:
     callbacks.append(checkpoints)
@@ -53,7 +53,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

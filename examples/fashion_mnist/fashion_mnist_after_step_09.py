@@ -1,4 +1,4 @@
-"""Step 9: the learning rate rises gradually, and drops later.
+"""Step 9: the learning rate warms up, and drops later.
 
 horovodrun -np 2 python fashion_mnist_after_step_09.py
 """
@@ -48,7 +48,7 @@ callbacks = [
     hvd.callbacks.LearningRateWarmupCallback(learning_rate, options.warmup_epochs, verbose=1),
     hvd.callbacks.LearningRateScheduleCallback(learning_rate, drops, start_epoch=options.warmup_epochs),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
 ]
 if hvd.rank() == 0:
     callbacks.append(checkpoints)
@@ -61,7 +61,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

@@ -49,7 +49,7 @@ callbacks = [
     hvd.callbacks.LearningRateWarmupCallback(learning_rate, options.warmup_epochs, verbose=1),
     hvd.callbacks.LearningRateScheduleCallback(learning_rate, drops, start_epoch=options.warmup_epochs),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
-    StopAtAccuracy(options.target_accuracy, options.stall_timeout),
+    StopAtAccuracy(options.target_accuracy, options.patience),
 ]
 if hvd.rank() == 0:
     callbacks.append(checkpoints)
@@ -62,7 +62,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

@@ -1,10 +1,11 @@
-"""A launcher on one of two hosts; at the end of every test nothing of the job is left on either."""
+"""A launcher on one of three hosts; at the end of every test nothing of the job is left on any."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,25 +16,32 @@ from launcher.harness import Launcher
 
 
 class Cluster:
-    """``horovodrun`` on hostA, for ranks on both."""
+    """``horovodrun`` on hostA, for ranks on all."""
 
     def __init__(self, hosts: Hosts, launcher: Launcher) -> None:
         self.hosts = hosts
         self.folder = launcher.folder
         self._launcher = launcher
 
+    def script(self, text: str) -> str:
+        """A program for the ranks, which may import :mod:`cluster.plain` as ``plain``."""
+        (self.folder / "plain.py").write_text((Path(__file__).parent / "plain.py").read_text())
+        (self.folder / "job.py").write_text(text)
+        return "job.py"
+
     def start(
-        self, *words: str | Path, ssh: str = "", config: str = "ssh_config", **extra: str
+        self, *words: str | Path, on: str = "hostA", ssh: str = "", config: str = "ssh_config", **extra: str
     ) -> subprocess.Popen[str]:
         """``horovodrun`` with these words, its output in pipes.
 
         Args:
+            on: the host it runs on.
             ssh: options for ssh, before all others.
             config: its configuration file.
         """
         command = f"ssh {ssh} -F {self.hosts.folder / config}"
         process = subprocess.Popen(
-            self.hosts.on("hostA", sys.executable, "-m", "horovod.runner.launch", *words, folder=self.folder),
+            self.hosts.on(on, sys.executable, "-m", "horovod.runner.launch", *words, folder=self.folder),
             env=self._launcher.environment(HOROVOD_SSH_COMMAND=command, **extra),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -46,6 +54,20 @@ class Cluster:
 
     def run(self, *words: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
         return self.finish(self.start(*words, **extra))
+
+    def start_command(self, *words: str | Path, **extra: str) -> subprocess.Popen[str]:
+        """Any other program on hostA, its output in pipes."""
+        process = subprocess.Popen(
+            self.hosts.on("hostA", *words, folder=self.folder),
+            env=self._launcher.environment(**extra),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._launcher.started.append(process)
+        return process
 
     @staticmethod
     def finish(process: subprocess.Popen[str], seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
@@ -75,17 +97,26 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         made.close()
 
 
-@pytest.fixture
-def cluster(hosts: Hosts, tmp_path: Path) -> Iterator[Cluster]:
-    launcher = Launcher(tmp_path)
+@contextmanager
+def _cluster(hosts: Hosts, folder: Path) -> Iterator[Cluster]:
+    launcher = Launcher(folder)
     try:
         yield Cluster(hosts, launcher)
         hosts.await_nothing(5)
     finally:
-        for name in hosts.init:
-            hosts.link(name, up=True)
-            for pid in hosts.processes(name):
-                psutil.Process(pid).kill()
-        hosts.cut = False
+        hosts.mend()
         for process in launcher.started:
             process.communicate(timeout=LIMIT_SECONDS)
+
+
+@pytest.fixture
+def cluster(hosts: Hosts, tmp_path: Path) -> Iterator[Cluster]:
+    with _cluster(hosts, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """For several tests of one file, which do no more than look."""
+    with _cluster(hosts, tmp_path_factory.mktemp("shared")) as made:
+        yield made

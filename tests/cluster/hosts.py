@@ -1,7 +1,7 @@
-"""Two hosts on one machine: namespaces of network, name, mounts, processes and IPC, joined by a virtual cable, an sshd in each.
+"""Hosts on one machine: namespaces of network, name, mounts, processes and IPC, joined by virtual switches, an sshd in each.
 
 They share the file system, so the same Python, the same Horovod and the same script are everywhere. Interface names differ on
-purpose. Needs root, iproute2 and openssh-server.
+purpose. A second network between them is there on demand. Needs root, iproute2 and openssh-server.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 LIMIT_SECONDS = 30
-ADDRESSES = {"hostA": "10.77.0.1", "hostB": "10.77.0.2"}
-INTERFACES = {"hostA": "ethA", "hostB": "fabricB0"}
+ADDRESSES = {"hostA": "10.77.0.1", "hostB": "10.77.0.2", "hostC": "10.77.0.3"}
+INTERFACES = {"hostA": "ethA", "hostB": "fabricB0", "hostC": "lanC"}
+SECOND = {"hostA": "railA", "hostB": "railB1", "hostC": "railC"}
+"""Interfaces in the second network, 10.78.0.0/24."""
+_SWITCHES = {"switch1": INTERFACES, "switch2": SECOND}
 _SSHD = "/usr/sbin/sshd"
 
 _INIT = """
@@ -59,7 +64,7 @@ def obstacle() -> str:
 
 @dataclass
 class Hosts:
-    """Both hosts, from :meth:`start` to :meth:`close`."""
+    """All hosts, from :meth:`start` to :meth:`close`."""
 
     folder: Path
     init: dict[str, int] = field(default_factory=dict)
@@ -67,6 +72,8 @@ class Hosts:
     cut: bool = False
     """Whether a cable has been pulled out: sshd keeps a connection that is silent, until the kernel gives it up."""
     _outer: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _room: int = 0
+    """The process in whose network the switches stand."""
 
     def start(self) -> None:
         self._write("hosts", "127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in ADDRESSES.items()))
@@ -84,13 +91,28 @@ class Hosts:
             )
             self._outer.append(outer)
             self.init[name] = self._await_child(outer)
-        a, b = (str(self.init[name]) for name in ADDRESSES)
-        self._ip("link", "add", "name", "hvdA", "netns", a, "type", "veth", "peer", "name", "hvdB", "netns", b)
-        for name, old in (("hostA", "hvdA"), ("hostB", "hvdB")):
-            self._ip("link", "set", old, "name", INTERFACES[name], host=name)
-            self._ip("addr", "add", f"{ADDRESSES[name]}/24", "dev", INTERFACES[name], host=name)
-            self.link(name, up=True)
+        self._lay_cables()
         self._await_sshd()
+
+    def _lay_cables(self) -> None:
+        null = subprocess.DEVNULL
+        room = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=null, stdout=null, stderr=null)
+        self._outer.append(room)
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while psutil.Process(room.pid).name() != "sleep":
+            assert time.monotonic() < deadline, "the room of the switches did not open"
+            time.sleep(0.02)
+        self._room = room.pid
+        for switch, interfaces in _SWITCHES.items():
+            self._ip("link", "add", switch, "type", "bridge", inside=self._room)
+            self._ip("link", "set", switch, "up", inside=self._room)
+            for name, interface in interfaces.items():
+                end = ("peer", "name", interface, "netns", str(self.init[name]))
+                self._ip("link", "add", f"{switch}-{name}", "type", "veth", *end, inside=self._room)
+                self._ip("link", "set", f"{switch}-{name}", "master", switch, "up", inside=self._room)
+        for name in ADDRESSES:
+            self._ip("addr", "add", f"{ADDRESSES[name]}/24", "dev", INTERFACES[name], inside=self.init[name])
+            self.link(name, up=True)
 
     def on(self, name: str, *command: str | Path, folder: Path = Path("/")) -> list[str]:
         """The words that run a command on a host, in ``folder``."""
@@ -99,7 +121,71 @@ class Hosts:
     def link(self, name: str, *, up: bool) -> None:
         """Plug a host's cable in, or pull it out: neither side gets any message of that."""
         self.cut = self.cut or not up
-        self._ip("link", "set", INTERFACES[name], "up" if up else "down", host=name)
+        self._ip("link", "set", INTERFACES[name], "up" if up else "down", inside=self.init[name])
+
+    def second_network(self, *names: str, up: bool) -> None:
+        """Join hosts to the second network, or take them out."""
+        for name in names:
+            address = ADDRESSES[name].replace("10.77.", "10.78.")
+            self._ip(
+                "addr",
+                "replace" if up else "flush",
+                *([f"{address}/24"] if up else []),
+                "dev",
+                SECOND[name],
+                inside=self.init[name],
+            )
+            self._ip("link", "set", SECOND[name], "up" if up else "down", inside=self.init[name])
+            self._ip("link", "set", f"switch2-{name}", "master", "switch2", inside=self._room)
+
+    def unplug_second(self, name: str) -> None:
+        """Pull a host's cable out of the second switch, of which its interface notices nothing."""
+        self._ip("link", "set", f"switch2-{name}", "nomaster", inside=self._room)
+
+    @contextmanager
+    def broken_second_network(self) -> Iterator[None]:
+        """hostA and hostB are in the second network, where nothing of hostB's arrives."""
+        self.second_network("hostA", "hostB", up=True)
+        self.unplug_second("hostB")
+        try:
+            yield
+        finally:
+            self.second_network("hostA", "hostB", up=False)
+
+    @contextmanager
+    def no_way(self, name: str, other: str) -> Iterator[None]:
+        """What ``name`` sends ``other`` is lost, also its answers, as at a firewall."""
+        neighbour = ("neigh", "replace", ADDRESSES[other], "lladdr", "00:00:00:00:00:01", "dev", INTERFACES[name])
+        self._ip(*neighbour, "nud", "permanent", inside=self.init[name])
+        try:
+            yield
+        finally:
+            self._ip("neigh", "del", ADDRESSES[other], "dev", INTERFACES[name], inside=self.init[name])
+
+    @contextmanager
+    def replaced(self, name: str, path: Path, other: Path) -> Iterator[None]:
+        """A host has another file at this path."""
+        subprocess.run(self.on(name, "mount", "--bind", other, path), check=True, capture_output=True)
+        try:
+            yield
+        finally:
+            subprocess.run(self.on(name, "umount", path), check=True, capture_output=True)
+
+    def received(self, name: str, interface: str) -> int:
+        """How many bytes have come to a host by one of its interfaces."""
+        for line in Path(f"/proc/{self.init[name]}/net/dev").read_text().splitlines():
+            found, _, counts = line.partition(":")
+            if found.strip() == interface:
+                return int(counts.split()[0])
+        raise AssertionError(f"{name} has no interface {interface}")
+
+    def shape(self, rate: str) -> None:
+        """Let every cable carry no more than ``rate`` in either direction, as in "1gbit"; "" for no limit."""
+        for switch, interfaces in _SWITCHES.items():
+            for name, interface in interfaces.items():
+                for inside, device in ((self.init[name], interface), (self._room, f"{switch}-{name}")):
+                    kind = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"] if rate else ["noqueue"]
+                    _inside(inside, "tc", "qdisc", "replace", "dev", device, "root", *kind)
 
     def processes(self, name: str) -> dict[int, str]:
         """What runs on a host beside its sshd: process ids of this machine, and command lines."""
@@ -130,6 +216,15 @@ class Hosts:
         found = self.processes(name).items()
         return {pid: line for pid, line in found if not (self.cut and line.startswith("sshd: "))}
 
+    def mend(self) -> None:
+        """Plug all cables in, and end what is left, such as an sshd that waits for a host that is gone."""
+        self.second_network(*self.init, up=False)
+        for name in self.init:
+            self.link(name, up=True)
+            for pid in self.processes(name):
+                psutil.Process(pid).kill()
+        self.cut = False
+
     def listening(self, name: str) -> list[tuple[str, int]]:
         """Addresses and ports at which something on a host can be reached, beside its sshd."""
         found: list[tuple[str, int]] = []
@@ -143,7 +238,8 @@ class Hosts:
     def close(self) -> None:
         for name in self.init:
             for pid in self.processes(name):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended with another
+                    os.kill(pid, signal.SIGKILL)
         for outer in self._outer:
             outer.kill()  # and with it all that runs in its namespaces
             outer.wait(LIMIT_SECONDS)
@@ -164,13 +260,18 @@ class Hosts:
     def _await_sshd(self) -> None:
         deadline = time.monotonic() + LIMIT_SECONDS
         probe = ["ssh", "-F", self.folder / "ssh_config", "-o", "StrictHostKeyChecking=accept-new"]
-        while True:
-            done = subprocess.run(self.on("hostA", *probe, "hostB", "true"), capture_output=True, text=True)
-            if done.returncode == 0:
-                return
-            assert time.monotonic() < deadline, done.stderr
-            time.sleep(0.1)
+        for name in list(ADDRESSES)[1:]:
+            while True:
+                done = subprocess.run(self.on("hostA", *probe, name, "true"), capture_output=True, text=True)
+                if done.returncode == 0:
+                    break
+                assert time.monotonic() < deadline, done.stderr
+                time.sleep(0.1)
 
-    def _ip(self, *words: str, host: str = "") -> None:
-        inside = ["nsenter", "-t", str(self.init[host]), "-n"] if host else []
-        subprocess.run([*inside, "ip", *words], check=True, capture_output=True)
+    def _ip(self, *words: str, inside: int) -> None:
+        _inside(inside, "ip", *words)
+
+
+def _inside(process: int, *command: str) -> None:
+    """Run a command in the network of a process."""
+    subprocess.run(["nsenter", "-t", str(process), "-n", *command], check=True, capture_output=True)

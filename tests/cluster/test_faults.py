@@ -1,4 +1,4 @@
-"""What dies in the middle of a job on two hosts: one message names the first failure, and nothing is left on either side."""
+"""What dies in the middle of a job on several hosts, or keeps one from starting: one message names it, and nothing is left."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
+import msgspec
 import psutil
 import pytest
 
+import horovod
 from cluster.conftest import Cluster
 from cluster.hosts import Hosts
 
@@ -21,12 +25,12 @@ ENDING_SECONDS = 20
 """What an ending job may take beyond that: the ranks' last words, grace, and a machine that is busy."""
 
 RANK = """
-import time, torch, horovod.torch as hvd
-hvd.init()
-hvd.allreduce(torch.ones(1), name="first")
+import time, numpy, plain
+plain.init()
+plain.allreduce(numpy.ones(1, numpy.float32), "first")
 print("ready", flush=True)
 for step in range(10**6):
-    hvd.allreduce(torch.ones(1000), name=f"step{step % 10}")
+    plain.allreduce(numpy.ones(1000, numpy.float32), f"step{step % 10}")
     time.sleep(0.02)
 """
 
@@ -34,8 +38,7 @@ for step in range(10**6):
 @pytest.fixture
 def job(cluster: Cluster) -> subprocess.Popen[str]:
     """A job of two ranks on each host, in the middle of its work."""
-    (cluster.folder / "job.py").write_text(RANK)
-    process = cluster.start("-np", "4", "-H", "hostA:2,hostB:2", "python", "job.py")
+    process = cluster.start("-np", "4", "-H", "hostA:2,hostB:2", "python", cluster.script(RANK))
     cluster.await_line(process, "ready", times=4)
     return process
 
@@ -87,29 +90,9 @@ def test_who_is_killed_is_named_and_all_others_end(
     cluster.hosts.await_nothing(ENDING_SECONDS)
 
 
-@pytest.mark.parametrize("side", ["hostA", "hostB"])
-def test_a_cable_that_is_pulled_out_ends_the_job_on_both_sides(
-    cluster: Cluster, job: subprocess.Popen[str], side: str
-) -> None:
-    cluster.hosts.link(side, up=False)
-    done = cluster.finish(job, LOST_AFTER_SECONDS + ENDING_SECONDS)
-    assert done.returncode != 0
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("horovodrun: the job failed.")]
-    assert "(hostB, local rank" in line, done.stderr
-    cluster.hosts.await_nothing(LOST_AFTER_SECONDS + ENDING_SECONDS)
-
-
 def test_a_killed_launcher_leaves_nothing_on_either_host(cluster: Cluster, job: subprocess.Popen[str]) -> None:
     os.kill(cluster.launcher_of(job), signal.SIGKILL)
     cluster.hosts.await_nothing(ENDING_SECONDS)
-
-
-def test_a_launcher_that_is_killed_while_the_cable_is_out_leaves_nothing(
-    cluster: Cluster, job: subprocess.Popen[str]
-) -> None:
-    cluster.hosts.link("hostB", up=False)
-    os.kill(cluster.launcher_of(job), signal.SIGKILL)
-    cluster.hosts.await_nothing(LOST_AFTER_SECONDS + ENDING_SECONDS)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -124,15 +107,125 @@ def test_ctrl_c_ends_both_hosts(cluster: Cluster, job: subprocess.Popen[str], ti
     cluster.hosts.await_nothing(ENDING_SECONDS)
 
 
-def test_a_launcher_that_is_stopped_for_a_while_is_waited_for(cluster: Cluster) -> None:
-    process = cluster.start(
-        "-np", "1", "-H", "hostB:1", "sh", "-c", f"echo ready; sleep {LOST_AFTER_SECONDS + 5}; echo here"
-    )
-    cluster.await_line(process, "ready")
-    launcher = cluster.launcher_of(process)
-    os.kill(launcher, signal.SIGSTOP)
+Stall = dict[str, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def stall(shared_cluster: Cluster) -> Stall:
+    """How four jobs ended, in the middle of which hostB's cable was pulled out. They run at the same time, to save time."""
+    cluster, name = shared_cluster, shared_cluster.script(RANK)
+    jobs = {
+        "cable of a rank's host": cluster.start("-np", "3", "-H", "hostA:1,hostB:2", "python", name),
+        "cable of the launcher's host": cluster.start("-np", "2", "-H", "hostB:1,hostC:1", "python", name, on="hostB"),
+        "launcher and its cable": cluster.start("-np", "2", "-H", "hostB:1,hostC:1", "python", name, on="hostB"),
+        "launcher that is stopped": cluster.start(
+            "-np", "1", "-H", "hostC:1", "sh", "-c", f"echo ready; sleep {LOST_AFTER_SECONDS + 3}; echo here"
+        ),
+    }
+    for job, times in zip(jobs.values(), (3, 2, 2, 1), strict=True):
+        cluster.await_line(job, "ready", times)
+    cluster.hosts.link("hostB", up=False)
+    killed = cluster.launcher_of(jobs["launcher and its cable"])
+    os.kill(killed, signal.SIGKILL)
+    stopped = cluster.launcher_of(jobs["launcher that is stopped"])
+    os.kill(stopped, signal.SIGSTOP)
     time.sleep(LOST_AFTER_SECONDS + 3)
-    for stopped in (launcher, process.pid):  # who entered the host has stopped as well
-        os.kill(stopped, signal.SIGCONT)
+    for process in (stopped, jobs["launcher that is stopped"].pid):  # who entered the host has stopped as well
+        os.kill(process, signal.SIGCONT)
+    done = {name: cluster.finish(job, ENDING_SECONDS) for name, job in jobs.items()}
+    cluster.hosts.await_nothing(ENDING_SECONDS)
+    cluster.hosts.mend()
+    return done
+
+
+@pytest.mark.parametrize(
+    ("which", "lost"), [("cable of a rank's host", "hostB"), ("cable of the launcher's host", "hostC")]
+)
+def test_a_cable_that_is_pulled_out_ends_the_job_on_both_sides(stall: Stall, which: str, lost: str) -> None:
+    done = stall[which]
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("horovodrun: the job failed.")]
+    assert f"({lost}, local rank" in line, done.stderr
+    (reason,) = [line for line in done.stderr.splitlines() if line.startswith("Reason: ")]
+    assert f"the agent of {lost} is lost: it has not answered for {LOST_AFTER_SECONDS} seconds" in reason, done.stderr
+    assert f"horovodrun: {lost} did not confirm that the job has ended there" in done.stderr
+
+
+def test_a_launcher_whose_host_is_gone_leaves_nothing_on_others(stall: Stall) -> None:
+    assert stall["launcher and its cable"].returncode != 0  # that nothing is left, the fixture has seen
+
+
+def test_a_launcher_that_is_stopped_for_a_while_is_waited_for(stall: Stall) -> None:
+    done = stall["launcher that is stopped"]
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:here\n"), done.stderr
+
+
+# Before anything starts.
+
+
+@pytest.mark.parametrize(
+    ("words", "ssh", "host", "message"),
+    [
+        (["-i", "{folder}/other_id"], "", "hostB", "it does not accept the key"),
+        ([], "", "hostD", "its name is unknown: is it written right? (ssh: Could not resolve hostname hostd"),
+        ([], "", "10.99.0.1", "there is no route to it"),
+        ([], "", "10.77.0.9", "there is no route to it"),
+        (["-p", "2222"], "", "hostB", "nothing listens at its ssh port"),
+        ([], "-o StrictHostKeyChecking=yes -o UserKnownHostsFile=/dev/null", "hostB", "its host key is not trusted"),
+    ],
+    ids=["wrong key", "unknown name", "no route", "host down", "sshd down", "unknown host key"],
+)
+def test_a_host_that_cannot_be_reached_says_why(
+    cluster: Cluster, words: list[str], ssh: str, host: str, message: str
+) -> None:
+    words = [word.format(folder=cluster.hosts.folder) for word in words]
+    config = "keyless_config" if "-i" in words else "ssh_config"
+    assert message in refusal(cluster, cluster.start(*refused(host, *words), ssh=ssh, config=config), host)
+
+
+def refused(host: str, *words: str) -> list[str]:
+    return [*words, "-np", "2", "-H", f"hostA:1,{host}:1", "touch", "started"]
+
+
+def refusal(cluster: Cluster, process: subprocess.Popen[str], host: str) -> str:
+    """The line about a host that cannot take part, because of which nothing has been started."""
     done = cluster.finish(process)
-    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:here\n")
+    assert done.returncode == 1
+    assert "1 of 2 hosts cannot take part in this job" in done.stderr
+    assert not (cluster.folder / "started").exists()
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith(f"  {host} ")]
+    return line
+
+
+def test_a_host_that_answers_nothing_says_so_within_the_start_timeout(cluster: Cluster) -> None:
+    with cluster.hosts.no_way("hostA", "hostB"):
+        line = refusal(cluster, cluster.start(*refused("hostB", "--start-timeout", "4")), "hostB")
+    assert "it does not answer: is it switched on, and reachable from here?" in line
+
+
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [
+        (horovod, "Horovod is not installed for its Python ("),
+        (
+            msgspec,
+            "a package that Horovod needs is not installed there (",
+        ),
+    ],
+    ids=["horovod", "msgspec"],
+)
+def test_a_host_without_a_package_names_it(cluster: Cluster, package: ModuleType, message: str) -> None:
+    missing = cluster.folder / "missing.py"
+    missing.write_text(f"raise ModuleNotFoundError(\"No module named '{package.__name__}'\")\n")
+    with cluster.hosts.replaced("hostB", Path(str(package.__file__)), missing):
+        line = refusal(cluster, cluster.start(*refused("hostB")), "hostB").replace('"', "'")
+    assert message in line and f"No module named '{package.__name__}'" in line
+
+
+def test_a_host_with_another_version_says_so(cluster: Cluster) -> None:
+    own = Path(horovod.__file__)
+    other = cluster.folder / "other.py"
+    other.write_text(own.read_text() + "\n__version__ = '0.0.1'\n")
+    with cluster.hosts.replaced("hostB", own, other):
+        line = refusal(cluster, cluster.start(*refused("hostB")), "hostB")
+    assert "it has version 0.0.1 of Horovod" in line and "install the same on both" in line

@@ -148,7 +148,6 @@ def test_old_names_still_work_and_say_so() -> None:
     [
         ({"hosts": "localhost:1", "hostfile": "x"}, "hosts or hostfile"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo or use_mpi"),
-        ({"use_mpi": True}, "not supported"),
         ({"min_num_proc": 1}, "not supported"),
         ({"num_proc": 0}, "at least 1"),
         ({"num_proc": "2"}, "whole number, not '2'"),

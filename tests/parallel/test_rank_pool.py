@@ -222,7 +222,7 @@ def test_what_a_test_leaves_behind_is_found(kind: str) -> None:
         child = subprocess.Popen(["sleep", "60"])
     else:
         descriptor = os.open("/etc/hostname", os.O_RDONLY)
-    found = left_behind(before, stall_timeout=0.1)
+    found = left_behind(before, patience=0.1)
     done.set()
     if kind == "thread":
         thread.join()

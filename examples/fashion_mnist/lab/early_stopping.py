@@ -1,4 +1,4 @@
-"""Stop when the network is good enough."""
+"""Stop at a given accuracy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import keras
 
 
 class StopAtAccuracy(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
-    """Stop once ``val_accuracy`` has reached ``target`` in ``stall_timeout + 1`` epochs in a row.
+    """Stop once ``val_accuracy`` has reached ``target`` in ``patience + 1`` epochs in a row.
 
     Where several ranks train one model, all must see the same ``val_accuracy``, or they stop at different epochs, and those
     that go on wait for those that have left.
@@ -18,15 +18,15 @@ class StopAtAccuracy(keras.callbacks.Callback):  # type: ignore[misc]  # Keras i
         patience: further epochs in a row that must reach it.
     """
 
-    def __init__(self, target: float | None, stall_timeout: int) -> None:
+    def __init__(self, target: float | None, patience: int) -> None:
         super().__init__()
         self.target = target
-        self.stall_timeout = stall_timeout
+        self.patience = patience
         self.reached = 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self.target is None:
             return
         self.reached = self.reached + 1 if logs["val_accuracy"] >= self.target else 0
-        if self.reached > self.stall_timeout:
+        if self.reached > self.patience:
             self.model.stop_training = True

@@ -44,20 +44,23 @@ class Stall(NamedTuple):
         rank: its index in the communicator's group.
         seconds: since when.
         times: how often this was told in the same wait, this time included.
+        connection: between which addresses it is waited for, where that is known and matters.
     """
 
     rank: int
     seconds: float
     times: int
+    connection: str = ""
 
     @property
     def reason(self) -> str:
-        return f"it made no progress in a collective for {self.seconds:.3g} seconds"
+        where = f", on the connection {self.connection}," if self.connection else ""
+        return f"it made no progress in a collective{where} for {self.seconds:.3g} seconds"
 
 
 OnStall: TypeAlias = Callable[[Stall], None]
-"""Called on the waiting thread when a peer has made no progress for the communicator's patience, and each time as long after
-that. It returns to have it waited for, or raises. Must not block."""
+"""Called on the waiting thread when a peer has made no progress for the communicator's stall timeout, and each time as long
+after that. It returns to have it waited for, or raises. Must not block."""
 
 
 def give_up(stall: Stall) -> None:
@@ -186,6 +189,10 @@ class Communicator(ABC):
         """What is called from now on comes after ``ready``, a marker of the device's
         :class:`~horovod.comm.device.DeviceRuntime`. For engines of device memory."""
         raise TypeError(f"the engine {self.name} moves host memory, which is there when it is handed over")
+
+    def engines(self) -> list[str]:
+        """The names of this engine and of those that it is composed of."""
+        return [self.name]
 
     def descriptors(self) -> list[int]:
         """Open file descriptors, which a forked child must close; shared memory is not passed on to it anyway."""

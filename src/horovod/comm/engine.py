@@ -72,6 +72,10 @@ def _none() -> Mapping[int, socket.socket]:
     raise EngineError("this group cannot open connections")
 
 
+def _none_at_all() -> Mapping[int, Sequence[socket.socket]]:
+    raise EngineError("this group cannot open connections")
+
+
 def _no_subgroup(name: str, members: Sequence[int], candidates: Sequence[str]) -> Communicator:
     raise EngineError("this group cannot be divided")
 
@@ -86,6 +90,7 @@ class Group:
         mpi: where they are in MPI, or None where that is not known.
         on_stall: for the communicator.
         connect: opens an authenticated connection to every other rank, by index. All ranks must call it together, once.
+        connect_all: the same, with one connection for each network that two hosts share, in the same order on both.
         subgroup: ``subgroup(name, members, candidates)`` builds an engine for some of the ranks (indices, this rank
             among them) from
             the named engines, best first. All members must call it together; the name tells groups that a rank is in apart.
@@ -101,6 +106,7 @@ class Group:
     mpi: MpiRanks | None = None
     on_stall: OnStall = give_up
     connect: Callable[[], Mapping[int, socket.socket]] = _none
+    connect_all: Callable[[], Mapping[int, Sequence[socket.socket]]] = _none_at_all
     subgroup: Callable[[str, Sequence[int], Sequence[str]], Communicator] = _no_subgroup
     cross: str = ""
     facts: DeviceFacts = NO_DEVICES

@@ -1,8 +1,9 @@
-"""How ranks find and connect to each other: address cards, and one round of dialling and accepting.
+"""How ranks connect to each other: their endpoints, and one round of connecting and accepting.
 
-A :class:`Mesh` lives for the moments in which connections are made; afterwards its listeners are closed, so a
-running job has no open port of its own. Between two ranks the higher one dials and the lower one accepts; every rank
-dials first, in ascending order, then accepts. The chain starts at rank 0, which dials nobody, so it cannot deadlock.
+A :class:`Mesh` exists only while connections are made. Then its listening sockets are closed, so a running job has no open
+port. Of two ranks the higher one connects and the lower one accepts. Every rank first connects to all lower ranks, in
+ascending order, and then accepts. Rank 0 only accepts; so by induction each rank's connects succeed, and there is no
+deadlock.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import secrets
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Collection, Sequence
 from ipaddress import IPv4Address, IPv4Interface
@@ -22,32 +22,45 @@ import psutil
 
 from horovod.control.dial import Address, dial_until
 from horovod.control.listener import Listener
+from horovod.control.networks import Network, common_links, networks_of
 from horovod.control.processes import own_process_namespace
 
 
 class Endpoint(msgspec.Struct, array_like=True, frozen=True):
-    """Where one rank can be reached, and who it is."""
+    """Where one rank can be reached, and which process it is."""
 
     rank: int
     host: str
-    """The host name its launcher gave it, else the machine's: ranks with the same one are on one host."""
+    """The host name that its launcher gave it, else the machine's. Ranks with the same name are on one host."""
     pid: int
     port: int
     addresses: tuple[str, ...]
     name: str
-    """Its Unix socket, reachable only where a descriptor can be passed too; "" where there is none."""
+    """The name of its Unix socket. Where that can be reached, a descriptor can be passed, too."""
     secret: bytes = b""
-    """Rank 0's, where the launcher gave the job no secret: travels only between processes of one user on one host."""
+    """Made by rank 0 where the launcher gave the job none. It is sent only between processes of one user on one host."""
     process_namespace: str = ""
-    """Whom it can look at: :func:`horovod.control.processes.own_process_namespace`."""
+    """Which processes it can look at: :func:`horovod.control.processes.own_process_namespace`."""
+    networks: tuple[Network, ...] = ()
+    """What its addresses belong to."""
+
+    def limited_to(self, addresses: Collection[str]) -> Endpoint:
+        """The endpoint with these of its addresses only; as it is if it has none of them."""
+        left = tuple(address for address in self.addresses if address in addresses)
+        if not left or left == self.addresses:
+            return self
+        networks = tuple(network for network in self.networks if network.address in left)
+        return msgspec.structs.replace(self, addresses=left, networks=networks)
 
 
 class ConnectionKey(NamedTuple):
-    """One connection that a rank needs: with whom, in which role, for which process set."""
+    """One connection that a rank needs: with which peer, in which role, for which process set."""
 
     peer: int
     role: str
     group: int
+    link: int = 0
+    """Which of the :func:`~horovod.control.networks.common_links` of both hosts it takes."""
 
 
 class _Purpose(msgspec.Struct, array_like=True):
@@ -55,6 +68,7 @@ class _Purpose(msgspec.Struct, array_like=True):
     rank: int
     role: str
     group: int
+    link: int = 0
 
 
 _decode_purpose = msgspec.msgpack.Decoder(_Purpose).decode
@@ -65,13 +79,13 @@ class MeshError(RuntimeError):
 
 
 class Mesh:
-    """This rank's listeners, open until :meth:`close`.
+    """This rank's listening sockets, open until :meth:`close`.
 
     Args:
         rank: this rank.
-        host: its host name, for its card.
-        local_only: all ranks are on this machine, so listen on the loopback interface only.
-        interface: restrict the advertised addresses to this network interface ("" for all).
+        host: its host name, for its endpoint.
+        local_only: all ranks are on this machine, so it listens on the loopback interface only.
+        interface: the network interface whose addresses are advertised; "" for all.
     """
 
     def __init__(self, rank: int, host: str, local_only: bool, interface: str = "") -> None:
@@ -82,20 +96,24 @@ class Mesh:
         try:
             tcp.bind(("127.0.0.1" if local_only else "0.0.0.0", 0))
             tcp.listen(1024)
-            name = ""
-            if sys.platform == "linux":
-                name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
-                unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._listeners.append(unix)
-                unix.bind(name)
-                unix.listen(1024)
+            name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
+            unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listeners.append(unix)
+            unix.bind(name)
+            unix.listen(1024)
         except OSError:
             self.close()
             raise
         addresses = ("127.0.0.1",) if local_only else own_addresses(interface)
+        networks = () if local_only else networks_of(addresses, named=bool(interface))
+        port = tcp.getsockname()[1]
         self.endpoint = Endpoint(
-            rank, host, os.getpid(), tcp.getsockname()[1], addresses, name, process_namespace=own_process_namespace()
+            rank, host, os.getpid(), port, addresses, name, process_namespace=own_process_namespace(), networks=networks
         )
+
+    def keep_to(self, addresses: Collection[str]) -> None:
+        """Offer only these addresses from now on, since others are known to lead nowhere."""
+        self.endpoint = self.endpoint.limited_to(addresses)
 
     def connect(
         self,
@@ -105,18 +123,18 @@ class Mesh:
         secret: bytes,
         deadline: float,
     ) -> dict[ConnectionKey, socket.socket]:
-        """Make every connection of ``keys``; each peer must be doing the same with its own.
+        """Make all connections of ``keys``. Each peer must call it at the same time with its own keys.
 
         Args:
-            cards: of all ranks, by rank.
+            endpoints: of all ranks, by rank.
             generation: distinguishes this round from earlier ones of the same job.
-            deadline: ``time.monotonic`` by which everybody must be there.
+            deadline: ``time.monotonic`` by which all peers must have connected.
 
         Returns:
             Connected, authenticated, blocking sockets.
 
         Raises:
-            WiringError: somebody could not be reached or did not come.
+            MeshError: a peer could not be reached, or did not connect.
         """
         made: dict[ConnectionKey, socket.socket] = {}
         try:
@@ -136,7 +154,7 @@ class Mesh:
         return made
 
     def close(self) -> None:
-        """Close the listeners and what nobody asked for."""
+        """Close the listening sockets, and connections that were not asked for."""
         for listener in self._listeners:
             listener.close()
         for connection in self._early.values():
@@ -148,16 +166,21 @@ class Mesh:
     ) -> socket.socket:
         addresses: list[Address] = []
         if endpoint.host == self.endpoint.host:
-            if endpoint.name and self.endpoint.name:
-                addresses.append(endpoint.name)
+            addresses.append(endpoint.name)
             addresses.append(("127.0.0.1", endpoint.port))
+        sources: dict[Address, str] = {}
+        links = common_links(self.endpoint.networks, endpoint.networks)
+        if links and endpoint.host != self.endpoint.host:
+            link = links[key.link % len(links)]
+            addresses.append((link.other, endpoint.port))
+            sources[addresses[-1]] = link.own
         nearest = (
             by_nearness(endpoint.addresses, _own_networks()) if len(endpoint.addresses) > 1 else endpoint.addresses
         )
         addresses += [(address, endpoint.port) for address in nearest if (address, endpoint.port) not in addresses]
-        purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, key.role, key.group))
+        purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, key.role, key.group, key.link))
         try:
-            return dial_until(addresses, secret, purpose, deadline)
+            return dial_until(addresses, secret, purpose, deadline, sources=sources)
         except ConnectionError as error:
             raise MeshError(
                 f"rank {self._rank} cannot connect to rank {endpoint.rank} on {endpoint.host}: {error}"
@@ -181,7 +204,7 @@ class Mesh:
             except msgspec.DecodeError:
                 connection.close()
                 return
-            key = ConnectionKey(purpose.rank, purpose.role, purpose.group)
+            key = ConnectionKey(purpose.rank, purpose.role, purpose.group, purpose.link)
             known = key in made or (generation, key) in self._early
             if purpose.generation != generation or rest or known or not self._rank < key.peer < size:
                 connection.close()
@@ -190,7 +213,7 @@ class Mesh:
             if key in expected:
                 expected.discard(key)
                 made[key] = connection
-            else:  # a peer that is a round ahead
+            else:  # the peer is one round ahead
                 self._early[generation, key] = connection
 
         with selectors.DefaultSelector() as selector:
@@ -209,11 +232,19 @@ class Mesh:
                 listener.close()
 
 
+def data_connections(own: Endpoint, other: Endpoint, role: str, group: int) -> list[ConnectionKey]:
+    """The connections on which two ranks exchange data: one for each link of their hosts."""
+    links = common_links(own.networks, other.networks) if own.host != other.host else []
+    return [ConnectionKey(other.rank, role, group, link) for link in range(max(1, len(links)))]
+
+
 def own_addresses(interface: str = "") -> tuple[str, ...]:
-    """The IPv4 addresses other hosts may reach this one by, loopback left out.
+    """The IPv4 addresses at which other hosts may reach this one; without loopback, and without interfaces that are down.
+
+    An interface that is named is taken though it is down.
 
     Raises:
-        ValueError: ``interface`` is given and this host has none of that name, or it has no address.
+        ValueError: this host has no interface of that name, or the interface has no address.
     """
     found = psutil.net_if_addrs()
     if interface:
@@ -223,6 +254,9 @@ def own_addresses(interface: str = "") -> tuple[str, ...]:
             raise ValueError(
                 f"this host has no network interface {interface!r}; it has {', '.join(psutil.net_if_addrs())}"
             )
+    else:
+        states = psutil.net_if_stats()
+        found = {name: addresses for name, addresses in found.items() if name not in states or states[name].isup}
     addresses = [
         entry.address
         for entries in found.values()
@@ -235,9 +269,9 @@ def own_addresses(interface: str = "") -> tuple[str, ...]:
 
 
 def by_nearness(addresses: Sequence[str], own: Collection[IPv4Interface]) -> list[str]:
-    """Another host's addresses, the likeliest to be reached first: those in a network of our own, then those of others.
+    """Another host's addresses, the most likely first: those in a network of this host, then those of other networks.
 
-    Last come those that we have as well: they are of the same bridge or tunnel on every host, and lead to ourselves.
+    Addresses that this host has as well come last. They belong to a bridge or tunnel that every host has, and lead back here.
     """
 
     def distance(address: str) -> int:

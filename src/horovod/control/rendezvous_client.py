@@ -1,11 +1,11 @@
-"""One rank's way to the place where the ranks of its job meet."""
+"""The client of the rendezvous server."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from horovod.control.dial import Address, describe, dial_until, receive_exactly
+from horovod.control.dial import Address, Secret, alternatives, describe, dial_until, receive_exactly
 from horovod.control.framing import LENGTH_BYTES, frame
 from horovod.control.rendezvous import (
     PURPOSE,
@@ -16,30 +16,38 @@ from horovod.control.rendezvous import (
     Refusal,
     RendezvousError,
     Request,
+    ServerGoneError,
     decode_answer,
     encode,
 )
 
 
 class RendezvousClient:
-    """One rank's connection to the server; a context manager. For one thread at a time.
+    """One rank's connection to the server, a context manager. For one thread at a time.
+
+    Args:
+        address: of the server, or several at which it may be; a host that is several, separated by commas, is reached at any.
+        secret: the job's secret, or how to learn it from the server.
 
     Raises:
-        RendezvousError: the server could not be reached within ``timeout`` seconds.
+        ServerGoneError: the server could not be reached within ``timeout`` seconds.
     """
 
-    def __init__(self, address: Address, secret: bytes, timeout: float, same_user: bool = False) -> None:
-        self._place = f"the place where the ranks of this job meet, {describe(address)},"
+    def __init__(
+        self, address: Address | list[Address], secret: Secret, timeout: float, same_user: bool = False
+    ) -> None:
+        addresses = address if isinstance(address, list) else alternatives(address)
+        self._server = f"the rendezvous server of this job, {' or '.join(map(describe, addresses[:4]))},"
         try:
-            self._connection = dial_until([address], secret, PURPOSE, time.monotonic() + timeout, same_user)
+            self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout, same_user)
         except ConnectionError as error:
-            raise RendezvousError(f"{self._place} is out of reach: {error}") from error
+            raise ServerGoneError(f"{self._server} cannot be reached: {error}") from error
 
     def put(self, key: str, value: bytes, *, only_first: bool = False, timeout: float = 60.0) -> None:
-        """Store a value; with ``only_first`` an earlier value stays.
+        """Store a value. With ``only_first`` an earlier value is kept.
 
         Raises:
-            RendezvousError: the server is gone, or took longer than ``timeout`` seconds.
+            RendezvousError: the server has ended, or took longer than ``timeout`` seconds.
         """
         self._ask(Put(key, value, only_first), timeout, slack=0.0)
 
@@ -47,7 +55,7 @@ class RendezvousClient:
         """Wait for a value.
 
         Raises:
-            TimeoutError: it was not there within ``timeout`` seconds.
+            TimeoutError: no rank stored it within ``timeout`` seconds.
         """
         return self._ask(Get(key, timeout), timeout)[0]
 
@@ -57,12 +65,11 @@ class RendezvousClient:
         """All-gather ``value`` under ``key``: every one of ``size`` ranks must call it. Returns the values by rank.
 
         Args:
-            members: the ranks' numbers in the launched job, where only a part of it takes part.
+            members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
 
         Raises:
-            TimeoutError: somebody did not come; the message says who.
-            RendezvousError: somebody left, two processes claim one rank, or ranks wait for one another in exchanges of
-                different members.
+            TimeoutError: a rank is missing; the message says which.
+            RendezvousError: a rank has left, or two processes claim one rank.
         """
         return self._ask(Exchange(key, rank, size, value, timeout, list(members)), timeout)
 
@@ -76,16 +83,18 @@ class RendezvousClient:
         self.close()
 
     def _ask(self, request: Request, seconds: float, slack: float = 10.0) -> list[bytes]:
-        """Ask and wait; for ``slack`` seconds longer than the server, which says itself that the time is over."""
+        """Send a request and wait for the answer: ``slack`` seconds longer than the server waits."""
         deadline = time.monotonic() + seconds + slack
         try:
             self._connection.settimeout(seconds + slack)
             self._connection.sendall(frame(encode(request)))
             length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
-            body = receive_exactly(self._connection, length, deadline + (60.0 if slack else 0.0))  # it may be large
+            body = receive_exactly(
+                self._connection, length, deadline + (60.0 if slack else 0.0)
+            )  # the answer may be large
         except OSError as error:
-            raise RendezvousError(
-                f"{self._place} is gone ({error}): the launcher, or rank 0 where it serves the meeting, has ended. Look at its "
+            raise ServerGoneError(
+                f"{self._server} has ended ({error}). The launcher runs it, or rank 0 if the launcher does not. Look at their "
                 "output"
             ) from error
         answer: Answer = decode_answer(body)

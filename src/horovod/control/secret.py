@@ -1,12 +1,15 @@
-"""The job's secret: made by whoever starts the job, known to its ranks, never on a command line, never printed."""
+"""The job's secret. Whoever starts the job makes it; its ranks know it. It is never on a command line, and never printed."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import secrets
 
 LENGTH = 32
+SHORTEST_TEXT = 16
+"""Characters of a secret that a user makes up: fewer can be found out by trying."""
 
 
 def make_secret() -> bytes:
@@ -15,7 +18,7 @@ def make_secret() -> bytes:
 
 
 def encode_secret(secret: bytes) -> str:
-    """The form in which a secret stands in an environment variable."""
+    """The secret as the text of an environment variable."""
     return base64.b64encode(secret).decode("ascii")
 
 
@@ -23,7 +26,7 @@ def decode_secret(text: str) -> bytes:
     """The secret of an environment variable.
 
     Raises:
-        ValueError: the text is no such secret. It is not quoted in the message.
+        ValueError: the text is not a secret. The message does not quote it.
     """
     try:
         secret = base64.b64decode(text, validate=True)
@@ -32,3 +35,14 @@ def decode_secret(text: str) -> bytes:
     if len(secret) < LENGTH:
         raise ValueError(f"the job's secret in the environment is shorter than {LENGTH} bytes; was it set by hand?")
     return secret
+
+
+def secret_of_text(text: str) -> bytes:
+    """The secret that follows from any text that a user has given all ranks.
+
+    Raises:
+        ValueError: the text is too short. It is not quoted in the message.
+    """
+    if len(text) < SHORTEST_TEXT:
+        raise ValueError(f"expected at least {SHORTEST_TEXT} characters, as `openssl rand -hex 16` prints them")
+    return hashlib.sha256(b"horovod secret of a user\0" + text.encode()).digest()

@@ -1,4 +1,4 @@
-"""Who am I? Whichever launcher started this process, its variables become one :class:`Identity`.
+"""Which rank is this process? Reads the variables of the launcher that started it as one :class:`Identity`.
 
 The core asks :func:`identity` once at ``init()``. A new launcher is one sibling file and one line in ``ENVIRONMENTS``.
 """
@@ -7,19 +7,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
-from horovod.environments.base import Environment, Identity
+from horovod.environments.base import Environment, HostList, Identity, Rank0
 from horovod.environments.horovodrun import HorovodRun
+from horovod.environments.jsrun import JSRun
+from horovod.environments.kubeflow_trainer import KubeflowTrainer
 from horovod.environments.mpich import MPICH
 from horovod.environments.open_mpi import OpenMPI
+from horovod.environments.pals import PALS
 from horovod.environments.single import Single
 from horovod.environments.slurm import Slurm
+from horovod.environments.torch_distributed import TorchDistributed
 from horovod.environments.torchrun import TorchRun
+from horovod.environments.unclear import Unclear
 
-__all__ = ["ENVIRONMENTS", "Environment", "Identity", "detect", "identity"]
+__all__ = ["ENVIRONMENTS", "Environment", "HostList", "Identity", "Rank0", "detect", "host_list", "identity"]
 
-# The launcher nearest to the process comes first: batch systems start the launchers that stand before them.
-ENVIRONMENTS: tuple[Environment, ...] = (HorovodRun(), TorchRun(), OpenMPI(), MPICH(), Slurm(), Single())
+# Batch systems start other launchers, so a launcher that starts ranks itself comes before the batch systems.
+ENVIRONMENTS: tuple[Environment, ...] = (
+    HorovodRun(),
+    TorchRun(),
+    JSRun(),
+    OpenMPI(),
+    PALS(),
+    MPICH(),
+    Slurm(),
+    TorchDistributed(),
+    KubeflowTrainer(),
+    Unclear(),
+    Single(),
+)
 
 
 def detect(env: Mapping[str, str] | None = None) -> Environment:
@@ -35,4 +53,17 @@ def identity(env: Mapping[str, str] | None = None) -> Identity:
         ValueError: the launcher's variables do not parse or contradict one another.
     """
     env = os.environ if env is None else env
-    return detect(env).identity(env)
+    environment = detect(env)
+    found = environment.identity(env)
+    several = found.local_size < found.size
+    return replace(found, hosts=environment.host_list(env) if several else None, over_mpi=environment.over_mpi)
+
+
+def host_list(env: Mapping[str, str] | None = None) -> HostList | None:
+    """The hosts of the job that the process with the variables ``env`` (default: this process) belongs to, if known.
+
+    Raises:
+        ValueError: the launcher's variables do not parse.
+    """
+    env = os.environ if env is None else env
+    return detect(env).host_list(env)

@@ -1,4 +1,4 @@
-"""What every launcher tells a process about itself, in one form: :class:`Identity`.
+"""What a process learns about itself from its launcher, in one form for all launchers: :class:`Identity`.
 
 A sibling file per launcher turns that launcher's variables into an Identity; the core asks for it once at ``init()``.
 Nothing here opens a connection, starts a process or imports a framework.
@@ -10,7 +10,28 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+
+@dataclass(frozen=True)
+class Rank0:
+    """How ranks on several hosts find rank 0."""
+
+    host: str
+    port: int
+    store: str = ""
+    """torchrun's name for the job, where torchrun's store listens there; "" where rank 0 itself is expected to listen."""
+
+
+class HostList(NamedTuple):
+    """The hosts of a job whose launcher runs no server for the ranks; rank 0, or the first of a part, runs one there."""
+
+    hosts: tuple[str, ...]
+    """Names as the launcher knows them."""
+    of_rank_0: str
+    """The host of rank 0; "" where the launcher does not tell."""
+    ports: tuple[int, ...]
+    """What the launcher has reserved for the job; empty where it reserves none."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +48,27 @@ class Identity:
     """The host name the launcher gave this rank, else the machine's."""
     launcher: str
     job: str
-    """Tells this job, and this start of it, from all others on this host; "" where a rendezvous server does that."""
+    """A name that no other job on this host, and no other start of this job, has; "" if a rendezvous server is given."""
+    placed: bool = True
+    """Whether the local and cross numbers are known. If not, the rendezvous finds them from the ranks' hosts."""
+    node: str = ""
+    """What the launcher counts as one host, where that may be less than a machine; "" for the host name."""
+    rank_0: Rank0 | None = None
+    """How the other ranks find rank 0, if the launcher tells it and runs no rendezvous server."""
+    hosts: HostList | None = None
+    """The hosts of a job on several hosts, if the launcher tells them."""
+    over_mpi: bool = False
+    """Whether the ranks can exchange data through MPI, or through what MPI itself is started by."""
 
 
 class Environment(ABC):
     """One kind of launcher. Siblings are stateless; the variables are passed in."""
 
     name: ClassVar[str]
-    """What people call the launcher; shown in errors."""
+    """The launcher's usual name; shown in errors."""
+
+    over_mpi: ClassVar[bool] = False
+    """Whether its ranks can exchange data through MPI, or through what MPI itself is started by."""
 
     @staticmethod
     @abstractmethod
@@ -49,6 +83,15 @@ class Environment(ABC):
         Raises:
             ValueError: a variable is missing, does not parse or contradicts another; the message says what to do.
         """
+
+    @staticmethod
+    def host_list(env: Mapping[str, str]) -> HostList | None:
+        """The hosts of the job that this process belongs to; None where the launcher's variables do not tell.
+
+        Raises:
+            ValueError: a variable does not parse.
+        """
+        return None
 
 
 @dataclass(frozen=True)
@@ -101,11 +144,14 @@ class Variables:
         cross_size: Number,
         hostname: str,
         job: str,
+        placed: bool = True,
+        node: str = "",
+        rank_0: Rank0 | None = None,
     ) -> Identity:
         """Check the numbers against one another and make them an Identity."""
         for position, count in ((rank, size), (local_rank, local_size), (cross_rank, cross_size)):
             if count.value < 1:
-                raise self.error(f"{count.source} counts no process, not even this one")
+                raise self.error(f"{count.source} must be at least 1")
             if position.value >= count.value:
                 raise self.error(f"{position.source} must be below {count.source}")
         for part in (local_size, cross_size):
@@ -121,14 +167,35 @@ class Variables:
             hostname=hostname,
             launcher=self._launcher,
             job=job,
+            placed=placed,
+            node=node,
+            rank_0=rank_0,
         )
+
+    def unplaced(self, *, rank: Number, size: Number, hostname: str, rank_0: Rank0 | None = None) -> Identity:
+        """An Identity whose local and cross numbers the rendezvous finds from the ranks' hosts."""
+        one, zero = Number(1, "1"), Number(0, "0")
+        return self.identity(
+            rank=rank, size=size, local_rank=zero, local_size=one, cross_rank=zero, cross_size=one,
+            hostname=hostname, job="", placed=False, rank_0=rank_0,
+        )  # fmt: skip
+
+    def port(self, name: str) -> int:
+        """The number of a port in variable ``name``."""
+        number = self.number(name)
+        if not 0 < number.value < 65536:
+            raise self.error(f"environment variable {number.source} is not the number of a port")
+        return number.value
 
     def error(self, problem: str) -> ValueError:
         return ValueError(f"{problem}. This process seems to have been started by {self._launcher}: {self._advice}")
 
 
 def consecutive(rank: Number, size: Number, local_size: Number) -> tuple[Number, Number]:
-    """Cross rank and cross size where the launcher gives none: ranks are taken to fill one host after the other."""
+    """Cross rank and cross size where the launcher gives none, as if ranks filled equal hosts one after the other.
+
+    This is a guess: make it an identity that is not ``placed``, so that the rendezvous replaces it by the right numbers.
+    """
     assumed = f"assumed from {rank.source}, {size.source} and {local_size.source}"
     per_host = max(1, local_size.value)
     hosts = max(1, -(-size.value // per_host))

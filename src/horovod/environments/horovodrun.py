@@ -1,4 +1,4 @@
-"""Ranks started by ``horovodrun`` or ``horovod.run``, or by anything else that speaks their variables."""
+"""Ranks started by ``horovodrun`` or ``horovod.run``, or by another launcher that sets the same variables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from horovod.core import config
 from horovod.environments.base import Environment, Identity, Variables
+
+_LOCAL = (config.LOCAL_RANK, config.LOCAL_SIZE)
+_CROSS = (config.CROSS_RANK, config.CROSS_SIZE)
 
 
 class HorovodRun(Environment):
@@ -24,7 +27,16 @@ class HorovodRun(Environment):
             f"unset {config.RANK} and {config.SIZE}.",
         )
         size = read.number(config.SIZE)
-        identity = read.identity(
+        if size.value > 1 and not read.text(config.RENDEZVOUS_ADDRESS):
+            raise read.error(
+                f"{size.source}, but {config.RENDEZVOUS_ADDRESS} is not set, so the ranks have no rendezvous server"
+            )
+        one_host = size.value == 1 or read.text(config.LOCAL_SIZE) == read.text(config.SIZE)
+        if not one_host and not all(
+            map(read.text, _LOCAL + _CROSS)
+        ):  # set by hand, without the local and cross numbers
+            return read.unplaced(rank=read.number(config.RANK), size=size, hostname=read.hostname(config.HOSTNAME))
+        return read.identity(
             rank=read.number(config.RANK),
             size=size,
             local_rank=read.number(config.LOCAL_RANK, 0),
@@ -34,6 +46,3 @@ class HorovodRun(Environment):
             hostname=read.hostname(config.HOSTNAME),
             job="",
         )
-        if identity.size > 1 and not read.text(config.RENDEZVOUS_ADDRESS):
-            raise read.error(f"{size.source}, but {config.RENDEZVOUS_ADDRESS} does not say where the ranks meet")
-        return identity

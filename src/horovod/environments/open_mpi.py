@@ -9,6 +9,7 @@ from horovod.environments.base import Environment, Identity, Variables, consecut
 
 class OpenMPI(Environment):
     name = "Open MPI"
+    over_mpi = True
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:
@@ -36,4 +37,5 @@ class OpenMPI(Environment):
             cross_size=cross_size,
             hostname=read.hostname("PMIX_HOSTNAME"),
             job=f"open-mpi/{job}",
+            placed=False,
         )

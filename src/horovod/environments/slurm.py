@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity, Number, Variables
+from horovod.environments.base import Environment, HostList, Identity, Number, Variables
+from horovod.environments.slurm_nodes import expand_nodes, expand_ports
 
 # Slurm numbers a batch script, an interactive shell and the like from here; srun's own steps count up from 0.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -24,9 +25,7 @@ class Slurm(Environment):
 
     @staticmethod
     def identity(env: Mapping[str, str]) -> Identity:
-        read = Variables(
-            env, Slurm.name, "start the script with `srun -n N python ...` and leave its variables as they are."
-        )
+        read = _variables(env)
         # The step's own count comes first: a step may use fewer tasks than the job was given.
         size = read.number("SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS")
         local_rank = read.number("SLURM_LOCALID")
@@ -48,6 +47,27 @@ class Slurm(Environment):
             job="slurm/"
             + "/".join(read.text(part) for part in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")),
         )
+
+    @staticmethod
+    def host_list(env: Mapping[str, str]) -> HostList | None:
+        read = _variables(env)
+        nodes = read.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        ports = read.text("SLURM_STEP_RESV_PORTS")
+        if not nodes:
+            return None
+        try:
+            hosts = tuple(expand_nodes(nodes))
+            # Task 0 is on the first node, whether tasks are dealt out in blocks or in turn; not so where a file places them.
+            first = "" if read.text("SLURM_DISTRIBUTION").startswith("arbitrary") else hosts[0]
+            return HostList(hosts, first, tuple(expand_ports(ports)) if ports else ())
+        except ValueError as error:
+            raise read.error(f"the list of nodes {nodes!r} or of reserved ports {ports!r}: {error}") from None
+
+
+def _variables(env: Mapping[str, str]) -> Variables:
+    return Variables(
+        env, Slurm.name, "start the script with `srun -n N python ...` and leave its variables as they are."
+    )
 
 
 def _tasks_per_node(env: Mapping[str, str], read: Variables, size: Number) -> tuple[str, list[int]]:

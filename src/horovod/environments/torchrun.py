@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity, Variables
+from horovod.environments.base import Environment, Identity, Rank0, Variables
 
 
 class TorchRun(Environment):
@@ -22,15 +22,33 @@ class TorchRun(Environment):
             TorchRun.name,
             "start the script with `torchrun --nproc-per-node N ...` and leave its variables as they are.",
         )
-        # A restarted worker group keeps run id, address and often the port; only the restart count tells it apart.
+        # A restarted worker group keeps run id, address and often the port; only the restart count differs. On several
+        # hosts the restart count is no use, because each agent counts its own restarts.
         parts = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        size, local_size = read.number("WORLD_SIZE"), read.number("LOCAL_WORLD_SIZE")
+        several = local_size.value < size.value
+        group = read.number("GROUP_RANK", 0)
         return read.identity(
             rank=read.number("RANK"),
-            size=read.number("WORLD_SIZE"),
+            size=size,
             local_rank=read.number("LOCAL_RANK"),
-            local_size=read.number("LOCAL_WORLD_SIZE"),
-            cross_rank=read.number("GROUP_RANK", 0),
+            local_size=local_size,
+            cross_rank=group,
             cross_size=read.number("GROUP_WORLD_SIZE", 1),
             hostname=read.hostname(),
             job="torchrun/" + "/".join(read.text(part) for part in parts),
+            placed=not several,  # an agent knows how many ranks it starts itself, and not how many the others start
+            node=f"torchrun's node {group.value}",
+            rank_0=_rank_0(read) if several else None,
         )
+
+
+def _rank_0(read: Variables) -> Rank0:
+    address = read.text("MASTER_ADDR")
+    if not address:
+        raise read.error(
+            "environment variable MASTER_ADDR is missing, so the ranks of several hosts cannot find rank 0"
+        )
+    # The agent's store listens at that port only if this variable is set; otherwise rank 0 itself listens there.
+    shared = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Rank0(address, read.port("MASTER_PORT"), read.text("TORCHELASTIC_RUN_ID") if shared else "")

@@ -1,54 +1,81 @@
-"""What ``horovodrun --check-build`` shows: the frameworks and engines that could be used here. Imports none of them."""
+"""What ``horovodrun --check-build`` shows: what can be used here, as far as that can be tried in a few seconds.
+
+First the table that tools parse, with its fixed names; then launchers; then, for each row, the version, or what is missing and
+the command that installs it.
+"""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from functools import partial
 
 import horovod
+from horovod.runner import probes
+from horovod.runner.probes import Finding
 
-# Each row: what it is called, and the modules it needs: our own room and the libraries it stands on.
-_TABLE: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "Available Frameworks": (
-        ("TensorFlow", ("horovod.tensorflow", "tensorflow")),
-        ("PyTorch", ("horovod.torch", "torch")),
-        ("MXNet", ("horovod.mxnet", "mxnet")),
-    ),
-    "Available Controllers": (
-        ("MPI", ("horovod.comm.mpi", "mpi4py")),
-        ("Gloo", ()),  # the name that scripts know for "no MPI needed": the built-in one
-    ),
-    "Available Tensor Operations": (
-        ("NCCL", ("horovod.comm.nccl", "nccl")),
-        ("DDL", ("horovod.comm.ddl",)),
-        ("CCL", ("horovod.comm.oneccl", "oneccl")),
-        ("MPI", ("horovod.comm.mpi", "mpi4py")),
-        ("Gloo", ("horovod.comm.gloo", "torch")),
-        ("Shared memory (built in)", ("horovod.comm.shm.communicator",)),
-        ("TCP (built in)", ("horovod.comm.tcp.communicator",)),
-    ),
+_FRAMEWORKS = {
+    "TensorFlow": ("tensorflow", "horovod.tensorflow", "pip install tensorflow"),
+    "PyTorch": ("torch", "horovod.torch", "pip install torch"),
+    "MXNet": ("mxnet", "horovod.mxnet", "pip install mxnet==1.9.1 'numpy<1.24'"),
+    "Keras": ("keras", "", "pip install keras"),
+}
+_SHM, _TCP = "Shared memory (built in)", "TCP (built in)"
+_ENGINES = {_SHM: "shm", _TCP: "tcp"}
+_PROGRAMS = {
+    "ssh": (("-V",), "apt-get install openssh-client"),
+    "mpirun": (("--version",), "pip install mpich"),
+    "srun": (("--version",), "apt-get install slurm-client"),
+    "jsrun": (("--version",), ""),
+    "torchrun": ((), "pip install torch"),
+    "kubectl": (("version", "--client"), "apt-get install kubernetes-client"),
+}
+_LATER = Finding(False, "there is none in this version of Horovod")
+_TABLE = {
+    "Available Frameworks": ("TensorFlow", "PyTorch", "MXNet"),
+    "Available Controllers": ("MPI", "Gloo"),
+    "Available Tensor Operations": ("NCCL", "DDL", "CCL", "MPI", "Gloo", _SHM, _TCP),
+    "Available Launchers": ("horovodrun", *_PROGRAMS),
 }
 
 
-def check_build(*, verbose: bool = False) -> str:
-    """The table as text; with ``verbose`` it says beside each missing row what is missing."""
+def check_build() -> str:
+    """The table, and the details of each row. Takes a few seconds."""
+    engines = probes.together({name: partial(probes.engine, engine) for name, engine in _ENGINES.items()})
+    frameworks = probes.together(
+        {name: partial(probes.framework, *words) for name, words in _FRAMEWORKS.items()}
+        | {name: partial(probes.program, name, words, remedy) for name, (words, remedy) in _PROGRAMS.items()}
+    )
+    return render(engines | frameworks)
+
+
+def render(findings: dict[str, Finding]) -> str:
+    """The text for findings of all probes. Pure."""
+    launches = any(findings[name].usable for name in _ENGINES)
+    findings = {
+        **dict.fromkeys(("NCCL", "DDL", "CCL", "MPI"), _LATER),
+        **findings,
+        "horovodrun": Finding(launches, "starts ranks on this host, and by ssh on others"),
+    }
     lines = [f"Horovod v{horovod.__version__}:"]
-    for title, rows in _TABLE.items():
+    for title, names in _TABLE.items():
         lines += ["", f"{title}:"]
-        for name, modules in rows:
-            missing = [module for module in modules if not _importable(module)]
-            reason = f"    needs {_reason(missing)}" if missing and verbose else ""
-            lines.append(f"    [{' ' if missing else 'X'}] {name}{reason}")
+        for name in names:
+            # The controller that scripts know by this name is the one that needs no MPI, which is built in.
+            usable = launches if (title, name) == ("Available Controllers", "Gloo") else _of(findings, name).usable
+            lines.append(f"    [{'X' if usable else ' '}] {name}")
+    lines += ["", "Details:"]
+    rows = (*_FRAMEWORKS, *_ENGINES, "NCCL", "DDL", "CCL", "MPI", "horovodrun", *_PROGRAMS)
+    lines += [f"  {name}: {_of(findings, name).detail}{_advice(_of(findings, name))}" for name in rows]
+    engines = [engine for name, engine in _ENGINES.items() if findings[name].usable]
+    lines += [
+        f"  tensors in CPU memory travel by: {', '.join(engines) or 'nothing that works here'}",
+        "  tensors in GPU memory travel by: the same, through host memory; there is no engine for devices yet",
+    ]
     return "\n".join(lines)
 
 
-def _importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+def _of(findings: dict[str, Finding], name: str) -> Finding:
+    return findings.get(name, _LATER)
 
 
-def _reason(missing: list[str]) -> str:
-    if any(module.startswith("horovod.") for module in missing):
-        return "a later version of Horovod"
-    return " and ".join(missing)
+def _advice(finding: Finding) -> str:
+    return f". To add it: {finding.remedy}" if finding.remedy and not finding.usable else ""

@@ -1,4 +1,4 @@
-"""The caller's side of ``horovod.run``: a job whose ranks call one function, and whose results come back."""
+"""The caller's side of ``horovod.run``: runs a job whose ranks call one function, and collects the results."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from horovod.runner import remote_call
-from horovod.runner.job import Job
+from horovod.runner.jobs import make_job
 from horovod.runner.options import Options
-from horovod.runner.outcome import Outcome
-from horovod.runner.output import StreamSink
+from horovod.runner.output.outcome import Outcome
+from horovod.runner.output.output import StreamSink
 from horovod.runner.remote_call import REMOTE_CALL_KEY, RemoteCall, Result
 
 
@@ -30,7 +30,7 @@ def run_function(
         RuntimeError: a rank failed; the message holds its traceback, and the cause is its exception where it could be sent.
     """
     command = (executable or sys.executable, "-m", "horovod.runner.run_task")
-    job = Job(replace(options, command=command), os.environ, hosts_python=executable is None)
+    job = make_job(replace(options, command=command), os.environ, hosts_python=executable is None)
     task = RemoteCall.of(function, arguments, keywords)
     published = dict(remote_call.to_parts(REMOTE_CALL_KEY, remote_call.dumps(task)))
     outcome = job.run(StreamSink(sys.stdout), StreamSink(sys.stderr), published=published)
@@ -49,6 +49,8 @@ def run_function(
 
 def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
     culprit = outcome.culprit
+    if culprit is None:  # the program that started the ranks does not report which failed first
+        culprit = next((rank for rank in sorted(results) if results[rank].traceback), None)
     result = None if culprit is None else results.get(culprit)
     if result is None or not result.traceback:
         raise RuntimeError(outcome.describe())
@@ -58,6 +60,6 @@ def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
 def _exception(result: Result) -> BaseException | None:
     try:
         error = remote_call.loads(result.error)
-    except Exception:  # its class may run anything while it is unpickled; the text tells the same
+    except Exception:  # its class may run any code while it is unpickled; the traceback's text is enough then
         return None
     return error if isinstance(error, BaseException) else None

@@ -17,23 +17,24 @@ from pathlib import Path
 from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
-from horovod.runner import host_sources, worker_environment
+from horovod.runner import worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.errors import LaunchError, UsageError
-from horovod.runner.hosts import HostInfo, get_host_assignments
+from horovod.runner.hosts import host_sources
+from horovod.runner.hosts.slots import HostInfo, get_host_assignments
 from horovod.runner.loop import Loop
 from horovod.runner.machine import is_local, usable_cores
-from horovod.runner.notices import without_effect
 from horovod.runner.options import Options
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output, Sink
+from horovod.runner.output.notices import without_effect
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output, Sink
+from horovod.runner.output.standard_input import choose_reader, in_background
 from horovod.runner.policy import StaticPolicy
 from horovod.runner.refusals import refuse_what_is_missing
 from horovod.runner.signals import SignalPipe
-from horovod.runner.standard_input import choose_reader, in_background
 from horovod.runner.supervisor import Plans, Supervisor
 
 MOST_RANKS = 1 << 16
@@ -61,14 +62,15 @@ class Job:
         self._hosts_python = hosts_python
         if not options.command:
             raise UsageError("no command given: what shall the ranks run? As in: horovodrun -np 2 python train.py")
-        ranks = _number_of_ranks(options)
-        self._hosts = {host.hostname: host for host in host_sources.choose(options, ranks).hosts()}
+        source = host_sources.choose(options, environment)
+        ranks = _number_of_ranks(source.ranks if options.num_proc is None else options.num_proc)
+        self._hosts = {host.hostname: host for host in source.hosts(ranks)}
         # Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are.
         self.slots = get_host_assignments(list(self._hosts.values()), ranks, ranks)
         self._reader = choose_reader(options.stdin, len(self.slots))
         refuse_what_is_missing(options)
         names = dict.fromkeys(slot.hostname for slot in self.slots)
-        self._here = [name for name in names if _is_here(self._hosts[name])]
+        self._here = [name for name in names if _is_here(self._hosts[name], environment)]
         self._elsewhere = [name for name in names if name not in self._here]
         if self._here:
             _check_program(options.command[0], environment)
@@ -105,31 +107,17 @@ class Job:
             options.output_filename,
             timestamps=options.prefix_output_with_timestamp,
         )
-        key = make_secret()
-        secret = encode_secret(key)
-        # Other hosts must be able to reach it; who does not know the secret is shown the door either way.
-        self._server = server = RendezvousServer(key, "0.0.0.0" if self._elsewhere else LOOPBACK)
         with ExitStack() as cleanup:
-            cleanup.callback(server.stop)
-            for name, value in (published or {}).items():
-                server.put(name, value)
-            server.start()
+            server, secret = self._serve(cleanup, published or {})
             mark = f"{config.SECRET_KEY}={secret}".encode()
-            guardian = self._start_guardian(mark, output) if self._here else None
-            if guardian is not None:
-                cleanup.enter_context(guardian)
-            for notice in without_effect(options, several_hosts=bool(self._elsewhere)):
-                output.say(f"horovodrun: {notice}")
-            if self._reader is not None and in_background():
-                if options.stdin is not None:
-                    output.say("horovodrun: --stdin has no effect: this job runs in the background of its terminal")
-                self._reader = None
+            guardian = self._start_guardian(cleanup, mark, output) if self._here else None
+            self._say_what_has_no_effect(output)
             loop = Loop()
             cleanup.callback(loop.close)
             supervisor = Supervisor(
                 loop,
                 output,
-                StaticPolicy([slot.rank for slot in self.slots], self._reader),
+                StaticPolicy([slot.rank for slot in self.slots], self._reader, _batch_job(self._launcher_environment)),
                 places={slot.rank: f"{slot.hostname}, local rank {slot.local_rank}" for slot in self.slots},
                 reported_failure=self._reported_failure,
                 departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
@@ -146,7 +134,7 @@ class Job:
                 )
             port = server.address[1]
             if self._elsewhere:
-                from horovod.runner.reach import reach  # costs time, which a job on one host need not spend
+                from horovod.runner.reach.reach import reach  # costs time, which a job on one host need not spend
 
                 agents += reach(
                     [self._hosts[name] for name in self._elsewhere],
@@ -170,9 +158,62 @@ class Job:
                             asked=self._asked, memory=self._memory, reader=self._reader,
                         )
                     )  # fmt: skip
-                return [self._plans(agent, place, secret) for agent, place in zip(agents, rendezvous, strict=True)]
+                return [
+                    self._plans(agent.hosts, agent.facts, isinstance(agent, LocalAgent), place, secret)
+                    for agent, place in zip(agents, rendezvous, strict=True)
+                    if agent.facts is not None
+                ]
 
             return supervisor.run(agents, plans, self._seconds)
+
+    def dry_run(self) -> str:
+        """What :meth:`run` would start, in words. Starts nothing, and asks no host.
+
+        Raises:
+            ValueError: what the environment says about ssh does not parse.
+            LaunchError: this host has none of the network interfaces that the job may use.
+        """
+        from horovod.runner import dry_run
+        from horovod.runner.reach import reach
+
+        own = self._launcher_environment
+        directory = reach.working_directory(own)
+        parts: list[dry_run.HostPart] = []
+        hosts = [self._hosts[name] for name in self._elsewhere]
+        addresses = reach.launcher_addresses(self._options) if hosts else ()
+        if self._here:
+            facts = HostFacts(sys.executable, usable_cores(), [name for _, name in socket.if_nameindex()], None)
+            rendezvous = (dry_run.ADDRESS if hosts else LOOPBACK, 0)
+            shared, plans = self._plans(self._here, facts, True, rendezvous, "")
+            parts.append(dry_run.HostPart(self._here, directory, dry_run.hide(shared), own, plans))
+        forwarded = worker_environment.forwarded(own)
+        for host, command in zip(hosts, reach.command_lines(hosts, self._options, own, self._seconds), strict=True):
+            facts = HostFacts(sys.executable, 1, self._options.nics, None)  # what its agent would say is not known
+            shared, plans = self._plans([host.hostname], facts, False, (dry_run.ADDRESS, 0), "")
+            shared = {**shared, **dict.fromkeys(worker_environment.threads(own, 1, 1), dry_run.CORES)}
+            parts.append(
+                dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.words)
+            )
+        return dry_run.describe(parts, addresses)
+
+    def _serve(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
+        """Start the server where the ranks meet; it, and the job's secret as it stands in an environment variable."""
+        key = make_secret()
+        # Other hosts must be able to reach it; who does not know the secret is shown the door either way.
+        self._server = server = RendezvousServer(key, "0.0.0.0" if self._elsewhere else LOOPBACK)
+        cleanup.callback(server.stop)
+        for name, value in published.items():
+            server.put(name, value)
+        server.start()
+        return server, encode_secret(key)
+
+    def _say_what_has_no_effect(self, output: Output) -> None:
+        for notice in without_effect(self._options, several_hosts=bool(self._elsewhere)):
+            output.say(f"horovodrun: {notice}")
+        if self._reader is not None and in_background():
+            if self._options.stdin is not None:
+                output.say("horovodrun: --stdin has no effect: this job runs in the background of its terminal")
+            self._reader = None
 
     def delivered(self, key: str) -> bytes | None:
         """What a rank has put under ``key`` where they meet; None if nothing."""
@@ -187,19 +228,24 @@ class Job:
         found = [each.facts.rendezvous for each in (agent, *agents) if each.facts and each.facts.rendezvous]
         return found[0] if found else (LOOPBACK, port)
 
-    def _plans(self, agent: Agent, rendezvous: tuple[str, int], secret: str) -> Plans:
-        """What to start on a host."""
-        facts = agent.facts
-        assert facts is not None
-        slots = [slot for slot in self.slots if slot.hostname in agent.hosts]
+    def _plans(
+        self, hosts: Sequence[str], facts: HostFacts, here: bool, rendezvous: tuple[str, int], secret: str
+    ) -> Plans:
+        """What to start on a host.
+
+        Args:
+            hosts: its names.
+            here: whether it is the launcher's own.
+        """
+        slots = [slot for slot in self.slots if slot.hostname in hosts]
         command = self._options.command
         if self._hosts_python:
             command = (facts.python, *command[1:])
         own = self._launcher_environment
         return {
-            **(own if isinstance(agent, LocalAgent) else worker_environment.forwarded(own)),
+            **(own if here else worker_environment.forwarded(own)),
             **self._asked,
-            **worker_environment.interfaces(self._interfaces(agent.name, facts)),
+            **worker_environment.interfaces(self._interfaces(", ".join(hosts), facts)),
             **worker_environment.threads(own, facts.cores, len(slots)),
             **self._memory,
             **worker_environment.rendezvous_point(rendezvous, secret),
@@ -218,12 +264,12 @@ class Job:
             )
         return found
 
-    def _start_guardian(self, mark: bytes, output: Output) -> Guardian | None:
+    def _start_guardian(self, cleanup: ExitStack, mark: bytes, output: Output) -> Guardian | None:
         environment = {
             name: value for name, value in self._launcher_environment.items() if name != config.SECRET_KEY
         }  # fmt: skip
         try:
-            return Guardian(mark, environment)
+            return cleanup.enter_context(Guardian(mark, environment))
         except OSError as error:
             output.say(
                 f"horovodrun: cannot start the guardian ({error.strerror}): should this launcher be killed, "
@@ -243,20 +289,27 @@ class Job:
             return None  # whoever wrote this is not our runtime
 
 
-def _number_of_ranks(options: Options) -> int:
-    if options.num_proc is None:
+def _number_of_ranks(asked: int | None) -> int:
+    if asked is None:
         raise UsageError("how many ranks? Say it with -np, as in -np 2")
-    if not hasattr(options.num_proc, "__index__"):
-        raise UsageError(f"the number of ranks must be a whole number, not {options.num_proc!r}")
-    if not 1 <= options.num_proc <= MOST_RANKS:
-        raise UsageError(f"the number of ranks must be at least 1 and at most {MOST_RANKS}, not {options.num_proc}")
-    return options.num_proc
+    if not hasattr(asked, "__index__"):
+        raise UsageError(f"the number of ranks must be a whole number, not {asked!r}")
+    if not 1 <= asked <= MOST_RANKS:
+        raise UsageError(f"the number of ranks must be at least 1 and at most {MOST_RANKS}, not {asked}")
+    return asked
 
 
-def _is_here(host: HostInfo) -> bool:
+def _batch_job(environment: Mapping[str, str]) -> str:
+    job = environment.get("SLURM_JOB_ID")
+    return f"Slurm's job {job}" if job else ""
+
+
+def _is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
     """Whether the launcher runs on this host, as the user that is asked for."""
     if host.user:
         return False
+    if host.hostname == environment.get("SLURMD_NODENAME"):
+        return True  # Slurm's name for it, which no resolver need know
     try:
         return is_local(host.hostname)
     except OSError:

@@ -19,7 +19,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
         if options.check_build:
             from horovod.runner.check_build import check_build
 
-            print(check_build(verbose=options.verbose))
+            print(check_build())
             return 0
         return _run(options)
     except UsageError as error:
@@ -33,9 +33,14 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options) -> int:
+    if options.dry_run:
+        from horovod.runner.jobs import make_job
+
+        print(make_job(options, os.environ).dry_run())
+        return 0
     # The rooms that cost time to enter are entered when the command line is known to be sound.
-    from horovod.runner.job import Job
-    from horovod.runner.output import console
+    from horovod.runner.jobs import make_job
+    from horovod.runner.output.output import console
     from horovod.runner.signals import Insisted, SignalPipe
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the ranks end
@@ -44,7 +49,7 @@ def _run(options: Options) -> int:
     stdout, stderr = console(pipe)
     try:
         with pipe as signals:
-            outcome = Job(options, os.environ).run(stdout, stderr, signals)
+            outcome = make_job(options, os.environ).run(stdout, stderr, signals)
             words = outcome.describe()
             if words:
                 stderr.write(words + "\n")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from horovod.runner.agent.messages import Exit
 from horovod.runner.agent.process_tree import GRACE_SECONDS
-from horovod.runner.outcome import Failure
+from horovod.runner.output.outcome import Failure
 
 _REPORTED_SECONDS = 1.0
 """How long to wait for the end of the rank that others accuse, before everybody is ended."""
@@ -59,6 +59,7 @@ class StaticPolicy:
     Args:
         ranks: that will be started.
         reader: the one that reads standard input, or None.
+        batch_job: what the batch system calls the job that the launcher runs in; "" where there is none.
 
     Attributes:
         exits: how ranks ended, by rank.
@@ -67,9 +68,10 @@ class StaticPolicy:
         ending: whether the job has been asked to end.
     """
 
-    def __init__(self, ranks: Collection[int], reader: int | None) -> None:
+    def __init__(self, ranks: Collection[int], reader: int | None, batch_job: str = "") -> None:
         self._running = set(ranks)
         self._reader = reader
+        self._batch_job = batch_job
         self._first_failed: int | None = None  # the first rank that ended badly by itself
         self._interrupt_passed_on = False
         self._deciding = False
@@ -82,6 +84,11 @@ class StaticPolicy:
     def running(self) -> frozenset[int]:
         """Ranks that have not ended."""
         return frozenset(self._running)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it waits for a moment before it says which rank failed first."""
+        return self._deciding and self.first_failure is None and not self.ending
 
     def ended(self, rank: int, end: Exit, reported: Failure | None) -> list[Decision]:
         """A rank has ended.
@@ -111,11 +118,14 @@ class StaticPolicy:
         return self._end_all() if reason == "last words" else []
 
     def signalled(self, number: int) -> list[Decision]:
-        """A signal has asked the launcher to end."""
+        """A signal has asked the launcher, or one of its agents, to end."""
         if self.interrupted:
             return []
         self.interrupted = number
-        return [Say(f"horovodrun: {signal.Signals(number).name}: ending the job"), *self._end_all()]
+        name = signal.Signals(number).name
+        if self._batch_job and number == signal.SIGTERM:
+            name += f", as when {self._batch_job} is cancelled or its time is over"
+        return [Say(f"horovodrun: {name}: ending the job"), *self._end_all()]
 
     def reader_gone(self) -> list[Decision]:
         """Whoever read the job's output has seen enough."""
@@ -142,7 +152,9 @@ class StaticPolicy:
             return []
         known = reported is not None and (reported.rank in self._running or reported.rank in self.exits)
         culprit = reported.rank if reported is not None and known else self._first_failed
-        if culprit in self._running and wait_for_it:
+        # No rank sends SIGTERM to another. Who ends a whole batch job sends it to everybody, this launcher included.
+        terminated = self.exits[self._first_failed].signal == signal.SIGTERM
+        if wait_for_it and (culprit in self._running or terminated):
             first, self._deciding = not self._deciding, True
             return [Wake("reported", _REPORTED_SECONDS)] if first else []
         # A culprit that still runs, or says it did well, has no exit code to pass on; its first victim has.

@@ -1,4 +1,4 @@
-"""What the launcher refuses because its feature does not exist yet: a job must not run otherwise than it was asked to."""
+"""Refuses flags of features that do not exist yet, so that no job runs otherwise than its user asked."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from horovod.runner.options import Options
 
 
 def refuse_what_is_missing(options: Options) -> None:
-    """Refuse a request that needs something of the kind.
+    """Refuse a request that needs such a feature.
 
     Raises:
         ValueError: a flag has been given whose feature does not exist.
     """
-    by_hand = "or call mpirun yourself, as in mpirun -np 2 python train.py"
-    launchers = {
-        "--mpi (controller: mpi)": (options.use_mpi, f"available is --gloo, the default; {by_hand}"),
-        "--jsrun": (options.use_jsrun, "available is --gloo, the default"),
-        "--mpi-args": (options.mpi_args is not None, f"leave it out, {by_hand}"),
-        "--binding-args": (options.binding_args is not None, f"leave it out, {by_hand}"),
-    }
     elastic = {
         "--host-discovery-script": (options.host_discovery_script is not None, "name the hosts with -H"),
         "--min-np": (options.min_num_proc is not None, "give the number of ranks with -np alone"),
@@ -28,11 +21,6 @@ def refuse_what_is_missing(options: Options) -> None:
         "--reset-limit": (options.reset_limit is not None, "leave it out"),
         "--blacklist-cooldown-range": (options.cooldown_range is not None, "leave it out"),
     }
-    for flag, (asked, instead) in launchers.items():
-        if asked:
-            raise UsageError(
-                f"{flag} is not supported: this version does not start ranks by mpirun or jsrun; {instead}"
-            )
     for flag, (asked, instead) in elastic.items():
         if asked:
             raise UsageError(f"{flag} is not supported: this version has no elastic jobs; {instead}")

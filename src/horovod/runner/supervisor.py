@@ -11,16 +11,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from horovod.runner import standard_input
 from horovod.runner.agent.base import Agent
-from horovod.runner.agent.messages import Closed, Ended, Event, Exit, Lost, NotStarted, Output, ProcessPlan, Wanted
+from horovod.runner.agent.messages import (
+    Closed,
+    Ended,
+    Event,
+    Exit,
+    Lost,
+    NotStarted,
+    Output,
+    ProcessPlan,
+    Signalled,
+    Wanted,
+)
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.agent.processes import STREAMS
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output as JobOutput
-from horovod.runner.output import RankStream, ReaderGone
+from horovod.runner.output import standard_input
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output as JobOutput
+from horovod.runner.output.output import RankStream, ReaderGone
 from horovod.runner.policy import Decision, EndAll, Say, StaticPolicy, Wake
 from horovod.runner.signals import Insisted, SignalPipe
 
@@ -119,6 +130,8 @@ class Supervisor:
             self._refusal = self._refusal or event.reason
         elif isinstance(event, Closed):
             self._immortal[agent.name] = event.immortal
+        elif isinstance(event, Signalled):
+            self._do(self._policy.signalled(event.number))
         elif isinstance(event, Lost):
             self._on_lost(agent, event.reason)
         elif isinstance(event, Wanted):
@@ -154,7 +167,7 @@ class Supervisor:
             return True
         if self._policy.ending:
             return all(agent.closed for agent in self._agents)
-        return not self._streams and not self._policy.running
+        return not self._streams and not self._policy.running and not self._policy.undecided
 
     def _close(self, grace: float) -> None:
         """Have every agent end what is left of its processes: nothing, if all went well."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from horovod.core import config
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import SlotInfo
+from horovod.runner.hosts.slots import SlotInfo
 from horovod.runner.options import Options
 from horovod.runner.tunables import exported
 
@@ -34,7 +34,9 @@ _NOT_FORWARDED = r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|" + config.SECRET_
 _OF_A_LOGIN = (
     r"HOME|USER|LOGNAME|SHELL|MAIL|PWD|SHLVL|_|HOSTNAME|TTY|SSH_.*|XDG_.*|DBUS_SESSION_BUS_ADDRESS|DISPLAY|XAUTHORITY"
 )
-_STAYS = re.compile(f"(?:{_NOT_FORWARDED})|(?:{_OF_A_LOGIN})$")
+# Nor does what a batch system says of a node, or of the step that the launcher runs in.
+_OF_A_NODE = r"SLURMD_.*|SLURM_(?!CONF|SUBMIT|CLUSTER|ARRAY|JOB).*|SLURM_JOB_GPUS"
+_STAYS = re.compile(f"(?:{_NOT_FORWARDED})|(?:{_OF_A_LOGIN}|{_OF_A_NODE})$")
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
@@ -72,7 +74,8 @@ def interfaces(names: Sequence[str]) -> dict[str, str]:
     """The network interfaces to use, as far as the host has them; nothing if they are not restricted."""
     if not names:
         return {}
-    return {config.NETWORK_INTERFACE: names[0], config.NCCL_SOCKET_INTERFACE: ",".join(names)}
+    every = ",".join(names)
+    return {config.NETWORK_INTERFACE: names[0], config.NETWORK_INTERFACES: every, config.NCCL_SOCKET_INTERFACE: every}
 
 
 def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:

@@ -13,11 +13,11 @@ try:
 except ImportError as error:
     raise ImportError(
         "horovod.tensorflow needs TensorFlow 2.16 or newer, which cannot be imported here: "
-        f"{error}. Install it with: pip install 'horovod[tensorflow]'"
+        f"{error}. Install it with: pip install '.[tensorflow]', in the folder of Horovod's repository"
     ) from error
 
 from horovod.common.util import split_list
-from horovod.tensorflow import data, mpi_ops
+from horovod.tensorflow import data, elastic, mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -59,6 +59,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "data",
+    "elastic",
     "refs_to_vars",
     "split_list",
     "vars_to_refs",

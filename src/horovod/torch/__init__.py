@@ -10,7 +10,7 @@ import torch
 
 from horovod.common.util import check_extension
 from horovod.core.errors import HorovodInternalError
-from horovod.torch import mpi_ops
+from horovod.torch import elastic, mpi_ops
 from horovod.torch.compression import Compression
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -29,6 +29,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "check_extension",
+    "elastic",
 ]
 __all__ += mpi_ops.__all__
 

@@ -43,7 +43,7 @@ def test_metrics_are_averages_and_all_stop_at_the_same_epoch(job: Any) -> None:
         callbacks = [
             Look(),
             hvd.callbacks.MetricAverageCallback(),
-            keras.callbacks.EarlyStopping(monitor="val_loss", stall_timeout=1, min_delta=0.05),
+            keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, min_delta=0.05),
         ]
         rank = hvd.rank()
         history = line(keras).fit(

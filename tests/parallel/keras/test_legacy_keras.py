@@ -83,3 +83,45 @@ def test_optimizers_of_keras_3_are_taken_as_well(job: Job) -> None:
         assert weight.numpy() == [-0.5]
 
     job(2, check)
+
+
+def test_elastic_states_and_callbacks_of_keras_2(job: Job) -> None:
+    """Whichever optimizer: ranks begin alike, and a restored model is that of the commit."""
+
+    def check() -> Any:
+        import numpy as np
+        import tensorflow as tf
+
+        import horovod.keras as hvd
+        import horovod.tensorflow.keras as other
+
+        x = np.ones((8, 3), np.float32)
+        found = []
+        for binding in (hvd, other):
+            for make in (tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.Adam):
+                tf.keras.utils.set_random_seed(hvd.rank())
+                model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))])
+                model.compile(binding.DistributedOptimizer(make(0.1)), "mse")
+                state = binding.elastic.KerasState(model, batch=0, epoch=0)
+                callbacks = [
+                    binding.elastic.UpdateBatchStateCallback(state),
+                    binding.elastic.UpdateEpochStateCallback(state),
+                    binding.elastic.CommitStateCallback(state),
+                ]
+
+                @binding.elastic.run
+                def train(state: Any, model: Any = model, callbacks: Any = callbacks) -> None:
+                    model.fit(x, x[:, :2], batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
+
+                train(state)
+                assert state.epoch == 2
+                weights = [each.tolist() for each in model.get_weights()]
+                model.fit(x, x[:, :2], batch_size=4, epochs=1, verbose=0)
+                assert [each.tolist() for each in model.get_weights()] != weights
+                state.restore()
+                assert [each.tolist() for each in model.get_weights()] == weights
+                found.append(weights)
+        return found
+
+    first, second = job(2, check, timeout=120)
+    assert first == second

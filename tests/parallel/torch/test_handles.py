@@ -293,10 +293,10 @@ def test_every_rank_in_a_rhythm_of_its_own(job: Any, size: int) -> None:
                 handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum)
                 expected = turn * size + total
             open_handles.append((handle, expected))
-            stall_timeout = rhythm.random()
-            if stall_timeout < 0.1:
+            patience = rhythm.random()
+            if patience < 0.1:
                 hvd.poll(handle)
-            elif stall_timeout < 0.8:
+            elif patience < 0.8:
                 collect()
         collect()
 

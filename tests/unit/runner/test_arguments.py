@@ -85,7 +85,11 @@ def test_every_flag_of_the_interface() -> None:
         ("--tcp --start-timeout 8", {config.NCCL_IB_DISABLE: "1", config.START_TIMEOUT: "8"}),
         (
             "--network-interfaces a,b",
-            {config.NETWORK_INTERFACE: "a", config.NCCL_SOCKET_INTERFACE: "a,b"},
+            {
+                config.NETWORK_INTERFACE: "a",
+                config.NETWORK_INTERFACES: "a,b",
+                config.NCCL_SOCKET_INTERFACE: "a,b",
+            },
         ),
     ],
 )
@@ -198,9 +202,7 @@ def test_a_missing_file() -> None:
         ("-np 2 --network-interfaces a,,b true", "empty name"),
         ("-np 2 --network-interface no-such-nic true", "no network interface no-such-nic"),
         ("-np 2 --output-filename /proc/nothing true", "cannot write output to /proc/nothing"),
-        ("-np 2 --mpi true", "--mpi (controller: mpi) is not supported: this version does not start ranks by mpirun"),
-        ("-np 2 --jsrun true", "--jsrun is not supported"),
-        ("-np 2 --mpi-args=-x true", "--mpi-args is not supported"),
+        ("-np 2 --jsrun true", "Horovod did not detect an LSF job"),
         ("-np 2 --min-np 1 true", "--min-np is not supported"),
         ("-np 2 --host-discovery-script x true", "--host-discovery-script is not supported"),
     ],

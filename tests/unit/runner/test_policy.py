@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from horovod.runner.agent.messages import Exit
-from horovod.runner.outcome import Failure
+from horovod.runner.output.outcome import Failure
 from horovod.runner.policy import EndAll, FirstFailure, Say, StaticPolicy, Wake
 
 
@@ -85,6 +85,25 @@ def test_a_signal_ends_the_job_once(number: signal.Signals) -> None:
     assert policy.signalled(number) == []
     assert policy.ended(0, Exit(143, 15), None) == []
     assert policy.first_failure is None
+
+
+def test_a_cancelled_batch_job_is_named_once_although_its_ranks_end_first() -> None:
+    policy = StaticPolicy(range(4), None, "Slurm's job 7")
+    (wake,) = policy.ended(2, Exit(143, signal.SIGTERM), None)  # all processes are signalled at the same moment
+    assert isinstance(wake, Wake) and policy.undecided
+    assert [decision for rank in (0, 1, 3) for decision in policy.ended(rank, Exit(143, signal.SIGTERM), None)] == []
+    said, end = policy.signalled(signal.SIGTERM)
+    assert "SIGTERM, as when Slurm's job 7 is cancelled or its time is over: ending" in words([said])
+    assert isinstance(end, EndAll) and policy.first_failure is None and not policy.undecided
+
+
+def test_a_rank_that_somebody_terminated_is_named_after_a_moment() -> None:
+    policy = job(2)
+    (wake,) = policy.ended(0, Exit(143, signal.SIGTERM), None)
+    assert policy.ended(1, Exit(1), None) == [] and policy.undecided
+    assert isinstance(wake, Wake)
+    assert "Process 0 exit with status code 143" in words(policy.woken(wake.reason, None))
+    assert policy.first_failure is not None and policy.first_failure.culprit == 0 and not policy.undecided
 
 
 def test_a_rank_that_ends_of_a_ctrl_c_it_was_given_ends_the_job_as_ctrl_c() -> None:

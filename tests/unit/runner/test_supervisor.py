@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import horovod
+from horovod.runner import supervisor
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import (
     GREETING,
@@ -25,6 +26,7 @@ from horovod.runner.agent.messages import (
     Output,
     ProcessPlan,
     Refused,
+    Signalled,
     Start,
     decode_order,
     encode,
@@ -32,11 +34,11 @@ from horovod.runner.agent.messages import (
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output as JobOutput
-from horovod.runner.output import StreamSink
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output as JobOutput
+from horovod.runner.output.output import StreamSink
 from horovod.runner.policy import StaticPolicy
-from horovod.runner.remote import Connection, RemoteAgent
+from horovod.runner.reach.remote import Connection, RemoteAgent
 from horovod.runner.supervisor import Supervisor
 
 HOSTS, EACH = 64, 4
@@ -65,14 +67,27 @@ class FarAgent:
         self.number = number
         self.ranks: list[int] = []
         self._behaviour = behaviour
+        self.congested = False
+        self.on_relief: Callable[[], None] = lambda: None
         self.stream = MessageStream(
-            loop, key.far_reader, key.far_writer, decode_order, self._follow, lambda _: self.stream.close()
+            loop,
+            key.far_reader,
+            key.far_writer,
+            decode_order,
+            self._follow,
+            lambda _: self.stream.close(),
+            self._on_congestion,
         )
         self.stream.write(b"Welcome!\n" + GREETING)
         self.tell(Hello(horovod.__version__, "python", 8, ["eth0"]))
 
     def tell(self, event: Any) -> None:
         self.stream.send(encode(event))
+
+    def _on_congestion(self, congested: bool) -> None:
+        self.congested = congested
+        if not congested:
+            self.on_relief()
 
     def finish(self, rank: int, end: Exit) -> None:
         self.tell(Ended(rank, end))
@@ -200,6 +215,20 @@ def test_a_host_that_is_lost_is_named_and_the_others_end(job: Make, ending: str)
     assert "Reason: the agent of h5 is lost: it is gone" in outcome.describe()
 
 
+def test_an_agent_that_somebody_else_asks_to_end_ends_the_job_as_if_the_launcher_had_been_asked(job: Make) -> None:
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        handled = stay(far, order)
+        if isinstance(order, Start) and far.number == 5:
+            far.finish(far.ranks.pop(), Exit(143, signal.SIGTERM))  # who cancels a whole job signals its ranks, too
+            far.tell(Signalled(signal.SIGTERM))
+        return handled
+
+    made = job(behaviour)
+    outcome = made.run()
+    assert (outcome.interrupted, outcome.culprit, outcome.status) == (signal.SIGTERM, None, 143)
+    assert made.err.getvalue() == "horovodrun: SIGTERM: ending the job\n"
+
+
 def test_all_hosts_that_refuse_are_listed_and_nothing_starts(job: Make) -> None:
     started: list[int] = []
 
@@ -245,3 +274,77 @@ def test_a_process_that_cannot_start_ends_the_job(job: Make) -> None:
 
     with pytest.raises(LaunchError, match=r"^host h63: cannot start rank 252 \(x\): command not found$"):
         job(behaviour).run()
+
+
+CHUNKS = 40
+"""Of 64 KB: more than an agent keeps before it tells its ranks to wait."""
+
+
+def test_output_of_many_hosts_waits_for_the_launcher_and_arrives_whole(job: Make) -> None:
+    line = b"x" * 65535 + b"\n"
+    waited: set[int] = set()
+    left = dict.fromkeys(range(0, HOSTS, 8), CHUNKS)
+
+    def write(far: FarAgent) -> None:
+        """A rank that writes as long as it may: an agent reads no more from it while its own stream is full."""
+        while left[far.number] and not far.congested:
+            left[far.number] -= 1
+            far.tell(Output(far.ranks[0], "stdout", line))
+        if left[far.number]:
+            waited.add(far.number)
+        elif left[far.number] == 0:
+            left[far.number] = -1
+            for rank in far.ranks:
+                far.finish(rank, Exit(0))
+
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        if isinstance(order, Start) and far.number in left:
+            far.ranks = [plan.number for plan in order.plans]
+            far.on_relief = lambda: write(far)
+            write(far)
+            return True
+        return False
+
+    made = job(behaviour)
+    outcome = made.run()
+    assert not outcome.failed and waited == set(left)
+    lines = made.out.getvalue().splitlines()
+    assert [sum(f"[{n * EACH}]<stdout>:" + "x" * 65535 == each for each in lines) for n in left] == [CHUNKS] * len(left)
+    assert len(lines) == CHUNKS * len(left) + (HOSTS - len(left)) * EACH
+
+
+def test_a_host_that_never_says_that_it_has_ended_holds_up_nobody(job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_SWEEP_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
+    outcome = job(lambda far, order: isinstance(order, End) and far.number in (9, 33)).run()
+    assert (outcome.failed, outcome.unheard) == (False, ["h9", "h33"])
+    assert len(outcome.exits) == HOSTS * EACH
+    assert "h9, h33 did not confirm that the job has ended there" in outcome.describe()
+
+
+def test_processes_that_cannot_be_ended_are_named_for_all_hosts(job: Make) -> None:
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        if isinstance(order, End):
+            far.tell(Closed([100 + far.number] if far.number in (1, 62) else []))
+            return True
+        return False
+
+    outcome = job(behaviour).run()
+    assert outcome.immortal == {101, 162} and outcome.unheard == []
+
+
+def test_hosts_that_are_lost_one_after_the_other_have_one_message(job: Make) -> None:
+    """As when a switch fails: the first is named, and the job ends although nobody of them answers."""
+
+    def behaviour(far: FarAgent, order: Any) -> bool:
+        handled = stay(far, order)
+        if isinstance(order, Start) and far.number >= 32:
+            made.loop.after(("lost", far.number), 0.001 * far.number, far.stream.close)
+        return handled
+
+    made = job(behaviour)
+    outcome = made.run()
+    assert (outcome.culprit, outcome.exit.code) == (32 * EACH, 255)
+    assert outcome.unheard == [f"h{number}" for number in range(32, HOSTS)]
+    assert outcome.describe().count("failed first") == 1 and len(outcome.exits) == HOSTS * EACH
+    assert made.err.getvalue().count("exit with status code") == 1

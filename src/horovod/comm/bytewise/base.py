@@ -21,8 +21,12 @@ class ByteCollectives(ABC):
         """Concatenate ``own``, of the same length on all ranks, in rank order."""
 
     @abstractmethod
-    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Any:
-        """Send ``send_counts[r]`` consecutive bytes to each rank r; receive in rank order."""
+    def alltoall(
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
+    ) -> Any:
+        """Send ``send_counts[r]`` consecutive bytes to each rank r; receive in rank order.
+
+        No count on any rank is above ``longest``, which is the same on all ranks."""
 
     @abstractmethod
     def broadcast(self, data: Array, root: int) -> Any:

@@ -103,7 +103,7 @@ class BytewiseCommunicator(Communicator):
                 shard.read(start, start + part.size, part)
             length = sent[self.rank]
             incoming = self._stage("incoming", dtype, length * self.size)
-            self._exchange(outgoing, incoming, sent, [length] * self.size)
+            self._exchange(outgoing, incoming, sent, [length] * self.size, max(sent))
             if length:
                 contributions = split(incoming, [length] * self.size)
                 target.reduce(start, start + length, contributions, op, prescale, postscale, self._workspace)
@@ -111,20 +111,21 @@ class BytewiseCommunicator(Communicator):
     # Movements
 
     def _exchange(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
     ) -> None:
-        self._collectives.wait(self.start_exchange(source, target, send_counts, receive_counts))
+        self._collectives.wait(self.start_exchange(source, target, send_counts, receive_counts, longest))
 
     def start_exchange(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
     ) -> Any:
-        """An alltoall of elements, started."""
+        """An alltoall of elements, started; no count on any rank is above ``longest``."""
         itemsize = source.itemsize
         return self._collectives.alltoall(
             _bytes(source),
             _bytes(target),
             [count * itemsize for count in send_counts],
             [count * itemsize for count in receive_counts],
+            longest * itemsize,
         )
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
@@ -164,16 +165,18 @@ class BytewiseCommunicator(Communicator):
         sent, received = arrays_of(source)[0], arrays_of(target)[0]
         outgoing, incoming = split(sent, send_counts), split(received, receive_counts)
         step = max(1, self._piece_bytes // sent.itemsize // self.size)
-        # Nobody knows others' counts: each tells how many rounds it needs.
-        everybodys = self._stage("rounds", np.dtype(np.int64), self.size)
-        self._gather(np.array([-(-max(send_counts) // step)], np.int64), everybodys)
-        for start in range(0, int(everybodys.max()) * step, step):
+        # Nobody knows others' counts: each tells its largest.
+        everybodys = self._stage("counts", np.dtype(np.int64), self.size)
+        self._gather(np.array([max(send_counts)], np.int64), everybodys)
+        longest = int(everybodys.max())
+        for start in range(0, longest, step):
             parts = [part[start : start + step] for part in outgoing]
             packed = self._stage("outgoing", sent.dtype, sum(part.size for part in parts))
             np.concatenate(parts, out=packed)
             places = [part[start : start + step] for part in incoming]
             arrived = self._stage("incoming", sent.dtype, sum(place.size for place in places))
-            self._exchange(packed, arrived, [part.size for part in parts], [place.size for place in places])
+            sent_now, received_now = [part.size for part in parts], [place.size for place in places]
+            self._exchange(packed, arrived, sent_now, received_now, min(step, longest - start))
             for place, part in zip(places, split(arrived, [place.size for place in places]), strict=True):
                 place[:] = part
 
@@ -255,7 +258,7 @@ class _Allreduce:
         packed = self._stage("packed", index, share * size)
         self._source.read(start, stop, packed[: stop - start])
         arrived = self._stage("arrived", index, share * size)
-        return self._engine.start_exchange(packed, arrived, [share] * size, [share] * size)
+        return self._engine.start_exchange(packed, arrived, [share] * size, [share] * size, share)
 
     def _gather(self, index: int) -> Any:
         """Reduce this rank's share of a piece, and start to gather all shares."""

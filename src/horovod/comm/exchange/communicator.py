@@ -45,8 +45,11 @@ class ExchangeCommunicator(Communicator):
         piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.
     """
 
-    def __init__(self, rank: int, size: int, exchange: Exchange, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self, rank: int, size: int, exchange: Exchange, piece_bytes: int = PIECE_BYTES, relays: bool = False
+    ) -> None:
         super().__init__(rank, size)
+        self._relays = relays
         self._piece_bytes = piece_bytes
         self._exchange = exchange
         # Starting behind oneself, so that not everyone sends to rank 0 first.
@@ -163,7 +166,7 @@ class ExchangeCommunicator(Communicator):
         if not array.size:
             return
         data = as_bytes(array)
-        step = RELAY_BYTES if self.size > 2 else data.nbytes
+        step = RELAY_BYTES if self._relays or self.size > 2 else data.nbytes
         pieces = [data[begin : begin + step] for begin in range(0, data.nbytes, step)]
         parent, children = self._place_in_tree(root, chain=len(pieces) > 1)
         arrivals = [] if parent is None else [exchange.receive(parent, piece) for piece in pieces]

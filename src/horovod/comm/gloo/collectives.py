@@ -91,7 +91,9 @@ class GlooCollectives(ByteCollectives):
     def allgather(self, own: Array, everybody: Array) -> Any:
         return self._start(self._group._allgather_base(torch.from_numpy(everybody), torch.from_numpy(own)))
 
-    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Any:
+    def alltoall(
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
+    ) -> Any:
         work = self._group.alltoall_base(
             torch.from_numpy(target), torch.from_numpy(source), list(receive_counts), list(send_counts)
         )
@@ -126,7 +128,7 @@ class GlooCollectives(ByteCollectives):
                 self._attendance.tell(number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
-                self._on_stall(Stall(self._attendance.missing(number), waited, stalls))
+                self._on_stall(Stall(self._attendance.missing(number), stalls * self._stall_timeout, stalls))
         self._open.remove(work)
 
     def _failure(self, number: int, error: RuntimeError) -> PeerFailure | Aborted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -57,11 +58,14 @@ def _descriptors() -> list[int]:
 def _socket(descriptor: int) -> Iterator[socket.socket | None]:
     """The internet socket behind a descriptor; None where it is none."""
     try:
-        made = socket.socket(fileno=os.dup(descriptor))
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            yield None
+            return
+        own = os.dup(descriptor)
     except OSError:
-        yield None
+        yield None  # it has been closed meanwhile
         return
-    with made:
+    with socket.socket(fileno=own) as made:
         yield made if made.family in (socket.AF_INET, socket.AF_INET6) and made.type == socket.SOCK_STREAM else None
 
 

@@ -208,6 +208,9 @@ class HierarchicalCommunicator(Communicator):
         for each in self._parts():
             each.abort()
 
+    def engines(self) -> list[str]:
+        return [self.name, *dict.fromkeys(name for each in self._parts() for name in each.engines())]
+
     def descriptors(self) -> list[int]:
         return [descriptor for each in self._parts() for descriptor in each.descriptors()]
 

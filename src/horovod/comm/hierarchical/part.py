@@ -67,6 +67,9 @@ class Part(Communicator):
     def abort(self) -> None:
         self._communicator.abort()
 
+    def engines(self) -> list[str]:
+        return self._communicator.engines()
+
     def descriptors(self) -> list[int]:
         return self._communicator.descriptors()
 

@@ -54,8 +54,8 @@ class ShmCommunicator(Communicator):
     Args:
         rank, size: this rank in the group.
         arena: attached by every rank; owned by the communicator from here on.
-        patience: how long a peer may make no progress while it is waited for, before
-        on_silence: is told.
+        stall_timeout: how long a peer may make no progress while it is waited for, before
+        on_stall: is told.
         spins: whether to look for a peer a while before sleeping; not where a peer may need the core.
         reading: how large tensors travel, see :class:`~horovod.comm.shm.large.Large`.
     """

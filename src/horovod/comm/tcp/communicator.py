@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ class TcpCommunicator(ExchangeCommunicator):
         stall_timeout: how long a peer may make no progress inside a collective, before
         on_stall: is told.
         piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.
+        more: further connections to other ranks, over further networks; both ends have them in the same order.
     """
 
     name: ClassVar[str] = "tcp"
@@ -32,5 +33,7 @@ class TcpCommunicator(ExchangeCommunicator):
         stall_timeout: timedelta,
         on_stall: OnStall = give_up,
         piece_bytes: int = PIECE_BYTES,
+        more: Mapping[int, Sequence[socket.socket]] | None = None,
     ) -> None:
-        super().__init__(rank, len(sockets) + 1, TcpExchange(sockets, stall_timeout, on_stall), piece_bytes)
+        exchange = TcpExchange(sockets, stall_timeout, on_stall, more or {})
+        super().__init__(rank, len(sockets) + 1, exchange, piece_bytes, relays=bool(more))

@@ -17,4 +17,7 @@ class TcpEngine(Engine):
         return ""
 
     def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
-        return TcpCommunicator(group.rank, group.connect(), group.settings.stall_timeout, group.on_stall)
+        connections = group.connect_all()
+        first = {rank: some[0] for rank, some in connections.items()}
+        more = {rank: some[1:] for rank, some in connections.items() if len(some) > 1}
+        return TcpCommunicator(group.rank, first, group.settings.stall_timeout, group.on_stall, more=more)

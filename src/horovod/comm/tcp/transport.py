@@ -4,6 +4,9 @@ The worker thread queues what it wants sent and received, by reference, and then
 everything queued in either direction moves, so ranks may all send first without a deadlock. One epoll loop, no threads,
 no polling: a wait ends when its bytes have moved, a peer has failed, or :meth:`Exchange.abort` was called.
 
+There may be several connections to a peer, over several networks. Transfers take them in turn, on both sides alike, so each
+carries the same number of transfers.
+
 Knows nothing of reductions, data types or arrays. Must never wait for anything but its epoll object, which ``abort`` can
 always wake.
 """
@@ -15,14 +18,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from itertools import cycle
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall, give_up
 from horovod.comm.exchange.base import Exchange, Mark
 from horovod.comm.tcp.link import Flow, Link, tune
 
 _LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
+_STALLS = 2  # after so many stall timeouts a broken network ends the wait
+_NO_MORE: Mapping[int, Sequence[socket.socket]] = {}
 
 
 class TcpExchange(Exchange):
@@ -30,22 +36,32 @@ class TcpExchange(Exchange):
 
     Args:
         sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
-        patience: how long a peer that is waited for may move no byte, before
-        on_silence: is told.
+        more: further connections to the same ranks; both ends must have them in the same order.
+        stall_timeout: how long a peer that is waited for may move no byte, before
+        on_stall: is told.
     """
 
     def __init__(
-        self, sockets: Mapping[int, socket.socket], stall_timeout: timedelta, on_stall: OnStall = give_up
+        self,
+        sockets: Mapping[int, socket.socket],
+        stall_timeout: timedelta,
+        on_stall: OnStall = give_up,
+        more: Mapping[int, Sequence[socket.socket]] = _NO_MORE,
     ) -> None:
         super().__init__()
         self._stall_timeout = stall_timeout.total_seconds()
         self._on_stall = on_stall
-        self._links = {rank: Link(rank, connection) for rank, connection in sockets.items()}
-        self._by_fd = {link.fd: link for link in self._links.values()}
+        links = {
+            rank: [Link(rank, each) for each in (connection, *more.get(rank, ()))]
+            for rank, connection in sockets.items()
+        }
+        self._by_fd = {link.fd: link for some in links.values() for link in some}
+        self._to = {rank: cycle(some) for rank, some in links.items()}  # which link carries the next transfer
+        self._from = {rank: cycle(some) for rank, some in links.items()}
         self._fresh: set[Link] = set()  # links with something queued since the last wait
-        for link in self._links.values():
+        for link in self._by_fd.values():
             link.socket.setblocking(False)
-            tune(link.socket)
+            tune(link.socket, self._stall_timeout * _STALLS)
         self._lock = threading.Lock()  # between abort() and close()
         self._closed = False
         self._owner = os.getpid()
@@ -55,10 +71,10 @@ class TcpExchange(Exchange):
 
     def descriptors(self) -> list[int]:
         """Everything open here."""
-        return [self._epoll.fileno(), self._alarm, *(link.fd for link in self._links.values())]
+        return [self._epoll.fileno(), self._alarm, *self._by_fd]
 
     def send(self, rank: int, *buffers: memoryview) -> Mark:
-        link = self._links[rank]
+        link = next(self._to[rank])
         flow = link.outgoing
         flow.append(memoryview(self._header(buffers)))
         for buffer in buffers:
@@ -67,7 +83,7 @@ class TcpExchange(Exchange):
         return flow, flow.queued
 
     def receive(self, rank: int, *buffers: memoryview) -> Mark:
-        link = self._links[rank]
+        link = next(self._from[rank])
         flow = link.incoming
         link.expect(self._header(buffers))
         for buffer in buffers:
@@ -93,7 +109,7 @@ class TcpExchange(Exchange):
             remaining = silent.stamp + self._stall_timeout - now
             if remaining <= 0:
                 silent.stamp, silent.stalls = now, silent.stalls + 1
-                self._on_stall(Stall(silent.rank, silent.stalls * self._stall_timeout, silent.stalls))
+                self._tell(silent)
                 continue
             events = self._epoll.poll(min(remaining, _LONGEST_POLL))
             now = time.monotonic()
@@ -111,6 +127,19 @@ class TcpExchange(Exchange):
                     link.send()
                 self._watch(link)
             missing = [mark for mark in missing if mark[0].done < mark[1]]
+
+    def _tell(self, silent: Link) -> None:
+        """A peer makes no progress. Where the network is to blame, waiting is in vain."""
+        seconds = silent.stalls * self._stall_timeout
+        if silent.stalls >= _STALLS:
+            for link in self._by_fd.values():
+                if link.rank == silent.rank and link.lost():
+                    raise PeerFailure(
+                        link.rank,
+                        f"its host is silent on the connection {link.ends}, where nothing arrives: that network is broken",
+                        suspected=True,
+                    )
+        self._on_stall(Stall(silent.rank, seconds, silent.stalls, silent.ends))
 
     def _watch(self, link: Link) -> None:
         """Ask epoll for what the link waits for. Arrivals stay asked for until one is unwanted: that saves system calls."""
@@ -154,7 +183,7 @@ class TcpExchange(Exchange):
             self._closed = True
             os.close(self._alarm)
         self._epoll.close()
-        for link in self._links.values():
+        for link in self._by_fd.values():
             link.incoming.buffers.clear()
             link.outgoing.buffers.clear()
             if os.getpid() == self._owner:

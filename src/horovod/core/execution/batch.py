@@ -205,9 +205,10 @@ def _scaled(array: Array, factor: float) -> Array:
 
 def _by_type(inputs: Sequence[Vectors], outputs: Sequence[Vectors]) -> Sequence[tuple[Vectors, Vectors]]:
     """Join what is of one type, in the order in which types first appear (the same on all ranks)."""
-    joined_inputs = joined(inputs)
-    if isinstance(joined_inputs, Spans) or len({array.dtype for array in joined_inputs}) == 1:
-        return [(joined_inputs, joined_inputs if outputs is inputs else joined(outputs))]
+    if len({part.layout.dtype for part in inputs if isinstance(part, Spans)}) < 2:
+        together = joined(inputs)
+        if isinstance(together, Spans) or len({array.dtype for array in together}) == 1:
+            return [(together, together if outputs is inputs else joined(outputs))]
     split: dict[object, tuple[list[Vectors], list[Vectors]]] = {}
     for sources, targets in zip(inputs, outputs, strict=True):
         for index in range(len(sources)):

@@ -15,12 +15,11 @@ from horovod.comm.select import engine
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.control.channel import Channel
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
-from horovod.control.mesh import ConnectionKey, Endpoint
+from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
 from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.coordination.coordinator import CoordinatorThread
-from horovod.core.coordination.member import MemberThread
+from horovod.core.coordination.role import Watch
 from horovod.core.execution.cpu_affinity import Placement
-from horovod.core.execution.worker import Watch, WorkerThread
+from horovod.core.execution.worker import WorkerThread
 from horovod.core.lifecycle.engine_building import MeetingOverConnections, build_engine
 
 CONTROL = "control"
@@ -74,8 +73,9 @@ def assemble(
     communicator = builder.build(ranks, connections, DATA)
     proposals = communicator.proposals() if isinstance(communicator, ShmCommunicator) else None
     channels = {member: Channel(connection) for member, connection in connections.items()}
-    kind = CoordinatorThread if index == 0 else MemberThread
-    return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals)
+    return WorkerThread(
+        str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals
+    )
 
 
 class EngineBuilder:
@@ -110,7 +110,7 @@ class EngineBuilder:
             spins=placement.spins,
             piece_bytes=config.shm_piece_bytes,
             direct=config.shm_direct,
-            interface=config.network_interface,
+            interface=config.network_interfaces.partition(",")[0],
             hierarchical_allreduce=config.hierarchical_allreduce,
             hierarchical_allgather=config.hierarchical_allgather,
             threads=not config.mpi_threads_disable,
@@ -140,6 +140,16 @@ class EngineBuilder:
             made = self._connect([ConnectionKey(peer, role, self._group) for peer in members if peer != self._rank])
             return {members.index(key.peer): connection for key, connection in made.items()}
 
+        def connect_all() -> Mapping[int, Sequence[socket.socket]]:
+            own, others = self._endpoints[self._rank], [peer for peer in members if peer != self._rank]
+            made = self._connect(
+                [key for peer in others for key in data_connections(own, self._endpoints[peer], role, self._group)]
+            )
+            found: dict[int, list[socket.socket]] = {}
+            for key in sorted(made):
+                found.setdefault(members.index(key.peer), []).append(made[key])
+            return found
+
         def subgroup(name: str, some: Sequence[int], candidates: Sequence[str]) -> Communicator:
             return self._subgroup(f"{role}.{name}", [members[each] for each in some], candidates)
 
@@ -151,6 +161,7 @@ class EngineBuilder:
             mpi=self._mpi and self._mpi._replace(ranks=tuple(self._mpi.ranks[member] for member in members)),
             on_stall=on_stall,
             connect=connect,
+            connect_all=connect_all,
             subgroup=subgroup,
             cross=config.cpu_operations,
         )

@@ -1,7 +1,7 @@
-"""The life of the runtime in this process: ``init()``, ``shutdown()``, and the generation that runs between them.
+"""``init()``, ``shutdown()``, and the generation of the runtime that runs between them in this process.
 
-There is at most one at a time. Bindings submit through ``core.submission.collectives``; what they and users ask of the running
-generation they ask of :func:`current`.
+There is at most one generation at a time. Bindings submit through ``core.submission.collectives``, and get everything else from
+:func:`current`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from horovod.core.config import Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError
@@ -20,24 +20,27 @@ from horovod.core.lifecycle import crash, initial_process_sets
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.world import choose
 from horovod.core.process_set import ProcessSet, global_process_set, membership
-from horovod.environments import identity as find_identity
 from horovod.observe import logging as observe_logging
+
+if TYPE_CHECKING:
+    from horovod.environments import Identity
 
 _log = logging.getLogger("horovod.core")
 
 _running: Generation | None = None
 _latest = 0
-"""The highest number of a generation in this process."""
-_attempts: Counter[tuple[int, ...]] = Counter()
-"""How often ``init()`` was tried with the same ranks."""
-_life = threading.Lock()
+"""The number of the last generation in this process."""
+_calls: Counter[tuple[int, ...]] = Counter()
+"""How often ``init()`` was called with the same ranks."""
+_lock = threading.Lock()
 _hooked = False
 
 
-def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> None:
-    """Start the runtime; every rank must call it. A second call while it runs only looks the process sets up again.
+def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = (), comm: Any = None) -> None:
+    """Start the runtime. Every rank must call it. A second call while it runs only looks up the process sets.
 
     Args:
+        identify: finds out which rank the launcher started this process as; called where the runtime does not run yet.
         comm: which processes make up the job; see :func:`horovod.core.lifecycle.world.choose`.
 
     Raises:
@@ -47,21 +50,21 @@ def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> 
         TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
     """
     global _running, _latest
-    with _life:
-        sets = list(process_sets or [])
+    with _lock:
+        sets = list(process_sets)
         if _running is not None and _running.process == os.getpid():
             if comm is not None and choose(comm, _running.world.launched) != _running.world:
                 _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
             initial_process_sets.look_up(sets, _running.world)
             return
-        launched = find_identity()
+        launched = identify()
         config = Config.from_env()
         world = choose(comm, launched)
         requested_sets = initial_process_sets.requested_sets(sets, world)
         observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
         crash.forget()
-        _attempts[world.listed] += 1
-        generation = Generation(world, config, _latest, _attempts[world.listed])
+        _calls[world.listed] += 1
+        generation = Generation(world, config, _latest, _calls[world.listed])
         try:
             settled = generation.start(requested_sets)
         except BaseException:
@@ -78,7 +81,7 @@ def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> 
 
 
 def _register(sets: Sequence[ProcessSet], settled: initial_process_sets.StaticSets, generation: Generation) -> None:
-    """Tell the sets who they are."""
+    """Fill in the numbers and ranks of the process sets."""
     global_process_set.ranks = list(range(generation.identity.size))
     global_process_set.mpi_comm = generation.world.communicator
     for process_set, number in zip(sets, settled.ids, strict=True):
@@ -88,7 +91,7 @@ def _register(sets: Sequence[ProcessSet], settled: initial_process_sets.StaticSe
 
 
 def _hook() -> None:
-    """Once per process: end with it, and let go in forked children."""
+    """Once in each process: shut down when it ends, and close inherited connections in forked children."""
     global _hooked
     if not _hooked:
         _hooked = True
@@ -97,9 +100,9 @@ def _hook() -> None:
 
 
 def shutdown() -> None:
-    """End the runtime on this rank, and with it the job's collectives on all ranks. Harmless when it does not run."""
+    """End the runtime on this rank, and with it the collectives of all ranks. Does nothing if it does not run."""
     global _running
-    with _life:
+    with _lock:
         generation, _running = _running, None
         if generation is None or generation.process != os.getpid():
             return
@@ -131,7 +134,7 @@ def running() -> Generation:
     """The running generation, for a collective.
 
     Raises:
-        HorovodInternalError: there is none; recoverable by ``init()``, as elastic training does.
+        HorovodInternalError: there is none. Elastic training recovers from it by ``init()``.
     """
     if _running is None:
         raise HorovodInternalError(NOT_INITIALIZED)
@@ -139,7 +142,7 @@ def running() -> Generation:
 
 
 def _after_fork() -> None:
-    global _life
-    _life = threading.Lock()
+    global _lock
+    _lock = threading.Lock()
     if _running is not None:
         _running.abandon()

@@ -61,6 +61,12 @@ def device_name(engine: str) -> str:
     return f"{GPU}:{engine}"
 
 
+def engine_of(device: str) -> str:
+    """The engine that carries out requests on this device; "" if it is the one for host memory."""
+    kind, _, engine = device.partition(":")
+    return engine if kind == GPU else ""
+
+
 def moves(device: str, engine: str) -> bool:
     """Whether a request on this device is for that engine."""
     return device == device_name(engine)

@@ -1,4 +1,4 @@
-"""What a binding hands over: memory with a type and a shape. The core never learns which framework owns it.
+"""A tensor as a binding passes it: memory with a type and a shape. The core does not know which framework owns it.
 
 Where a tensor lies on a device whose memory no engine moves, the binding hands over a copy in host memory that is still to
 come, and a transfer, which tells when it has come and takes the result back. Where an engine moves it, the binding hands over
@@ -62,5 +62,5 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 Allocate = Callable[[int, int], Array | Vectors]
-"""``allocate(index, rows)``, on the worker thread: make output ``index`` with that first dimension, return its flat
-view, or the one vector where it lies."""
+"""``allocate(index, rows)`` makes output ``index`` with that first dimension and returns its flat view, or the one vector where
+it lies. Any thread calls it."""

@@ -119,7 +119,7 @@ class MessageStream(Generic[T]):
                     return
                 self._on_message(self._decode(body))
         except (FrameError, msgspec.DecodeError) as error:
-            self._end(f"what arrived is no message of an agent: {error}")
+            self._end(f"what arrived is no message of an agent ({error}): is the same Horovod installed on both hosts?")
 
     def _flush(self) -> None:
         try:

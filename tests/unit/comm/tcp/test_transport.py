@@ -104,6 +104,56 @@ def test_everyone_sends_first_far_more_than_the_kernel_holds() -> None:
         exchange.close()
 
 
+def test_transfers_take_the_connections_to_a_peer_in_turn() -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    first, *others = (own for own, _ in pairs)
+    exchange = TcpExchange({1: first}, timedelta(seconds=5), more={1: others})
+    exchange.begin(Collective.ALLREDUCE)
+    exchange.wait([exchange.send(1, memoryview(bytes([number]))) for number in range(5)])
+    assert [far.recv(1000) for _, far in pairs] == [
+        frame(b"\0") + frame(b"\3"), frame(b"\1") + frame(b"\4"), frame(b"\2"),
+    ]  # fmt: skip
+    received = [bytearray(1) for _ in range(5)]
+    marks = [exchange.receive(1, memoryview(buffer)) for buffer in received]
+    pairs[2][1].sendall(frame(b"\2"))
+    pairs[1][1].sendall(frame(b"\1") + frame(b"\4"))
+    exchange.wait([marks[1], marks[2], marks[4]])  # what comes late on one connection holds up no other
+    pairs[0][1].sendall(frame(b"\0") + frame(b"\3"))
+    exchange.wait(marks)
+    assert b"".join(received) == bytes(range(5))
+    exchange.close()
+    assert [far.recv(1) for _, far in pairs] == [b""] * 3
+    for _, far in pairs:
+        far.close()
+
+
+def test_a_peer_that_takes_nothing_for_long_is_no_broken_network() -> None:
+    """Its host acknowledges what arrives, as when its script computes."""
+    own, other = loopback_pair()
+    data = memoryview(bytes(16 << 20))
+    told: list[Stall] = []
+    readers: list[threading.Thread] = []
+
+    def read() -> None:
+        left = len(frame(b"")) + len(data)
+        while left:
+            left -= len(other.recv(1 << 20))
+
+    def bear(stall: Stall) -> None:
+        told.append(stall)
+        if len(told) == 6:
+            readers.append(threading.Thread(target=read))
+            readers[0].start()
+
+    exchange = TcpExchange({1: own}, timedelta(seconds=0.3), bear)
+    exchange.begin(Collective.ALLREDUCE)
+    exchange.wait([exchange.send(1, data)])
+    readers[0].join()
+    assert len(told) >= 6
+    exchange.close()
+    other.close()
+
+
 @pytest.mark.parametrize("wanted", ["receive", "send"])
 def test_a_silent_peer(key: tuple[TcpExchange, socket.socket], wanted: str) -> None:
     exchange, _ = key

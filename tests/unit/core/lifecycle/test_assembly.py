@@ -19,8 +19,8 @@ from horovod.comm.shm.arena import Arena
 from horovod.control.framing import frame
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.coordination.coordinator import CoordinatorThread
-from horovod.core.coordination.member import MemberThread
+from horovod.core.coordination.coordinator import Coordinator
+from horovod.core.coordination.member import Member
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution.cpu_affinity import ANYWHERE
 from horovod.core.execution.worker import WorkerThread
@@ -132,7 +132,7 @@ def test_ranks_of_one_host_share_memory(members: Members) -> None:
     outcomes = members.assemble([0, 1, 2])
     assert engines_of(outcomes) == ["shm"] * 3
     assert members.meshed == 0
-    assert [type(outcome) for outcome in outcomes] == [CoordinatorThread, MemberThread, MemberThread]
+    assert [type(outcome.role) for outcome in outcomes] == [Coordinator, Member, Member]
 
 
 def test_a_set_of_one_needs_nobody(members: Members) -> None:

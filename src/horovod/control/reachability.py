@@ -1,0 +1,171 @@
+"""Which hosts of a job reach each other, found in ``init()`` before the ranks connect.
+
+The lowest rank of every host tries to connect to the lowest rank of every host that its own ranks will connect to, at all of
+that host's addresses at once, and tells all ranks what it has found (:mod:`horovod.core.lifecycle.rendezvous`). So a
+firewall between two hosts is one error with the same table on all ranks, and not a wait for whoever did not come.
+Nothing is sent: the kernel of a host that can be reached accepts by itself, because ranks listen before they meet.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from horovod.control.mesh import Endpoint, MeshError
+from horovod.control.networks import common_links
+
+TRIAL_SECONDS = 5.0
+"""How long a host may take to answer at one of its addresses: a lost packet is sent again after one and three seconds."""
+_GRACE_SECONDS = 0.25
+"""How much longer than the first of a host's addresses the others may take."""
+_HOSTS_AT_ONCE = 128
+"""So many connections fit into a process that may have no more than 1024 files."""
+_LONGEST_TABLE = 20
+
+Findings = dict[str, dict[str, str]]
+"""By host: the addresses at which it was not reached, and why. Only of hosts where that matters."""
+
+
+class UnreachableError(MeshError):
+    """Hosts of the job cannot reach each other.
+
+    Attributes:
+        rank: the lowest of the first host that cannot reach another.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: float) -> Findings:
+    """Try the hosts that ranks of our own will connect to. Only the lowest rank of each host does; others find nothing.
+
+    Args:
+        endpoints: of all ranks, by rank.
+        seconds: how long a host may take to answer.
+
+    Returns:
+        All addresses of hosts that did not answer at any; else those of networks that this host is in as well.
+    """
+    lowest = _lowest(endpoints)
+    if lowest[own.host].rank != own.rank:
+        return {}
+    highest = max(endpoint.rank for endpoint in endpoints if endpoint.host == own.host)
+    targets = [
+        endpoint for host, endpoint in lowest.items() if host != own.host and endpoint.rank < highest
+    ]  # the higher rank dials
+    findings: Findings = {}
+    for start in range(0, len(targets), _HOSTS_AT_ONCE):
+        some = {endpoint.host: endpoint for endpoint in targets[start : start + _HOSTS_AT_ONCE]}
+        for host, failed in _try(
+            {host: (endpoint.addresses, endpoint.port) for host, endpoint in some.items()}, seconds
+        ).items():
+            endpoint = some[host]
+            if len(failed) < len(endpoint.addresses):
+                near = {link.other for link in common_links(own.networks, endpoint.networks)}
+                failed = {address: why for address, why in failed.items() if address in near}
+            if failed:
+                findings[host] = failed
+    return findings
+
+
+def usable(endpoints: Sequence[Endpoint], findings: Sequence[Findings]) -> list[Endpoint]:
+    """The endpoints without the addresses at which somebody in the same network was not answered.
+
+    Args:
+        findings: of all ranks, by rank. All ranks must have the same.
+
+    Raises:
+        UnreachableError: some host does not reach another at all; the text has a line for every pair.
+    """
+    lowest = _lowest(endpoints)
+    lines: list[str] = []
+    first = -1
+    useless: dict[str, set[str]] = {}
+    for rank, found in enumerate(findings):
+        for host, failed in found.items():
+            if len(failed) < len(lowest[host].addresses):
+                useless.setdefault(host, set()).update(failed)
+                continue
+            first = rank if first < 0 else first
+            tried = ", ".join(f"{address} ({why})" for address, why in failed.items())
+            lines.append(f"  {endpoints[rank].host} cannot reach {host} at any of its addresses: {tried}")
+    if lines:
+        if len(lines) > _LONGEST_TABLE:
+            lines[_LONGEST_TABLE:] = [f"  ... and {len(lines) - _LONGEST_TABLE} more"]
+        raise UnreachableError(
+            first,
+            "Horovod initialization failed: hosts of this job cannot reach each other:\n" + "\n".join(lines) + "\n"
+            "Ranks connect by TCP, at ports that the kernel chooses. Open them between these hosts, or choose other networks "
+            "with horovodrun --network-interfaces (HOROVOD_GLOO_IFACE)",
+        )
+    return [endpoint.limited_to(set(endpoint.addresses) - useless.get(endpoint.host, set())) for endpoint in endpoints]
+
+
+def _lowest(endpoints: Sequence[Endpoint]) -> dict[str, Endpoint]:
+    found: dict[str, Endpoint] = {}
+    for endpoint in endpoints:
+        found.setdefault(endpoint.host, endpoint)
+    return found
+
+
+@dataclass
+class _Attempt:
+    host: str
+    address: str
+    connection: socket.socket
+
+
+def _try(targets: Mapping[str, tuple[Sequence[str], int]], seconds: float) -> dict[str, dict[str, str]]:
+    """Connect to all addresses of all hosts at once; says which did not answer, and why, by host."""
+    failed: dict[str, dict[str, str]] = {host: {} for host in targets}
+    now = time.monotonic()
+    deadlines = dict.fromkeys(targets, now + seconds)
+    waiting: dict[int, _Attempt] = {}
+    with selectors.DefaultSelector() as selector:
+
+        def settle(attempt: _Attempt, error: int) -> None:
+            attempt.connection.close()
+            if error:
+                failed[attempt.host][attempt.address] = os.strerror(error)
+            else:
+                deadlines[attempt.host] = min(deadlines[attempt.host], time.monotonic() + _GRACE_SECONDS)
+
+        try:
+            for host, (addresses, port) in targets.items():
+                for address in addresses:
+                    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                    connection.setblocking(False)
+                    attempt = _Attempt(host, address, connection)
+                    error = connection.connect_ex((address, port))
+                    if error == errno.EINPROGRESS:
+                        waiting[connection.fileno()] = attempt
+                        selector.register(connection, selectors.EVENT_WRITE)
+                    else:
+                        settle(attempt, error)
+            while waiting:
+                now = time.monotonic()
+                for key, _ in selector.select(max(0.0, min(deadlines[each.host] for each in waiting.values()) - now)):
+                    attempt = waiting.pop(key.fd)
+                    selector.unregister(attempt.connection)
+                    settle(attempt, attempt.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                now = time.monotonic()
+                for number, attempt in list(waiting.items()):
+                    if deadlines[attempt.host] <= now:
+                        del waiting[number]
+                        selector.unregister(attempt.connection)
+                        attempt.connection.close()
+                        failed[attempt.host][attempt.address] = "no answer"
+        finally:
+            for attempt in waiting.values():
+                attempt.connection.close()
+    return {
+        host: {address: failed[host][address] for address in addresses if address in failed[host]}
+        for host, (addresses, _) in targets.items()
+    }

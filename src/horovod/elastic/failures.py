@@ -1,0 +1,48 @@
+"""Failed collectives that a framework reports as errors of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from horovod.core.errors import HorovodInternalError
+from horovod.core.lifecycle import context
+
+_Result = TypeVar("_Result")
+
+_NAME = HorovodInternalError.__name__
+
+
+def is_failed_collective(error: BaseException) -> bool:
+    """Whether an error of a framework's runtime came of a collective: its text says so, or the job has failed meanwhile.
+
+    A graph reports what Python code raised in it as an error of its own, with the text. Where several collectives of a
+    graph fail together, it may report another operation that was cancelled.
+    """
+    return _NAME in str(error) or (context.is_initialized() and context.current().stopped is not None)
+
+
+def converting(func: Callable[..., _Result], *kinds: type[BaseException]) -> Callable[..., _Result]:
+    """``func``, raising HorovodInternalError where a framework reports a failed collective as one of ``kinds``."""
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> _Result:
+        try:
+            return func(*args, **kwargs)
+        except HorovodInternalError:
+            raise  # some are of a framework's kind as well
+        except kinds as error:
+            if not is_failed_collective(error):
+                raise
+            raise HorovodInternalError(_text(error)) from error
+
+    return wrapper
+
+
+def _text(error: BaseException) -> str:
+    """What failed, in the words of the runtime where the framework has kept them."""
+    if context.is_initialized() and (stopped := context.current().stopped) is not None:
+        return str(stopped)
+    _, found, text = str(error).partition(f"{_NAME}: ")
+    return text.splitlines()[0] if found and text else str(error)

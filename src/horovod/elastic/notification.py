@@ -1,0 +1,60 @@
+"""Brings news of hosts from the launcher to the states of this process."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Protocol
+
+from horovod.elastic import rounds
+from horovod.elastic.updates import HostUpdateResult
+
+
+class Listener(Protocol):
+    """A state."""
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Hosts were added or removed. Called on any thread."""
+
+
+class NotificationManager:
+    """The states that want to hear of hosts, and what they are told. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._latest = -math.inf
+
+    def init(self) -> None:
+        """Called when ``hvd.elastic.run`` begins. There is nothing to set up: each check asks the connected launcher."""
+
+    def register_listener(self, listener: Listener) -> None:
+        with self._lock:
+            if listener not in self._listeners:
+                self._listeners.append(listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Harmless if it is not registered."""
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+    def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Tell all states. A launcher that pushes news may call it instead of answering :meth:`poll`."""
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.on_hosts_updated(timestamp, update_res)
+
+    def poll(self) -> None:
+        """Ask the launcher, and tell all states what is new."""
+        result = rounds.poll()
+        if result != HostUpdateResult.no_update:
+            with self._lock:  # later than anything before, whatever the clock does
+                self._latest = max(time.time(), math.nextafter(self._latest, math.inf))
+                timestamp = self._latest
+            self.handle_hosts_updated(timestamp, result)
+
+
+notification_manager = NotificationManager()

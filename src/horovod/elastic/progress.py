@@ -1,0 +1,74 @@
+"""Which rank's state the ranks of a new round take over: that of a rank which has come furthest.
+
+Pure but for :meth:`Progress.gather`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horovod.common.objects import allgather_object
+
+NOWHERE = -1
+"""A rank whose live state is of no step: the failure came in the middle of one."""
+
+
+class Report(NamedTuple):
+    """How far one rank has come.
+
+    Attributes:
+        rounds: how often its state was synchronised; 0 for a process that is new.
+        live: the step at whose end the objects in use are now, or :data:`NOWHERE`.
+        saved: the step at whose end the last save was made.
+    """
+
+    rounds: int
+    live: int
+    saved: int
+
+
+class Root(NamedTuple):
+    """Whose state all ranks take over.
+
+    Attributes:
+        rank: the lowest of those that have come furthest.
+        live: whether it is the state in use there, or the one that was saved.
+    """
+
+    rank: int
+    live: bool
+
+
+def furthest(reports: Sequence[Report]) -> Root:
+    """The rank to take the state from. Every rank comes to the same answer from the same reports, in rank order.
+
+    A process that has taken part before goes before one that is new, whose state is that of its start. Where the live and a
+    saved state are of the same step, the live one is taken, which costs no copy.
+    """
+    known = any(report.rounds for report in reports)
+    candidates = [(rank, report) for rank, report in enumerate(reports) if report.rounds or not known]
+    rank, best = max(candidates, key=lambda each: (max(each[1].live, each[1].saved), each[1].live, -each[0]))
+    return Root(rank, best.live >= best.saved)
+
+
+class Progress:
+    """How far this rank has come, by its commits.
+
+    Attributes:
+        rounds, step, saved: as in :class:`Report`; ``step`` is that of the last commit.
+    """
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.step = 0
+        self.saved = 0
+
+    def gather(self, live: int) -> Root:
+        """Whose state all ranks take over. Every rank calls it, with the step its live state is of."""
+        return furthest(allgather_object(Report(self.rounds, live, self.saved), name="elastic.progress"))
+
+    def adopt(self, step: int) -> None:
+        """All ranks have, and have saved, the state of ``step``."""
+        self.rounds += 1
+        self.step = self.saved = step

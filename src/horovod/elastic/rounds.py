@@ -1,0 +1,117 @@
+"""How a process gets from one round of an elastic job to the next.
+
+A round is what happens between two changes of the ranks: one generation of the runtime, with one identity for each process.
+The elastic launcher decides who takes part in the next round. It offers that to the ranks as a :class:`Rounds` and a
+:class:`~horovod.elastic.updates.HostUpdates`, which it hands to :func:`connect` before the script calls
+``hvd.elastic.run``. Without an elastic launcher both are a :class:`FixedJob`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.elastic.updates import HostUpdateResult, HostUpdates
+
+Reason: TypeAlias = HorovodInternalError | HostsUpdatedInterrupt
+"""Why a round ends."""
+
+
+class NoNextRound(HorovodInternalError):
+    """A collective failed, and the job cannot go on with other ranks. ``hvd.elastic.run`` does not catch it."""
+
+
+class Rounds(Protocol):
+    """Who this process is in the next round. The launcher implements it."""
+
+    def next(self, reason: Reason) -> None:
+        """Block until this process has its place in the next round.
+
+        Called in the script's thread, while the runtime does not run, once for each attempt to begin a round. When it
+        returns, the environment has the new identity: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE,
+        HOROVOD_CROSS_RANK, HOROVOD_CROSS_SIZE, and whatever tells ``init()`` this meeting of the ranks from earlier ones.
+        ``init()`` follows at once; if that fails because a rank was lost meanwhile, ``next`` is called again.
+
+        Args:
+            reason: why the last round ended, or why the attempt to begin one failed. A HorovodInternalError: a rank was
+                lost, or a collective failed. A HostsUpdatedInterrupt: hosts were added or removed.
+
+        Raises:
+            NoNextRound: the job ends, for example because too few hosts are left; the text says why.
+            SystemExit: this process has no place in the next round and ends.
+        """
+
+
+class FixedJob:
+    """A job whose ranks never change, as launchers without elastic mode start it."""
+
+    def next(self, reason: Reason) -> None:
+        """The same ranks once more after an interrupt that all of them had; nothing after a failure."""
+        if isinstance(reason, HorovodInternalError):
+            raise NoNextRound(
+                f"{reason} hvd.elastic.run cannot go on after this: the job was not started by an elastic launcher, so no "
+                "rank can be replaced or left out. The state on this rank is what it was at its last commit or save."
+            ) from reason
+
+    def poll(self) -> HostUpdateResult:
+        return HostUpdateResult.no_update
+
+
+_FIXED = FixedJob()
+_rounds: Rounds = _FIXED
+_updates: HostUpdates = _FIXED
+
+
+def connect(rounds: Rounds, updates: HostUpdates) -> None:
+    """Have this process follow an elastic launcher, from the next call of ``hvd.elastic.run`` on."""
+    global _rounds, _updates
+    _rounds, _updates = rounds, updates
+
+
+def disconnect() -> None:
+    """Take the job for a fixed one again."""
+    connect(_FIXED, _FIXED)
+
+
+def poll() -> HostUpdateResult:
+    """What the connected launcher has to tell of hosts since the last call."""
+    return _updates.poll()
+
+
+class Reset:
+    """Begins the next round: shuts the runtime down, waits for the new identity, and starts the runtime with it.
+
+    What :func:`~horovod.elastic.loop.run_fn` of every binding gets as ``reset``.
+
+    Args:
+        shutdown, init: the binding's.
+    """
+
+    def __init__(self, shutdown: Callable[[], None], init: Callable[[], None]) -> None:
+        self._shutdown = shutdown
+        self._init = init
+
+    def __call__(self) -> None:
+        self.after(HostsUpdatedInterrupt(skip_sync=False))
+
+    def after(self, reason: Reason) -> None:
+        """Begin the round that follows one that ended for ``reason``.
+
+        Raises:
+            NoNextRound, SystemExit: as :meth:`Rounds.next`.
+            ValueError: the environment or the ranks' settings are wrong, which another attempt would not mend.
+        """
+        while True:
+            if _rounds is _FIXED:
+                _FIXED.next(reason)  # if it raises, the runtime still answers rank(): scripts save what they have then
+            self._shutdown()
+            if _rounds is not _FIXED:
+                _rounds.next(reason)
+            try:
+                self._init()
+                return
+            except NotImplementedError:
+                raise
+            except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
+                reason = HorovodInternalError(f"The next round could not begin: {str(error).rstrip('.')}.")

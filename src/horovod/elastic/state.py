@@ -1,0 +1,141 @@
+"""What an elastic job keeps when its ranks change.
+
+A state is saved at a commit, restored on the ranks that survive a failure, and synchronised among the ranks of each round.
+Bindings derive states that know models and optimizers.
+"""
+
+from __future__ import annotations
+
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from horovod.core.errors import HostsUpdatedInterrupt
+from horovod.elastic.notification import notification_manager
+from horovod.elastic.updates import HostUpdateResult
+
+
+class State(ABC):
+    """What ``hvd.elastic.run`` works with.
+
+    Args:
+        bcast_object: ``bcast_object(obj)`` returns rank 0's object on every rank.
+        get_rank: returns this process's rank.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self._last_updated_timestamp: float = 0
+        self._reset_callbacks: list[Callable[[], object]] = []
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Have functions called when a round begins, before the state is synchronised: to adapt what depends on the size.
+
+        All ranks that were there before call them, new ones do not. So a callback makes no collectives.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """A round begins, and the runtime runs. Called by ``hvd.elastic.run``."""
+        self._host_messages = queue.SimpleQueue()
+        self._last_updated_timestamp = 0  # time stamps of the last round were of another rank's clock
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Hosts were added or removed: the next check raises. For any thread.
+
+        Args:
+            timestamp: a later one than that of the last update. What is not later counts as told already.
+            update_res: a :class:`~horovod.elastic.updates.HostUpdateResult`.
+        """
+        self._host_messages.put((timestamp, update_res))
+
+    def on_interrupt(self) -> None:
+        """All ranks stop here, at a check, for other hosts: save what there is. Called by ``hvd.elastic.run``."""
+        self.save()
+
+    def commit(self) -> None:
+        """Save, so that a failure costs at most what comes after; then check for host updates. Every rank calls it.
+
+        Raises:
+            HostsUpdatedInterrupt: see :meth:`check_host_updates`.
+        """
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Stop if hosts were added or removed. Every rank calls it: the ranks go by what rank 0 has heard.
+
+        Raises:
+            HostsUpdatedInterrupt: they were, the same on all ranks; ``hvd.elastic.run`` catches it.
+        """
+        notification_manager.poll()
+        latest = previous = self._last_updated_timestamp
+        result = int(HostUpdateResult.no_update)
+        while not self._host_messages.empty():
+            timestamp, update = self._host_messages.get()
+            latest = max(latest, timestamp)
+            result |= update
+        previous, self._last_updated_timestamp, result = self._bcast_object((previous, latest, result))
+        if self._last_updated_timestamp > previous:
+            raise HostsUpdatedInterrupt(skip_sync=result == HostUpdateResult.removed)
+
+    @abstractmethod
+    def save(self) -> None:
+        """Remember the present state in host memory. Local."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Go back to what was saved last. Local."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Give all ranks one state. Every rank calls it."""
+
+    def reset(self) -> None:  # noqa: B027  most states have nothing to do
+        """A round begins: adapt to another size. Local."""
+
+
+class ObjectState(State):
+    """Python objects as attributes, for example ``ObjectState(bcast_object, get_rank, epoch=0)``.
+
+    Saving keeps references: an attribute that is assigned is rolled back, an object that is changed in place is not.
+
+    Args:
+        bcast_object, get_rank: as for :class:`State`.
+        kwargs: the attributes with their first values, which count as saved. Anything that can be pickled.
+
+    Raises:
+        ValueError: an attribute would hide a method of the state.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        for name in kwargs:
+            if hasattr(type(self), name):
+                raise ValueError(
+                    f"{type(self).__name__}({name}=...): a state has a method of this name; choose another one"
+                )
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = dict(kwargs)
+        self._set_attributes()
+
+    def save(self) -> None:
+        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+
+    def restore(self) -> None:
+        self._set_attributes()
+
+    def sync(self) -> None:
+        """Give all ranks what rank 0 has saved; what was assigned since then is lost."""
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            self._set_attributes()
+
+    def _set_attributes(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, value)

@@ -1,0 +1,27 @@
+"""Changes of a job's hosts, as a rank hears of them."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import Protocol
+
+
+class HostUpdateResult(IntFlag):
+    """What has become of the hosts; two results are combined with ``|``."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = 3
+
+
+class HostUpdates(Protocol):
+    """Where a rank learns that hosts were added or removed. The launcher implements it."""
+
+    def poll(self) -> HostUpdateResult:
+        """What has happened since the last call, combined; ``no_update`` if nothing.
+
+        Called by the script's threads at each commit, so it neither blocks nor communicates; a thread of the
+        implementation may add updates meanwhile. Rank 0's answer counts for the job. Once :meth:`Rounds.next
+        <horovod.elastic.rounds.Rounds.next>` has returned, updates that the new round takes into account are not told again.
+        """

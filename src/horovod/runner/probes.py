@@ -1,0 +1,146 @@
+"""Finds out what works on this machine: imports frameworks, runs a job with each engine, asks launchers for their versions.
+
+Each probe is a process of its own with a time limit, so an import that hangs does not delay the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from horovod.core import config
+
+SECONDS = 5.0
+"""The time limit of one probe. A framework that takes longer to import, as on a slow disk, is reported as such."""
+
+
+class Finding(NamedTuple):
+    """The outcome of a probe."""
+
+    usable: bool
+    detail: str
+    """A version, or why it cannot be used."""
+    remedy: str = ""
+    """The command that adds what is missing."""
+
+
+def together(probes: Mapping[str, Callable[[], Finding]]) -> dict[str, Finding]:
+    """Run probes at the same time; findings by name."""
+    with ThreadPoolExecutor(len(probes)) as pool:
+        started = {name: pool.submit(probe) for name, probe in probes.items()}
+        return {name: future.result() for name, future in started.items()}
+
+
+_IMPORT = """
+import importlib, sys
+framework = importlib.import_module(sys.argv[1])
+if sys.argv[2]: importlib.import_module(sys.argv[2])
+cards = 0
+if sys.argv[1] == "torch" and framework.cuda.is_available(): cards = framework.cuda.device_count()
+print("found", getattr(framework, "__version__", "of unknown version") + (f", with {cards} GPUs" if cards else ""))
+"""
+
+
+def framework(module: str, binding: str, remedy: str) -> Finding:
+    """Import a framework, and Horovod's binding of it."""
+    if _spec(module) is None:
+        return Finding(False, "not installed", remedy)
+    done = _run([sys.executable, "-c", _IMPORT, module, binding], {"TF_CPP_MIN_LOG_LEVEL": "3"})
+    if done is None:
+        return Finding(
+            True, f"{_installed(module)}; importing it takes more than {SECONDS:g} s here, and was not tried to its end"
+        )
+    found = re.search(r"^found (.*)$", done.stdout, re.MULTILINE)
+    if done.returncode or found is None:
+        return Finding(False, f"installed, and cannot be imported: {_last_line(done)}", f"{remedy} --force-reinstall")
+    return Finding(True, found[1])
+
+
+def engine(name: str) -> Finding:
+    """Run a job of two ranks whose data travel by this engine."""
+    words = ["-m", "horovod.runner.launch", "-np", "2", "-H", "localhost:2"]
+    words += [sys.executable, "-m", "horovod.common.trial"]
+    done = _run([sys.executable, *words], {config.CPU_OPERATIONS: name, config.TIMELINE: ""})
+    if done is None:
+        return Finding(False, f"a job of two ranks did not end within {SECONDS:g} seconds")
+    if done.returncode:
+        said = re.findall(r"^\[\d+\]<stderr>:(\w[\w.]*(?:Error|Exception|Interrupt): .*)$", done.stderr, re.M)
+        return Finding(False, f"a job of two ranks failed: {said[0] if said else _last_line(done)}")
+    return Finding(True, "a job of two ranks on this host ran with it")
+
+
+def program(name: str, arguments: Sequence[str], remedy: str) -> Finding:
+    """Ask a program for its version; with no arguments for that, only look for it."""
+    if shutil.which(name) is None:
+        return Finding(False, "not found on the PATH", remedy)
+    if not arguments:
+        return Finding(True, "found on the PATH")
+    done = _run([name, *arguments], {})
+    if done is None:
+        return Finding(False, f"it does not answer within {SECONDS:g} seconds")
+    text = done.stdout + done.stderr
+    if done.returncode:
+        return Finding(False, f"it fails: {_last_line(done)}")
+    return Finding(True, _version(text))
+
+
+def _version(text: str) -> str:
+    hydra = re.search(r"^HYDRA build details:.*?Version:\s*(\S+)", text, re.DOTALL | re.MULTILINE)
+    if hydra:
+        return f"MPICH {hydra[1]}"
+    open_mpi = re.search(r"mpirun \(Open MPI\) (\S+)", text)
+    if open_mpi:
+        return f"Open MPI {open_mpi[1]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else "of unknown version"
+
+
+def _run(command: Sequence[str], extra: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
+    """A command's end; None if it does not end in time."""
+    # As from an ordinary shell: what this process itself may be a rank of is none of the probe's concern.
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in (config.RANK, config.SIZE, config.SECRET_KEY)
+    }
+    try:
+        return subprocess.run(
+            command,
+            env={**inherited, **extra},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", error.strerror or str(error))
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {done.returncode}"
+
+
+def _installed(module: str) -> str:
+    for distribution in (module, f"{module}-cpu"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            pass
+    return "installed"
+
+
+def _spec(module: str) -> object:
+    try:
+        return find_spec(module)
+    except (ImportError, ValueError):
+        return None

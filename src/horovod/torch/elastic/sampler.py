@@ -1,0 +1,111 @@
+"""``ElasticSampler``: an epoch's samples, each seen once, however often the number of ranks changes meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+
+from horovod.common.basics import rank, size
+
+
+class ElasticSampler(torch.utils.data.Sampler[Any]):
+    """Deals a data set to the ranks, and goes on within an epoch where the ranks before left off.
+
+    All ranks have one order of the epoch. The first ``processed_num`` samples of it are done; the rest is dealt in turn, so
+    after each step what is done is again a beginning of the order. After a change of size the rest is dealt to the new
+    ranks. So every sample of an epoch is in exactly one recorded batch; only where the rest does not divide by the number
+    of ranks, up to ``size - 1`` samples come a second time at the end, since all ranks make the same number of steps. A
+    batch that was under way when a rank was lost is not recorded, and comes once more.
+
+    It is local. Give it to a ``TorchState`` and to a ``DataLoader``, call :meth:`record_batch` after each batch and before
+    ``state.commit()``, and :meth:`set_epoch` at the **end** of an epoch::
+
+        sampler = hvd.elastic.ElasticSampler(dataset)
+        loader = DataLoader(dataset, batch_size, sampler=sampler)
+        state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+        ...
+        for number, (x, y) in enumerate(loader):
+            step(x, y)
+            state.sampler.record_batch(number, batch_size)
+            state.commit()
+        state.sampler.set_epoch(state.epoch + 1)
+
+    Args:
+        dataset: anything with a length, the same on every rank.
+        shuffle: another order in each epoch; False: the order of the data set.
+        seed: of the orders; the same on all ranks.
+
+    Attributes:
+        epoch, processed_num: the epoch, and how many samples of its order are done, over all ranks.
+        num_replicas, rank: of the running job, as of the last :meth:`reset`.
+        remaining_indices: what is left of the epoch's order.
+        indices: this rank's part of that.
+        num_samples, total_size: of one rank, and of all, with those that come twice.
+
+    Raises:
+        ValueError: Horovod is not initialised.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.processed_indices: set[int] = set()  # scripts look at it; nothing is kept there
+        self.num_replicas = 0
+        self.rank = 0
+        self.remaining_indices: list[int] = []
+        self.num_samples = 0
+        self.total_size = 0
+        self.indices: list[int] = []
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch``: nothing of it is done. To be called at the end of the epoch before, not at the start of a loop that
+        may be going on within an epoch."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """A batch is done on every rank. Every rank calls it, after the step.
+
+        Args:
+            batch_idx: accepted for compatibility.
+            batch_size: of one rank; that of the loader for a smaller last batch, too.
+        """
+        self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to another place of the data; an iteration that is under way stays where it is."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Deal what is left of the epoch to the ranks that there are now."""
+        self.num_replicas, self.rank = size(), rank()
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+        self.indices = self._part(self.remaining_indices)
+
+    def _part(self, remaining: list[int]) -> list[int]:
+        repeats = -(-self.total_size // max(1, len(remaining)))
+        return (remaining * repeats)[self.rank : self.total_size : self.num_replicas]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.indices))
+
+    def __len__(self) -> int:
+        return self.num_samples

@@ -1,0 +1,139 @@
+"""``mpirun`` alone, without horovodrun, on two hosts: the ranks find each other, train as on one host, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import mpi_wheels as mpi
+from cluster.conftest import Cluster
+from cluster.test_jobs import TRAINING
+from launcher.harness import Launcher
+
+PATIENCE_SECONDS = 100
+NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
+MPI_FIRST = "from mpi4py import MPI\n"
+PLACES = r"""
+import os, numpy, plain
+from horovod.common import basics
+for _ in range(2):
+    plain.init()
+    (total,) = plain.allreduce(numpy.ones(1, numpy.float32), "total")
+    place = basics.rank(), basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
+    os.write(1, f"RANK {place} {total}\n".encode())  # at once: mpirun mixes the parts of lines
+    plain.shutdown()
+"""
+
+
+def start(cluster: Cluster, kind: str, hosts: str, *command: str | Path) -> subprocess.Popen[str]:
+    """``mpirun`` on hostA, with one rank for each slot of ``hosts``."""
+    reason = mpi.obstacle(kind)
+    if reason:
+        pytest.skip(reason)
+    size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
+    config = cluster.hosts.folder / "ssh_config"
+    variables = mpi.environment(kind)
+    ssh = f"-F {config} -o StrictHostKeyChecking=accept-new"
+    if kind == mpi.OPEN_MPI:
+        words = ["-H", hosts, "--bind-to", "none", "--prtemca", "plm_ssh_agent", f"ssh {ssh}"]
+        for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI"):
+            words += ["-x", name]
+    else:
+        words = ["-launcher", "ssh", "-hosts", hosts]
+        variables["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh
+    mpirun = mpi.prefix(kind) / "bin" / "mpirun"
+    return cluster.start_command(mpirun, *words, "-np", str(size), *command, **variables)
+
+
+@pytest.fixture(scope="module")
+def one_host(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the training comes to when horovodrun starts it on this machine alone."""
+    folder = tmp_path_factory.mktemp("one_host")
+    (folder / "train.py").write_text(TRAINING.format(steps=20))
+    process = Launcher(folder).start("-np", "4", "python", "train.py")
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    (line,) = {line.partition(":")[2] for line in out.splitlines()}
+    return line.split()[2]
+
+
+def lines(text: str, *, start: str) -> list[str]:
+    return sorted(line for line in text.splitlines() if line.startswith(start))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [(mpi.MPICH, NO_MPI4PY), (mpi.MPICH, MPI_FIRST), (mpi.OPEN_MPI, "")],
+    ids=["MPICH without mpi4py", "MPICH", "Open MPI"],
+)
+def test_a_training_on_two_hosts_has_the_bits_of_one_host(
+    cluster: Cluster, one_host: str, kind: str, first: str
+) -> None:
+    script = cluster.folder / "train.py"
+    script.write_text(first + TRAINING.format(steps=20))
+    two = cluster.finish(start(cluster, kind, "hostA:2,hostB:2", "python", script), PATIENCE_SECONDS)
+    assert two.returncode == 0, two.stdout + two.stderr
+    assert re.findall(r"4 2 [0-9a-f]{64}", two.stdout) == [f"4 2 {one_host}"] * 4
+
+
+@pytest.mark.parametrize("kind", mpi.MPIS)
+def test_hosts_with_different_numbers_of_ranks(cluster: Cluster, kind: str) -> None:
+    cluster.script(PLACES)
+    done = cluster.finish(start(cluster, kind, "hostA:3,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
+    expected = [f"RANK {place} 4.0" for place in [(0, 0, 3, 0, 2), (1, 1, 3, 0, 1), (2, 2, 3, 0, 1), (3, 0, 1, 1, 2)]]
+    assert lines(done.stdout, start="RANK") == sorted(expected * 2), done.stderr
+
+
+def test_a_network_that_leads_nowhere_is_left_out_under_mpirun(cluster: Cluster) -> None:
+    """Without MPI itself, which would try that network and hang."""
+    cluster.script(NO_MPI4PY + PLACES)
+    with cluster.hosts.broken_second_network():
+        done = cluster.finish(start(cluster, mpi.MPICH, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
+    assert len(lines(done.stdout, start="RANK")) == 4, done.stderr
+    assert "no rank uses address 10.78.0.1 of hostA: hostB cannot reach it (no answer)" in done.stderr
+
+
+def test_without_mpi4py_open_mpi_says_what_to_install(cluster: Cluster) -> None:
+    cluster.script(NO_MPI4PY + PLACES)
+    done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
+    assert done.returncode != 0
+    assert "Open MPI started 2 ranks on several hosts and gave them no rendezvous server." in done.stderr
+    assert "install mpi4py for the Python of every rank (pip install mpi4py)" in done.stderr
+
+
+def test_another_mpi_than_the_one_that_started_the_job_is_named(cluster: Cluster) -> None:
+    library = mpi.environment(mpi.OPEN_MPI)["MPI4PY_LIBMPI"]
+    lead = f"import os; os.environ['MPI4PY_LIBMPI'] = {library!r}\n{MPI_FIRST}"
+    cluster.script(lead + PLACES)
+    done = cluster.finish(start(cluster, mpi.MPICH, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
+    assert done.returncode != 0
+    assert "MPICH started 2 ranks, but the MPI library of mpi4py (Open MPI v5" in done.stderr
+
+
+def test_a_rank_that_raises_under_open_mpi_ends_the_job_although_others_are_busy(cluster: Cluster) -> None:
+    script = cluster.folder / "job.py"
+    script.write_text(
+        "import time\nfrom horovod.common import basics\nbasics.init()\n"
+        "if basics.rank() == 0:\n    raise ValueError('out of luck')\ntime.sleep(1000)\n"
+    )
+    done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", script), PATIENCE_SECONDS)
+    assert done.returncode != 0 and "ValueError: out of luck" in done.stderr
+    cluster.hosts.await_nothing(10)
+
+
+@pytest.mark.parametrize("kind", mpi.MPIS)
+def test_a_killed_rank_ends_the_job_on_both_hosts(cluster: Cluster, kind: str) -> None:
+    script = cluster.script(
+        "import time, numpy, plain\nplain.init()\nprint('ready', flush=True)\n"
+        "while True:\n    plain.allreduce(numpy.ones(9, numpy.float32), 'x')\n    time.sleep(0.01)\n"
+    )
+    process = start(cluster, kind, "hostA:2,hostB:2", "python", script)
+    cluster.await_line(process, "ready", times=4)
+    os.kill(cluster.hosts.find("hostB", f"python {script}")[-1], signal.SIGKILL)
+    assert cluster.finish(process, PATIENCE_SECONDS).returncode != 0
+    cluster.hosts.await_nothing(10)

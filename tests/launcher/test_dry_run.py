@@ -1,0 +1,63 @@
+"""``horovodrun --dry-run``: it shows the job that would be, and there is none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.harness import Launcher
+
+
+def variables(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^    (\w+)=(.*)$", text, re.MULTILINE))
+
+
+def test_nothing_is_started_and_the_secret_is_not_shown(launcher: Launcher, tmp_path: Path) -> None:
+    done = launcher.run(
+        "--dry-run", "-np", "2", "--output-filename", "out", "touch", "a file", _HOROVOD_SECRET_KEY="my own secret"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(tmp_path.iterdir())
+    assert variables(done.stdout)["_HOROVOD_SECRET_KEY"] == "SECRET"
+    assert "my own secret" not in done.stdout
+    assert done.stdout.count("touch 'a file'") == 2
+
+
+def test_what_it_shows_is_what_ranks_get(launcher: Launcher) -> None:
+    words = ("-np", "2", "--fusion-threshold-mb", "2", "env")
+    shown = launcher.run("--dry-run", *words).stdout
+    ran = launcher.run(*words).stdout
+    common = {name: value for name, value in variables(shown).items() if value not in ("PORT", "SECRET")}
+    assert {"HOROVOD_FUSION_THRESHOLD", "OMP_NUM_THREADS", "HOROVOD_GLOO_RENDEZVOUS_ADDR"} <= common.keys()
+    for rank, line in enumerate(re.findall(r"^    env (.*) env$", shown, re.MULTILINE)):
+        found = dict(
+            line.partition(":")[2].partition("=")[::2] for line in ran.splitlines() if line.startswith(f"[{rank}]")
+        )
+        assert {**common, **dict(each.split("=") for each in line.split())}.items() <= found.items()
+        assert found["HOROVOD_RANK"] == str(rank)
+
+
+def test_other_hosts_are_not_asked(launcher: Launcher, tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    ssh.chmod(0o755)
+    words = ("--dry-run", "-np", "3", "-H", "localhost:1,me@no-such-host:2", "-p", "2222", "python", "train.py")
+    done = launcher.run(*words, HOROVOD_SSH_COMMAND=str(ssh), MY_PASSWORD="hush", CUDA_VISIBLE_DEVICES="3")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "asked").exists()
+    here, there = done.stdout.split("Ranks 1 and 2 on me@no-such-host")
+    assert "Rank 0 on localhost" in here
+    assert f"{ssh} -o " in there and " -p 2222 me@no-such-host " in there
+    assert "MY_PASSWORD" in there and "hush" not in done.stdout
+    assert "CUDA_VISIBLE_DEVICES" not in there
+    assert "OMP_NUM_THREADS=CORES" in there
+    assert "reaches the launcher at one of" in there
+
+
+@pytest.mark.parametrize(
+    "words", [("-np", "0", "true"), ("-np", "2", "no-such-command"), ("-np", "3", "-H", "a:2", "true")]
+)
+def test_a_request_that_is_wrong_is_refused_as_ever(launcher: Launcher, words: tuple[str, ...]) -> None:
+    assert launcher.run("--dry-run", *words).returncode == 2
