@@ -18,6 +18,7 @@ class RendezvousGroup:
     Attributes:
         deadline, seconds: when the others must be there (``time.monotonic``), and how long that was from the first.
         members: by rank, its number in the launched job; empty where all that were launched take part.
+        round: of an elastic job; 0 for other jobs.
         values, guests: what each rank brought, and its connection.
     """
 
@@ -25,6 +26,7 @@ class RendezvousGroup:
     deadline: float
     seconds: float
     members: list[int]
+    round: int = 0
     values: dict[int, bytes] = field(default_factory=dict)
     guests: dict[int, Channel] = field(default_factory=dict)
 

@@ -21,11 +21,13 @@ class RendezvousPoint(NamedTuple):
         address: of the launcher's server, or the name of a Unix socket that rank 0 is to serve.
         secret: the job's secret; empty where the kernel's word on the other side's user stands in for it.
         hosted: whether rank 0 runs the server itself.
+        round: of an elastic job; 0 for other jobs.
     """
 
     address: Address
     secret: bytes
     hosted: bool
+    round: int = 0
 
 
 def point_on_this_host(job: str) -> RendezvousPoint:
@@ -62,8 +64,10 @@ def exchange(
     group = ",".join(map(str, members))
     key = f"{subject}/{group}"
     if not place.hosted:
+        if place.round:
+            key += f"/{place.round}"
         with RendezvousClient(place.address, place.secret, seconds) as client:
-            return client.exchange(key, rank, size, value, seconds, members)
+            return client.exchange(key, rank, size, value, seconds, members, place.round)
     address = f"{place.address}-{attempt}"
     if members:
         address += "-" + hashlib.sha256(group.encode()).hexdigest()[:32]

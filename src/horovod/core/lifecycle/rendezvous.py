@@ -15,7 +15,14 @@ from horovod.control.munge import MungeError
 from horovod.control.reachability import Findings, usable
 from horovod.control.rendezvous_point import RendezvousPoint, exchange, point_on_this_host
 from horovod.control.secret import decode_secret, secret_of_text
-from horovod.core.config import NETWORK_INTERFACE, RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY, USER_SECRET
+from horovod.core.config import (
+    ELASTIC_ROUND,
+    NETWORK_INTERFACE,
+    RENDEZVOUS_ADDRESS,
+    RENDEZVOUS_PORT,
+    SECRET_KEY,
+    USER_SECRET,
+)
 from horovod.core.coordination.agreement import list_ranks
 from horovod.core.execution.cpu_affinity import CpuResources
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
@@ -134,8 +141,9 @@ def rendezvous_point(launched: Identity, env: Mapping[str, str] | None = None) -
     """
     variables = os.environ if env is None else env
     address, port = variables.get(RENDEZVOUS_ADDRESS, ""), _port(variables)
+    round_number = int(variables.get(ELASTIC_ROUND) or 0)
     if address and port and variables.get(SECRET_KEY):
-        return RendezvousPoint((address, port), decode_secret(variables[SECRET_KEY]), hosted=False)
+        return RendezvousPoint((address, port), decode_secret(variables[SECRET_KEY]), hosted=False, round=round_number)
     if launched.local_size == launched.size and launched.job:
         return point_on_this_host(launched.job)
     if not (address and port):

@@ -20,6 +20,7 @@ from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.rendezvous_point import RendezvousPoint
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.worker import WorkerThread, still_in_use
+from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.rendezvous import RankInfo
 
 _log = logging.getLogger("horovod.core")
@@ -83,7 +84,7 @@ class Termination:
 
     def left(self, rank: int, reason: str, interrupted: bool) -> None:
         """``rank`` has shut down; ``interrupted`` if this rank still waited for something."""
-        if interrupted and rank != self._rank:
+        if interrupted and rank != self._rank and elastic_process.this_process() is None:
             self._tell_launcher(rank, reason)
         if self.error is None:
             self._leaver = (rank, reason)
@@ -95,7 +96,8 @@ class Termination:
 
     def blame_leaver(self) -> None:
         """This process ends because somebody left while it went on: whoever looks for the cause should look there."""
-        if self._leaver is not None and self._leaver[0] != self._rank:
+        elastic = elastic_process.this_process() is not None  # its launcher sees by itself who leaves, and how
+        if self._leaver is not None and self._leaver[0] != self._rank and not elastic:
             self._tell_launcher(*self._leaver)
 
     def _launched(self, rank: int) -> int:
@@ -111,6 +113,10 @@ class Termination:
         return text
 
     def _tell_launcher(self, rank: int, reason: str) -> None:
+        process = elastic_process.this_process()
+        if process is not None:
+            process.failed(rank, reason)
+            return
         if self.place is None or self.place.hosted:
             return
         try:
