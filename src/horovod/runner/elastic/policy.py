@@ -24,6 +24,8 @@ HUNG_SECONDS = 5.0
 """How long a rank that the others have found to be stuck may take to show that it is not."""
 SLOW_SECONDS = 30.0
 """After so long the user is told whom the others wait for."""
+SETTLE_SECONDS = 5.0
+"""How long new processes that are ready wait for others that start, so that all join in one round."""
 FINAL_WORDS_SECONDS = 5.0
 """How long ranks that are told that the job ends may take to save what they have."""
 MOST_FRUITLESS_ROUNDS = 3
@@ -203,6 +205,7 @@ class ElasticPolicy(Policy):
         self._overdue = False  # the first round waits no longer for those that have not called init()
         self._timers: set[str] = set()
         self._connected = False
+        self._settled = False  # new processes that are ready wait no longer for others
         self._ever_trained = False
         self._fruitless = 0
         self._over = False
@@ -238,6 +241,7 @@ class ElasticPolicy(Policy):
         if process is None or self.ending:
             return []
         decisions: list[ElasticDecision] = []
+        slots_changed = False
         if isinstance(told, Ready):
             if isinstance(self.phase, Ending):
                 return [self._dismiss(process, told.question, self.phase.why, job_ends=True)]
@@ -247,14 +251,17 @@ class ElasticPolicy(Policy):
             if isinstance(was, Training) and was.round == self.round:
                 decisions += self._leave_round(told.reason)
         elif isinstance(told, Connected):
-            if told.round == self.round:
-                self._connected, self._fruitless = True, 0
-                process.trained = self._ever_trained = True
+            if told.round != self.round:
+                return []
+            process.trained = self._ever_trained = True
+            if self._connected:
+                return []
+            self._connected, self._fruitless = True, 0
         elif isinstance(told, RankFailed):
             decisions += self._on_rank_failed(told)
         elif isinstance(told, Leaving):
-            process.leaving = True
-        return decisions + self._review()
+            process.leaving = slots_changed = True
+        return decisions + self._review(slots_changed=slots_changed)
 
     def ended(self, number: int, end: Exit, reported: Failure | None = None) -> list[ElasticDecision]:
         process = self._processes.pop(number, None)
@@ -289,6 +296,8 @@ class ElasticPolicy(Policy):
             self._blacklist.remove(words[0])
         elif kind == "starting":
             self._overdue = True
+        elif kind == "settle":
+            self._settled = self._settled or int(words[0]) == self.round
         elif kind == "hung":
             process = self._processes.get(int(words[0]))
             if process is not None and isinstance(process.state, Training) and process.state.round == int(words[1]):
@@ -341,13 +350,20 @@ class ElasticPolicy(Policy):
 
     # What follows from the state of the job.
 
-    def _review(self) -> list[ElasticDecision]:
+    def _review(self, *, slots_changed: bool = True) -> list[ElasticDecision]:
+        """Look at the whole job.
+
+        Args:
+            slots_changed: whether processes may have got, or lost, their slots. If not, that need not be looked at, which
+                matters where hundreds of ranks come at the same time.
+        """
         if self.ending or isinstance(self.phase, Ending):
             return self._conclude()
-        decisions = self._stop_unwanted()
+        decisions = self._stop_unwanted() if slots_changed else []
         if isinstance(self.phase, Finishing):
             return decisions + self._finish()
-        decisions += self._fill()
+        if slots_changed:
+            decisions += self._fill()
         decisions += self._announce() if isinstance(self.phase, Running) else self._begin()
         return decisions + self._conclude()
 
@@ -395,11 +411,18 @@ class ElasticPolicy(Policy):
         members = [process for process in self._processes.values() if isinstance(process.state, Training)]
         new = [each for each in self._processes.values() if isinstance(each.state, Waiting) and self._is_wanted(each)]
         stay = [each for each in members if self._is_wanted(each)]
+        leaving = any(each.leaving for each in members)
+        if new and not leaving and not self._settled:
+            starting = any(
+                isinstance(each.state, Starting) and self._is_wanted(each) for each in self._processes.values()
+            )
+            if starting:  # one interruption for all that come at about the same time
+                return self._wake(f"settle {self.round}", SETTLE_SECONDS)
         result = HostUpdateResult.no_update
         if new:
             result |= HostUpdateResult.added
         enough = len(stay) + len(new) >= self._limits.least
-        if any(each.leaving for each in members) or (len(members) > len(stay) and enough):
+        if leaving or (len(members) > len(stay) and enough):
             result |= HostUpdateResult.removed
         if result == HostUpdateResult.no_update:
             return []
@@ -408,7 +431,7 @@ class ElasticPolicy(Policy):
 
     def _begin(self) -> list[ElasticDecision]:
         """Begin the next round, if those who take part have come and are enough."""
-        if self._awaited():
+        if any(isinstance(process.state, Training) for process in self._processes.values()):
             return []
         everybody = list(self._processes.values())
         starting = any(isinstance(process.state, Starting) for process in everybody)
@@ -432,7 +455,7 @@ class ElasticPolicy(Policy):
     def _begin_with(self, ready: Sequence[Process], unwanted: Sequence[Process]) -> list[ElasticDecision]:
         self.resets += self.round > 0
         self.round += 1
-        self._connected = False
+        self._connected = self._settled = False
         self.phase = Running(announced=False)
         self.exits.clear()  # of processes that ended long ago
         self.first_failure = None
