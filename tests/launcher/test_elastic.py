@@ -22,6 +22,9 @@ folder = Path(sys.argv[1])
 plan = json.loads((folder / "plan.json").read_text())
 process, pid = os.environ["HOROVOD_ELASTIC_PROCESS"], os.getpid()
 sizes = []
+if plan.get("dies_connecting") == process:  # when the ranks have met, and before they are connected
+    from horovod.core.lifecycle.generation import Generation
+    Generation._connect = lambda *_: os.kill(pid, signal.SIGKILL)
 basics.init()
 state = ObjectState(broadcast_object, basics.rank, step=0, weight=1.0)
 
@@ -83,6 +86,16 @@ def test_survivors_of_a_killed_rank_train_on_in_their_processes(
         in ended.stderr
     )
     assert "round 2 begins with 2 ranks on 1 host" in ended.stderr
+
+
+@pytest.mark.parametrize("process", ["0", "2"])
+def test_a_rank_that_dies_while_all_connect_does_not_cost_the_others_the_start_timeout(
+    launcher: Launcher, tmp_path: Path, process: str
+) -> None:
+    command = prepare(tmp_path, steps=3, dies_connecting=process)
+    ended = launcher.run("-H", "localhost:3", "--min-np", "2", "--start-timeout", "600", *command)
+    assert ended.returncode == 0, ended.stderr
+    assert {size for _, _, size, _ in results(tmp_path).values()} == {2}
 
 
 def test_ranks_are_lost_one_after_another_at_random_steps(launcher: Launcher, tmp_path: Path) -> None:
