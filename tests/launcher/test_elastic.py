@@ -30,9 +30,13 @@ state = ObjectState(broadcast_object, basics.rank, step=0, weight=1.0)
 
 def train(state):
     sizes.append(basics.size())
+    if plan.get("say"):
+        print("trains", flush=True)
     while state.step < plan["steps"] or plan.get("until") not in (None, basics.size()):
         if plan.get("kill", {}).get(process) == state.step:
             os.kill(pid, signal.SIGKILL)
+        if plan.get("leave", {}).get(process) == state.step:
+            os.kill(pid, signal.SIGTERM)
         if plan.get("hosts", {}).get(str(state.step)) and basics.rank() == 0:
             (folder / "hosts").write_text(plan["hosts"][str(state.step)])
         gradients = allgather_object(state.weight * 0.01 + state.step)
@@ -134,6 +138,17 @@ def test_a_rank_is_taken_away_when_its_slot_is_withdrawn(launcher: Launcher, tmp
     assert "exit with status" not in ended.stderr
 
 
+def test_a_rank_that_is_asked_to_end_leaves_without_an_error(launcher: Launcher, tmp_path: Path) -> None:
+    command = prepare(tmp_path, steps=10, leave={0: 4}, until=2, pause=0.02)
+    ended = launcher.run("-H", "localhost:3", "--min-np", "2", *command)
+    assert ended.returncode == 0, ended.stderr
+    found = results(tmp_path)
+    assert set(found) == {1, 2}
+    assert {tuple(sizes) for _, _, _, sizes in found.values()} == {(3, 2)}
+    assert "exit with status" not in ended.stderr
+    assert "going back" not in ended.stderr
+
+
 def test_a_lost_rank_is_replaced_once_its_host_has_cooled_down(launcher: Launcher, tmp_path: Path) -> None:
     command = prepare(tmp_path, steps=10, kill={1: 4}, pause=0.02, until=2)
     ended = launcher.run(
@@ -179,6 +194,14 @@ def test_a_command_that_fails_everywhere_ends_the_job_with_its_exit_code(launche
 
 def test_programs_that_never_call_init_may_end_well(launcher: Launcher) -> None:
     assert launcher.run("-H", "localhost:2", "--min-np", "1", "true").returncode == 0
+
+
+def test_ctrl_c_ends_ranks_that_train(launcher: Launcher, tmp_path: Path) -> None:
+    command = prepare(tmp_path, steps=10**6, pause=0.05, say=True)
+    process = launcher.start("-H", "localhost:2", "--min-np", "1", *command)
+    launcher.await_line(process, "trains", times=2)
+    process.send_signal(2)
+    assert finish(process).returncode == 130
 
 
 def test_ctrl_c_ends_an_elastic_job(launcher: Launcher, tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ class Leaving(msgspec.Struct, tag=True, frozen=True):
     round: int
 
 
+ENDING = "elastic/ending"
+"""A key with a value once the launcher ends the job: who is asked to end need not ask for leave."""
+
 Told = Ready | Connected | RankFailed | Leaving
 
 

@@ -192,9 +192,7 @@ class Mesh:
         addresses += [(address, endpoint.port) for address in nearest if (address, endpoint.port) not in addresses]
         purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, key.role, key.group, key.link))
         try:
-            return dial_until(
-                addresses, secret, purpose, deadline, sources=sources, cancelled=lambda: self._cancelled
-            )
+            return dial_until(addresses, secret, purpose, deadline, sources=sources, cancelled=lambda: self._cancelled)
         except ConnectionError as error:
             raise MeshError(
                 f"rank {self._rank} cannot connect to rank {endpoint.rank} on {endpoint.host}: {error}"

@@ -48,7 +48,7 @@ def run_function(
 
 
 def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
-    culprit = outcome.culprit
+    culprit = outcome.culprit if outcome.called == "rank" else None
     if culprit is None:  # whoever started the ranks did not learn which of them failed first
         culprit = next((rank for rank in sorted(results) if results[rank].traceback), None)
     result = None if culprit is None else results.get(culprit)

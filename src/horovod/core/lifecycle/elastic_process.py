@@ -110,9 +110,21 @@ class ElasticProcess:
         """A rank of this round has failed. May be called on any thread."""
         self.tell(RankFailed(self.round, rank, reason))
 
-    def leave(self) -> None:
-        """This process was asked to end, and will leave at the next check."""
-        self.tell(Leaving(self.round))
+    def leave(self) -> bool:
+        """Tell the launcher that this process was asked to end. Whether it may leave at the next check for changed hosts.
+
+        If not, the job ends as a whole, or there is no launcher any more.
+        """
+        try:
+            with RendezvousClient(self._address, self._secret, 2.0) as client:
+                try:
+                    client.get(messages.ENDING, 0.0)
+                    return False
+                except TimeoutError:
+                    self._tell(client, Leaving(self.round))
+                    return True
+        except (RendezvousError, OSError):
+            return False
 
     def tell(self, told: Told) -> None:
         try:

@@ -187,6 +187,9 @@ def _check(options: Options) -> None:
         raise UsageError(
             "--stdin cannot be given for an elastic job: ranks come and go, and nobody else could go on reading"
         )
+    for flag, value in {"--min-np": options.min_num_proc, "--max-np": options.max_num_proc}.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} must be at least 1, not {value}")
     if options.host_discovery_script is not None and (options.hosts is not None or options.hostfile is not None):
         raise UsageError("give either --host-discovery-script or hosts, not both")
     if options.cooldown_range is not None:

@@ -278,6 +278,8 @@ class ElasticPolicy(Policy):
             self.first_failure = None  # the job is there to survive what failed before
         elif end.code and not dismissed:
             decisions += self._on_failure(process, end)
+        elif process.leaving and process.host in self._hosts and process.host not in self._blacklist:
+            decisions += self._shun(process.host)[1]  # it is about to go, so nothing new is started there
         if process.number in self._ranks.values() and not isinstance(process.state, Waiting):
             decisions += self._leave_round(f"{self._describe(process)} has ended with exit code {end}", lost=True)
         return decisions + self._review()
@@ -329,13 +331,17 @@ class ElasticPolicy(Policy):
         words = f"horovodrun: {self._describe(process)} exit with status code {end}."
         decisions: list[ElasticDecision] = []
         if process.host not in self._blacklist:
-            seconds = self._blacklist.add(process.host)
-            if seconds is None:
-                words += f" No new processes are started on {process.host}."
-            else:
-                words += f" No new processes are started on {process.host} for {seconds:.3g} seconds."
-                decisions += self._wake(f"cooldown {process.host}", seconds)
+            more, decisions = self._shun(process.host)
+            words += more
         return [Say(words), *decisions]
+
+    def _shun(self, host: str) -> tuple[str, list[ElasticDecision]]:
+        """Start no new processes on a host, for ever or for its cool-down; and how to say so."""
+        seconds = self._blacklist.add(host)
+        if seconds is None:
+            return f" No new processes are started on {host}.", []
+        words = f" No new processes are started on {host} for {seconds:.3g} seconds."
+        return words, self._wake(f"cooldown {host}", seconds)
 
     def _leave_round(self, reason: str, *, lost: bool = False) -> list[ElasticDecision]:
         """The round that runs is over: all its ranks will ask for a place in the next one, or end."""

@@ -34,7 +34,7 @@ from horovod.runner.hosts import HostInfo
 from horovod.runner.loop import Loop
 from horovod.runner.outcome import Outcome
 from horovod.runner.output import Output as JobOutput
-from horovod.runner.policy import Decisions
+from horovod.runner.policy import Decisions, EndAll
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
 
@@ -203,6 +203,8 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(decision, Kill):
             self._signal(decision.number, signal.SIGKILL)
         else:
+            if isinstance(decision, EndAll):
+                self._server.put(messages.ENDING, b"")
             super()._carry_out(decision)
 
     def _start_on_host(self, start: Start) -> None:

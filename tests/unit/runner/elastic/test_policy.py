@@ -267,6 +267,7 @@ def test_a_rank_that_is_told_to_end_leaves_without_an_error() -> None:
     world.end(1, Exit(0))
     assert world.policy.first_failure is None
     assert not world.said.count("exit")
+    assert set(world.alive) == {0, 2}, "its host is about to go"
 
 
 def test_a_newcomer_that_dies_while_it_connects_costs_one_more_round() -> None:
