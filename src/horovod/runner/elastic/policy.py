@@ -456,7 +456,9 @@ class ElasticPolicy(Policy):
             return self._stop(
                 f"Horovod was shutdown because number of resets during elastic job exceeded limit: {self._limits.resets}"
             )
-        return self._begin_with(ready, [process for process in waiting if process not in ready])
+        chosen = {process.number for process in ready}
+        gone = [each for each in waiting if each.number not in chosen and not self._is_wanted(each)]
+        return self._begin_with(ready, gone)
 
     def _begin_with(self, ready: Sequence[Process], unwanted: Sequence[Process]) -> list[ElasticDecision]:
         self.resets += self.round > 0
