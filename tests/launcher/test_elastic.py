@@ -35,6 +35,8 @@ def train(state):
     while state.step < plan["steps"] or plan.get("until") not in (None, basics.size()):
         if plan.get("kill", {}).get(process) == state.step:
             os.kill(pid, signal.SIGKILL)
+        if plan.get("stop", {}).get(process) == state.step:
+            os.kill(pid, signal.SIGSTOP)
         if plan.get("leave", {}).get(process) == state.step:
             os.kill(pid, signal.SIGTERM)
         if plan.get("hosts", {}).get(str(state.step)) and basics.rank() == 0:
@@ -147,6 +149,32 @@ def test_a_rank_that_is_asked_to_end_leaves_without_an_error(launcher: Launcher,
     assert {tuple(sizes) for _, _, _, sizes in found.values()} == {(3, 2)}
     assert "exit with status" not in ended.stderr
     assert "going back" not in ended.stderr
+
+
+def test_a_rank_that_is_stopped_is_ended_and_the_others_go_on(launcher: Launcher, tmp_path: Path) -> None:
+    command = prepare(tmp_path, steps=6, stop={1: 3})
+    ended = launcher.run("-H", "localhost:3", "--min-np", "2", *command, HOROVOD_GLOO_TIMEOUT_SECONDS="3")
+    assert ended.returncode == 0, ended.stderr
+    assert {number: result[2] for number, result in results(tmp_path).items()} == {0: 2, 2: 2}
+
+
+def test_a_host_where_a_rank_fails_is_left_out_and_another_one_joins(launcher: Launcher, tmp_path: Path) -> None:
+    """Hosts are agents on this machine, which a stand-in for ssh starts."""
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/bash\nexec /bin/sh -c "${@: -1}"\n')
+    shell.chmod(0o755)
+    (tmp_path / "hosts").write_text("alpha:1\nbeta:1\n")
+    command = prepare(tmp_path, steps=10, pause=0.02, kill={1: 4}, hosts={"6": "alpha:1\ngamma:2\n"}, until=3)
+    script = f"cat {tmp_path / 'hosts'}"
+    ended = launcher.run(
+        "--host-discovery-script", script, "--min-np", "1", "-np", "2", *command, HOROVOD_SSH_COMMAND=str(shell)
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = results(tmp_path)
+    assert found[0][3] == [2, 1, 3]
+    assert sorted(found) == [0, 2, 3]
+    for weight, *_ in found.values():
+        assert weight == pytest.approx(undisturbed(10), rel=1e-12)
 
 
 def test_a_lost_rank_is_replaced_once_its_host_has_cooled_down(launcher: Launcher, tmp_path: Path) -> None:
