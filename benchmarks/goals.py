@@ -160,9 +160,9 @@ def print_table(found: list[Figure]) -> None:
     for heading in ("measured", "goal", "", "ratio"):
         table.add_column(heading, justify="right")
     for each in found:
-        verdict = "" if each.met is None else "reached" if each.met else "[bold]missed[/]"
+        outcome = "" if each.met is None else "reached" if each.met else "[bold]missed[/]"
         ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-        table.add_row(each.name, each.beside, each.value, each.goal, verdict, ratio)
+        table.add_row(each.name, each.beside, each.value, each.goal, outcome, ratio)
     console.print(machine.in_words(machine.describe()), highlight=False, soft_wrap=True)
     console.print(table)
 

@@ -27,17 +27,17 @@ from pathlib import Path
 import machine
 
 from horovod.core import config
-from horovod.runner import ssh
-from horovod.runner.hosts import parse_hosts
-from horovod.runner.mpi.command import Launch, command_line, variables
-from horovod.runner.mpi.kinds import find
+from horovod.runner.hosts.slots import parse_hosts
+from horovod.runner.reach import ssh
+from horovod.runner.whole_job.mpi.command import Launch, command_line, variables
+from horovod.runner.whole_job.mpi.kinds import find
 
 MEETING = """
-from horovod.core.lifecycle import context
+from horovod.common import basics
 from horovod.core.submission.collectives import barrier
-context.init()
+basics.init()
 barrier().wait()
-context.shutdown()
+basics.shutdown()
 """
 PROGRAMS = {"sleep 0.5": ("sleep", "0.5"), "a meeting": (sys.executable, "-c", MEETING)}
 SOURCE = str(Path(machine.__file__).resolve().parents[1] / "src")

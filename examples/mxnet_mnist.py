@@ -2,9 +2,9 @@
 
     horovodrun -np 2 python examples/mxnet_mnist.py
 
-What makes it a distributed program are the lines marked with numbers. The data are the 1,797 digits of 8 x 8 pixels that come
-with scikit-learn; no network is needed. ``--data PATH.npz`` takes others: arrays ``x`` (images, height, width), from 0 to 255,
-and ``y`` (labels from 0), of which the last fifth is for testing.
+The lines with numbers make it a distributed program. The data are the 1,797 digits of 8 x 8 pixels that come with
+scikit-learn, so nothing is downloaded. ``--data PATH.npz`` reads other data: arrays ``x`` (images, height, width), from 0 to
+255, and ``y`` (labels from 0), of which the last fifth is for testing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="digits", help="'digits' (default), or an .npz file with x and y")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each process (default: 32)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples of each process in a step (default: 32)")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="for one process (default: 0.05)")
     options = parser.parse_args()
 
     hvd.init()  # 1
     mx.random.seed(hvd.rank())
-    device = mx.gpu(hvd.local_rank()) if mx.context.num_gpus() else mx.cpu()  # 2: a GPU of its own, where there are any
+    device = mx.gpu(hvd.local_rank()) if mx.context.num_gpus() else mx.cpu()  # 2: each process has its own GPU, if any
     images, labels = load(options.data)
     training = len(images) * 4 // 5
 
@@ -43,15 +43,15 @@ def main() -> None:
     )
     net.initialize(mx.init.Xavier(), ctx=device)
     net.hybridize()
-    hvd.broadcast_parameters(net.collect_params(), root_rank=0)  # 3: all begin alike, once the shapes are known
-    # 4: gradients are averages over all processes; a batch that is larger by their number allows longer steps
+    hvd.broadcast_parameters(net.collect_params(), root_rank=0)  # 3: all start with the same parameters
+    # 4: gradients are averaged over all processes, so the batch is larger and allows a higher learning rate
     settings = {"learning_rate": options.learning_rate * hvd.size(), "momentum": 0.9}
     trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", settings)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 
     steps = training // (options.batch_size * hvd.size())  # the same number on every process
     for epoch in range(1, options.epochs + 1):
-        order = np.random.default_rng(epoch).permutation(training)[hvd.rank() :: hvd.size()]  # 5: its own part
+        order = np.random.default_rng(epoch).permutation(training)[hvd.rank() :: hvd.size()]  # 5: another part each
         total = mx.nd.zeros((1,), ctx=device)
         for step in range(steps):
             chosen = order[step * options.batch_size :][: options.batch_size]
@@ -60,11 +60,11 @@ def main() -> None:
             loss.backward()
             trainer.step(options.batch_size)
             total += loss.mean()
-        loss = hvd.allreduce(total / steps).asscalar()  # 6: of all processes
+        loss = hvd.allreduce(total / steps).asscalar()  # 6: the average over all processes
         mine = slice(training + hvd.rank(), None, hvd.size())
         right = (net(mx.nd.array(images[mine], ctx=device)).argmax(axis=1).asnumpy() == labels[mine]).sum()
         right = hvd.allreduce(mx.nd.array([right]), op=hvd.Sum).asscalar()
-        if hvd.rank() == 0:  # 7: one speaks for all
+        if hvd.rank() == 0:  # 7: only one process prints
             accuracy = right / (len(images) - training)
             print(f"epoch {epoch}: training loss {loss:.4f}, test accuracy {accuracy:.2%}", flush=True)
 

@@ -1,12 +1,11 @@
-"""Combine what the ranks learn with Adasum instead of averaging their gradients.
+"""Combine the steps of all ranks with Adasum instead of averaging their gradients.
 
     horovodrun -np 2 python examples/pytorch_adasum.py
     horovodrun -np 2 python examples/pytorch_adasum.py --average    # to compare
 
-An average makes one step of the size that one rank would make, whatever the number of ranks; so people raise the learning
-rate with the ranks, and find out how far they can go. Adasum adds up what ranks learn where they learn different things,
-and averages it where they learn the same: the learning rate of one rank stays right. Each rank makes its optimizer's step by
-itself, and the steps are combined.
+With an average, a step is as large as that of one rank, so the learning rate is usually raised with the number of ranks. Adasum
+adds up steps of different directions, and averages steps of the same direction. The learning rate for one rank is then also
+right for many. Each rank makes its optimizer's step with its own gradients, and Adasum combines the steps.
 
 The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
 """
@@ -27,9 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--average", action="store_true", help="average gradients instead")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument(
-        "--learning-rate", type=float, default=0.02, help="as for one rank, with either (default: 0.02)"
-    )
+    parser.add_argument("--learning-rate", type=float, default=0.02, help="that for one rank (default: 0.02)")
     options = parser.parse_args()
 
     hvd.init()

@@ -1,6 +1,6 @@
 """The data of the small examples: 1,797 handwritten digits of 8 by 8 pixels that come with scikit-learn. No network is needed.
 
-Here is what has nothing to do with Horovod, so that each example can show one thing.
+This file has nothing to do with Horovod. It keeps the examples that import it short.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ labels = torch.from_numpy(_data.target).long()
 
 
 def batches(epoch: int, rank: int, size: int, batch: int = 32) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """One rank's part of the training digits: images (batch, 64) and labels (batch,), shuffled anew every epoch.
+    """One rank's part of the training digits: images (batch, 64) and labels (batch,), in a new order every epoch.
 
     All ranks draw the same permutation and take equal parts of it, so each digit is seen once, and no rank has a batch more
     than another. The last batch may be smaller.
@@ -35,7 +35,7 @@ def batches(epoch: int, rank: int, size: int, batch: int = 32) -> Iterator[tuple
 
 @torch.no_grad()
 def score(model: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, float]:
-    """The model's mean loss on the training digits, and the share of the test digits it reads right."""
+    """The model's mean loss on the training digits, and the share of test digits that it classifies correctly."""
     scores = model(images)
     loss = F.cross_entropy(scores[:TRAINING], labels[:TRAINING]).item()
     right = (scores[TRAINING:].argmax(dim=1) == labels[TRAINING:]).float().mean().item()

@@ -1,10 +1,10 @@
-"""Two networks with an optimizer each: a generator learns to draw digits that a discriminator cannot tell from real ones.
+"""Train two networks, each with an optimizer of its own: a generator draws digits, a discriminator tells them from real ones.
 
     horovodrun -np 2 python examples/pytorch_gan.py
 
-The generator's gradients come through the discriminator, so its backward pass computes gradients of the discriminator too,
-which nobody wants. They are not sent, for they come after the discriminator's step and before its next ``zero_grad()``, which
-throws them away. ``discriminator.requires_grad_(False)`` saves computing them as well; it is worth doing on one rank, too.
+The generator's loss flows through the discriminator, so the generator's backward pass also computes gradients of the
+discriminator. Horovod does not send these: they come after the discriminator's ``step()`` and before its next ``zero_grad()``,
+which discards them. ``discriminator.requires_grad_(False)`` saves computing them; that helps in one process, too.
 
 The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
 """
@@ -21,7 +21,7 @@ import horovod.torch as hvd
 import pytorch_digits as digits
 
 NOISE = 16
-"""Numbers a drawing is made from."""
+"""How many random numbers the generator makes an image from."""
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
 
     hvd.init()
     torch.set_num_threads(1)
-    torch.manual_seed(hvd.rank())  # each rank draws from noise of its own
+    torch.manual_seed(hvd.rank())  # each rank uses different noise
     generator = nn.Sequential(
         nn.Linear(NOISE, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64), nn.Tanh()
     )
@@ -50,27 +50,27 @@ def main() -> None:
 
             # The discriminator's step. `detach` keeps it from reaching the generator.
             discriminator_optimizer.zero_grad()
-            told_apart = verdict(discriminator(real), 0.9) + verdict(discriminator(fake.detach()), 0.0)
-            told_apart.backward()
+            discriminator_loss = loss_of(discriminator(real), 0.9) + loss_of(discriminator(fake.detach()), 0.0)
+            discriminator_loss.backward()
             discriminator_optimizer.step()
 
-            # The generator's step. Its gradients pass through the discriminator, which itself must not learn from them.
+            # The generator's step. Gradients flow through the discriminator, whose parameters stay as they are.
             discriminator.requires_grad_(False)
             generator_optimizer.zero_grad()
-            fooled = verdict(discriminator(fake), 1.0)
-            fooled.backward()
+            generator_loss = loss_of(discriminator(fake), 1.0)
+            generator_loss.backward()
             generator_optimizer.step()
             discriminator.requires_grad_(True)
 
-            losses += torch.stack([told_apart.detach(), fooled.detach()])
+            losses += torch.stack([discriminator_loss.detach(), generator_loss.detach()])
             steps += 1
         if epoch % options.report_every == 0 or epoch == 1:
-            judge, artist = hvd.allreduce(losses / steps, name="losses").tolist()
-            far = hvd.allreduce(distance(generator), name="distance").item()
+            mean_discriminator, mean_generator = hvd.allreduce(losses / steps, name="losses").tolist()
+            apart = hvd.allreduce(distance(generator), name="distance").item()
             if hvd.rank() == 0:
                 print(
-                    f"epoch {epoch}: discriminator loss {judge:.3f}, generator loss {artist:.3f}, "
-                    f"distance from real digits {far:.3f}",
+                    f"epoch {epoch}: discriminator loss {mean_discriminator:.3f}, generator loss {mean_generator:.3f}, "
+                    f"distance from real digits {apart:.3f}",
                     flush=True,
                 )
     if hvd.rank() == 0:
@@ -84,10 +84,10 @@ def distributed(model: nn.Module) -> torch.optim.Optimizer:
     return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 
-def verdict(scores: Tensor, wanted: float) -> Tensor:
+def loss_of(scores: Tensor, wanted: float) -> Tensor:
     """The loss of the discriminator's ``scores``, (images, 1), where 1 is wanted for real images and 0 for drawn ones.
 
-    A little less than 1 keeps the discriminator from being too sure; a generator learns nothing from a judge who always is.
+    A target a little below 1 keeps the discriminator from becoming certain. From a certain one, the generator learns nothing.
     """
     return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, wanted))
 

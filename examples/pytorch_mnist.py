@@ -1,4 +1,4 @@
-"""Teach a small convolutional network to read handwritten digits, with one process or with several.
+"""Train a small convolutional network on handwritten digits, with one process or with several.
 
     python examples/pytorch_mnist.py                     # one process
     horovodrun -np 2 python examples/pytorch_mnist.py    # two, faster, to the same result
@@ -53,7 +53,7 @@ def main() -> None:
     loader = DataLoader(TensorDataset(train_images, train_labels), sampler=batches, batch_size=None)
 
     model = build_model(train_images.shape[-2:], classes=int(train_labels.max()) + 1)
-    # hvd 3: a batch that is larger by the number of ranks allows steps as much longer
+    # hvd 3: the global batch grows with the number of ranks, and the learning rate with it
     growth = 1 if options.fixed_global_batch else hvd.size()
     schedule = Schedule(options.learning_rate, growth, len(batches), options.warmup_epochs, options.epochs)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)

@@ -1,11 +1,11 @@
-"""Send a fraction of the gradients and learn as much: PowerSGD, or the largest elements only.
+"""Compress gradients: with PowerSGD, or by sending only their largest elements.
 
     horovodrun -np 2 python examples/pytorch_powersgd.py
     horovodrun -np 2 python examples/pytorch_powersgd.py --compression topk
     horovodrun -np 2 python examples/pytorch_powersgd.py --compression none    # to compare
 
-Both keep what was not sent and add it to the next step's gradients, so nothing is lost for good. They pay where the network
-is slower than the processors: many hosts, or large layers. On one host they cost more than they save.
+Both methods store the part of a gradient that was not sent, and add it to the next step's gradient. They make training faster
+if the network is the bottleneck: with many hosts, or large layers. On one host they make it slower.
 
 The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
 """

@@ -1,11 +1,11 @@
-"""Train two models at the same time on two halves of the ranks, and let them decide together: a small ensemble.
+"""Train an ensemble of two models at the same time, each on half of the ranks.
 
     horovodrun -np 4 python examples/pytorch_process_sets.py    # ranks 0 and 1 train one model, 2 and 3 the other
     horovodrun -np 2 python examples/pytorch_process_sets.py    # one rank for each
 
-Each half is a process set: a group of ranks whose collectives need nobody else. An optimizer with ``process_set=`` averages
-gradients within it, so the two models neither mix nor wait for each other. What concerns all, here the vote on the test
-digits, goes over all ranks as usual. With one rank there is one model.
+Each half is a process set: a group of ranks with collectives of its own. An optimizer with ``process_set=`` averages gradients
+over the set, so the two models are independent. The predictions for the test digits are averaged over all ranks. With one rank
+there is one model.
 
 The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
 """
@@ -27,10 +27,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
 
-    hvd.init(process_sets="dynamic")  # sets will be added once the number of ranks is known
+    hvd.init(process_sets="dynamic")  # process sets are added below, when the number of ranks is known
     torch.set_num_threads(1)
     team, members = join_a_team()
-    # The two models start from different weights and see the digits in a different order; otherwise they are alike.
+    # The two models have different initial weights and a different order of the digits.
     torch.manual_seed(team)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = hvd.DistributedOptimizer(
@@ -38,7 +38,7 @@ def main() -> None:
         named_parameters=model.named_parameters(),
         process_set=members,
     )
-    # All members start from the weights of the set's first; roots are always named by their rank in the whole job.
+    # All members start from the weights of the set's first rank. root_rank is always a rank of the whole job.
     for name, tensor in model.state_dict().items():
         hvd.broadcast_(tensor, root_rank=members.ranks[0], name=name, process_set=members)
 
@@ -49,7 +49,7 @@ def main() -> None:
             optimizer.step()
         with torch.no_grad():
             opinion = model(digits.images).softmax(dim=1)
-        # Over all ranks: every rank brings its model's opinion, and the average is the ensemble's.
+        # Over all ranks: the average of the models' predictions is that of the ensemble.
         vote = hvd.allreduce(opinion, name="vote")
         report = [accuracy(opinion)] if members.rank() == 0 else []
         alone = [right for each in hvd.allgather_object(report) for right in each]
@@ -63,14 +63,14 @@ def join_a_team() -> tuple[int, hvd.ProcessSet]:
     if hvd.size() == 1:
         return 0, hvd.global_process_set
     middle = hvd.size() // 2
-    # Every rank adds every set, also those it is no member of: all must know who talks to whom.
+    # Every rank must add every set, also those of which it is not a member.
     halves = [hvd.add_process_set(range(middle)), hvd.add_process_set(range(middle, hvd.size()))]
     team = int(hvd.rank() >= middle)
     return team, halves[team]
 
 
 def accuracy(opinion: torch.Tensor) -> float:
-    """The share of the test digits that probabilities of shape (1797, 10) read right."""
+    """The fraction of test digits for which the largest of the probabilities, of shape (1797, 10), is the right one."""
     right = opinion.argmax(dim=1) == digits.labels
     return right[digits.TRAINING :].float().mean().item()
 

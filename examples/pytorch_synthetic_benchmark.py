@@ -1,12 +1,12 @@
-"""Measure how many images a second a job trains on, with made-up images, so that reading data plays no part.
+"""Measure the training speed of a job in images per second. The images are random, so no data are read.
 
     horovodrun -np 2 python examples/pytorch_synthetic_benchmark.py --model small        # seconds on a CPU
     horovodrun -np 2 python examples/pytorch_synthetic_benchmark.py --batch-size 8       # ResNet-50: minutes on a CPU
     python examples/pytorch_synthetic_benchmark.py --model small                         # one rank, to compare
 
-What several ranks reach together, divided by their number and by what one rank reaches alone, is the scaling efficiency.
-Processes on one machine share its cores and its memory: where ranks have no cores of their own, they slow each other down
-even if they never communicate. ``benchmarks/training.py`` takes that apart.
+The scaling efficiency is the speed of all ranks together, divided by their number and by the speed of one rank alone.
+Processes on one machine share its cores and its memory. Ranks without cores of their own slow each other down even without
+communication. ``benchmarks/training.py`` measures the two effects separately.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def main() -> None:
     if torch.cuda.is_available() and not options.no_cuda:
         device = torch.device("cuda", hvd.local_rank())
         torch.cuda.set_device(device)
-    torch.manual_seed(hvd.rank())  # every rank makes up images of its own
+    torch.manual_seed(hvd.rank())  # every rank has other random images
 
     model = (resnet50() if options.model == "resnet50" else small()).to(device)
-    # Adasum finds the length of the common step itself; an average over more ranks allows longer steps.
+    # An average over more ranks allows a higher learning rate. Adasum needs that of one rank.
     longer = 1 if options.use_adasum else hvd.size()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.001 * longer, momentum=0.9),
@@ -48,14 +48,14 @@ def main() -> None:
     labels = torch.randint(1000, (options.batch_size,), device=device)
 
     def train(batches: int) -> float:
-        """Train on so many batches; seconds that took this rank."""
+        """Train on a number of batches. Returns the seconds that this takes on this rank."""
         started = time.perf_counter()
         for _ in range(batches):
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # kernels are only queued until here
+            torch.cuda.synchronize(device)  # wait until the kernels are done
         return time.perf_counter() - started
 
     parameters = sum(p.numel() for p in model.parameters())
@@ -66,7 +66,7 @@ def main() -> None:
     rates = []
     for iteration in range(1, options.num_iters + 1):
         mine = options.num_batches_per_iter * options.batch_size / train(options.num_batches_per_iter)
-        # Ranks wait for each other's gradients, so their rates differ little; the mean is nobody's alone.
+        # The rates differ little, because ranks wait for each other's gradients. Print their mean.
         rates.append(hvd.allreduce(torch.tensor(mine, dtype=torch.float64), name="rate").item())
         say(f"iteration {iteration}: {rates[-1]:.1f} img/sec per rank")
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def margin(rates: list[float]) -> float:
-    """Half the width of the 95 % confidence interval of their mean, by the normal approximation; infinite for one rate."""
+    """Half the width of the 95 % confidence interval of the mean, by the normal approximation. Infinite for one rate."""
     return 1.96 * statistics.stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else math.inf
 
 
@@ -94,7 +94,7 @@ def small() -> nn.Module:
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around which the input takes a short cut; the middle one has a quarter of the output's channels."""
+    """Three convolutions with a residual connection. The middle one has a quarter of the output's channels."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def resnet50() -> nn.Module:
 
 
 def say(text: str) -> None:
-    """Print on rank 0; the others have the same to tell."""
+    """Print on rank 0."""
     if hvd.rank() == 0:
         print(text, flush=True)
 
@@ -150,11 +150,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (default: 32)")
     parser.add_argument("--image-size", type=int, default=224, help="height and width of the images (default: 224)")
     parser.add_argument("--num-warmup-batches", type=int, default=10, help="batches not measured (default: 10)")
-    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="batches a measurement (default: 10)")
+    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="batches per measurement (default: 10)")
     parser.add_argument("--num-iters", type=int, default=10, help="measurements (default: 10)")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     parser.add_argument("--use-adasum", action="store_true", help="combine the ranks' steps with Adasum")
-    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU even where there are GPUs")
+    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU even if there are GPUs")
     return parser.parse_args()
 
 

@@ -1,9 +1,9 @@
-"""Train on ranks that have different amounts of data: who is through joins, and the others go on.
+"""Train on ranks that have different amounts of data: a rank without more batches joins, and the others go on.
 
     horovodrun -np 2 python examples/pytorch_uneven_data.py
 
-Here rank 0 has the first digits, rank 1 twice as many, and so on. Without ``join()`` the ranks with more batches would wait
-for ever for gradients from those with fewer. With it, a rank that is through contributes zeros until all are.
+Rank 1 has twice as many digits as rank 0, rank 2 three times as many, and so on. Without ``join()`` the ranks with more batches
+would wait forever for gradients from ranks with fewer. A rank that has joined contributes zeros until all ranks have joined.
 
 The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
 """
@@ -41,9 +41,9 @@ def main() -> None:
             optimizer.zero_grad()
             F.cross_entropy(model(digits.images[batch]), digits.labels[batch]).backward()
             optimizer.step()
-        # No gradients from this rank any more; it waits here for those who have more batches.
+        # This rank has no more batches. It waits here for ranks that have more.
         last = hvd.join()
-        # Only who came last has made all the steps: the others take over its parameters and its momentum.
+        # Only the rank that joined last has made all steps. The others take over its parameters and momentum.
         hvd.broadcast_parameters(model.state_dict(), root_rank=last)
         hvd.broadcast_optimizer_state(optimizer, root_rank=last)
         steps = hvd.allgather(torch.tensor([len(batches)])).tolist()

@@ -1,8 +1,8 @@
-"""Train a network on handwritten digits with TensorFlow, in a loop of one's own, on any number of processes.
+"""Train a network on handwritten digits with TensorFlow, in a custom training loop, on any number of processes.
 
     horovodrun -np 2 python examples/tensorflow2_mnist.py
 
-What makes it a distributed program are the lines marked with numbers. The data are the 1,797 digits of 8 x 8 pixels that come
+The numbered lines make it a distributed program. The data are the 1,797 digits of 8 x 8 pixels that come
 with scikit-learn; no network is needed.
 """
 
@@ -30,11 +30,13 @@ def main() -> None:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     if gpus:
-        tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")  # 2: a GPU of its own, where there are any
+        tf.config.set_visible_devices(
+            gpus[hvd.local_rank()], "GPU"
+        )  # 2: each process uses its own GPU, if there are GPUs
     tf.keras.utils.set_random_seed(hvd.rank())
     images, labels = load()
     digits = tf.data.Dataset.from_tensor_slices((images[:TRAINING], labels[:TRAINING]))
-    # 3: every process takes each hvd.size()-th digit, its own share of every batch
+    # 3: every process takes each hvd.size()-th digit, and hvd.size() processes share a batch
     mine = hvd.data.shard(digits, options.batch_size // hvd.size(), shuffle=True, drop_remainder=True)
     model = tf.keras.Sequential(
         [
@@ -59,14 +61,16 @@ def main() -> None:
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)  # 5: all begin alike
+    hvd.broadcast_variables(
+        model.variables + optimizer.variables, root_rank=0
+    )  # 5: all processes start from the same values
 
     for epoch in range(1, options.epochs + 1):
         losses = [step(*batch) for batch in mine]
-        loss = hvd.allreduce(tf.reduce_mean(losses))  # 6: of all processes
+        loss = hvd.allreduce(tf.reduce_mean(losses))  # 6: the average over all processes
         scores = model(images[TRAINING:], training=False)
         right = tf.reduce_mean(tf.cast(tf.argmax(scores, axis=1) == labels[TRAINING:], tf.float32))
-        if hvd.rank() == 0:  # 7: one speaks for all
+        if hvd.rank() == 0:  # 7: one process prints
             print(f"epoch {epoch}: training loss {float(loss):.4f}, test accuracy {float(right):.2%}", flush=True)
 
 

@@ -5,6 +5,7 @@ An engine is one line in :data:`ENGINES`; the tables of ``tests/parallel/test_en
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import threading
 import time
@@ -14,11 +15,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from horovod.comm.base import Communicator
+from horovod.comm.base import Communicator, give_up
+from horovod.comm.bytewise.communicator import PIECE_BYTES
+from horovod.comm.gloo.engine import GlooCommunicator
+from horovod.comm.hierarchical.communicator import PIECE_BYTES as HIERARCHICAL_PIECE_BYTES
+from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
+from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.oneccl.collectives import OneCclCollectives
+from horovod.comm.oneccl.engine import OneCclCommunicator
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp.communicator import TcpCommunicator
+from late_oneccl import LateLibrary
+from mpi_ranks import group_under, prefix_of
 
 _T = TypeVar("_T")
 
@@ -35,10 +45,12 @@ class Engine:
     Attributes:
         make: ``make(size, timeout)`` returns the communicators of a group, by rank.
         sizes: the group sizes at which the tables run on it.
+        hosts: ``hosts(size)`` tells by rank on which host it is, where allreduces are folded host by host; else "".
     """
 
     make: Factory
     sizes: Sequence[int]
+    hosts: Callable[[int], str] = lambda size: ""
 
 
 def tcp_sockets(
@@ -107,6 +119,110 @@ def _shm_auto(size: int, timeout: timedelta) -> list[Communicator]:
     return _shm(size, timeout, reading="auto")
 
 
+def _gloo(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list[Communicator]:
+    from horovod.comm.gloo.collectives import GlooCollectives  # imports PyTorch
+
+    sockets = tcp_sockets(size, socket.socketpair)
+    found: dict[int, Communicator] = {}
+
+    def make(rank: int) -> None:
+        deadline = time.monotonic() + 60
+        collectives = GlooCollectives(rank, sockets[rank], ["here"] * size, "", timeout, give_up, deadline)
+        found[rank] = GlooCommunicator(rank, size, collectives, piece_bytes)
+
+    threads = [threading.Thread(target=make, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[rank] for rank in range(size)]
+
+
+def _gloo_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
+    return _gloo(size, timeout, 4096)
+
+
+class _StandInCcl(OneCclCommunicator):
+    """Lets go of what is blocked in the stand-in when it is closed, as the end of a process does."""
+
+    library: LateLibrary
+
+    def close(self) -> None:
+        self.library.let_go()
+        super().close()
+
+
+def _ccl(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list[Communicator]:
+    sockets, library = tcp_sockets(size, socket.socketpair), LateLibrary()
+    found: dict[int, Communicator] = {}
+
+    def make(rank: int) -> None:
+        deadline = time.monotonic() + 60
+        collectives = OneCclCollectives(library, bytes(4096), rank, size, sockets[rank], timeout, give_up, deadline)
+        found[rank] = made = _StandInCcl(rank, size, collectives, piece_bytes)
+        made.library = library
+
+    threads = [threading.Thread(target=make, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[rank] for rank in range(size)]
+
+
+def _ccl_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
+    return _ccl(size, timeout, 4096)
+
+
+def blocks(size: int) -> str:
+    """Two hosts, the first of which has the first half of the ranks, and one more if they are odd."""
+    return "a" * -(-size // 2) + "b" * (size // 2)
+
+
+def in_turns(size: int) -> str:
+    """The ranks of three hosts in turns."""
+    return ("abc" * size)[:size]
+
+
+def _hierarchical(
+    hosts: str, timeout: timedelta, cross: Factory, piece_bytes: int = HIERARCHICAL_PIECE_BYTES
+) -> list[Communicator]:
+    size = len(hosts)
+    placements = [Placement.of(hosts, rank) for rank in range(size)]
+    flat = cross(size, timeout)
+    inside: dict[int, Communicator] = {}
+    across: dict[int, Communicator] = {}
+    for ranks in placements[0].hosts:
+        inside |= zip(ranks, _shm(len(ranks), timeout) if len(ranks) > 1 else _single(1, timeout), strict=True)
+    for placement in placements:
+        if placement.column is not None and placement.host == 0:
+            across |= zip(placement.column, cross(len(placement.column), timeout), strict=True)
+    return [
+        HierarchicalCommunicator(placements[rank], inside[rank], across.get(rank), flat[rank], piece_bytes=piece_bytes)
+        for rank in range(size)
+    ]
+
+
+def _hierarchical_blocks(size: int, timeout: timedelta) -> list[Communicator]:
+    return _hierarchical(blocks(size), timeout, _tcp)
+
+
+def _hierarchical_in_turns(size: int, timeout: timedelta) -> list[Communicator]:
+    return _hierarchical(in_turns(size), timeout, _tcp, piece_bytes=4096)
+
+
+def _hierarchical_gloo(size: int, timeout: timedelta) -> list[Communicator]:
+    return _hierarchical(blocks(size), timeout, _gloo)
+
+
+def _mpich(size: int, timeout: timedelta) -> list[Communicator]:
+    return group_under("mpich", size, timeout, 0)
+
+
+def _open_mpi(size: int, timeout: timedelta) -> list[Communicator]:
+    return group_under("openmpi", size, timeout, 0)
+
+
 ENGINES: dict[str, Engine] = {
     "single": Engine(_single, sizes=[1]),
     "shm": Engine(_shm, sizes=range(2, 9)),
@@ -117,19 +233,45 @@ ENGINES: dict[str, Engine] = {
     "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
     "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),
     "tcp-two-links": Engine(_tcp_two_links, sizes=[2, 3]),
+    "gloo": Engine(_gloo, sizes=[2, 3, 4]),
+    "gloo-small-pieces": Engine(_gloo_small_pieces, sizes=[3]),
+    "ccl": Engine(_ccl, sizes=[2, 3, 4]),
+    "ccl-small-pieces": Engine(_ccl_small_pieces, sizes=[3]),
+    "hierarchical": Engine(_hierarchical_blocks, sizes=[2, 3, 4], hosts=blocks),
+    "hierarchical-in-turns": Engine(_hierarchical_in_turns, sizes=[3, 4, 7], hosts=in_turns),
+    "hierarchical-gloo": Engine(_hierarchical_gloo, sizes=[3], hosts=blocks),
+}
+if importlib.util.find_spec("torch") is None:
+    ENGINES = {name: engine for name, engine in ENGINES.items() if "gloo" not in name}
+ENGINES |= {
+    f"mpi-{name}": Engine(make, sizes=[2, 3, 4])
+    for name, make in (("mpich", _mpich), ("openmpi", _open_mpi))
+    if prefix_of(name) is not None
 }
 
 SEVERAL = [name for name, engine in ENGINES.items() if max(engine.sizes) > 1]
 """The engines of groups that can fail."""
 
 
-def make_group(engine: str, size: int, timeout: timedelta = TIMEOUT) -> list[Communicator]:
+class RankGroup(list[Communicator]):
+    """A group's communicators, by rank.
+
+    Attributes:
+        hosts: as of :class:`Engine`.
+    """
+
+    hosts = ""
+
+
+def make_group(engine: str, size: int, timeout: timedelta = TIMEOUT) -> RankGroup:
     """A new group, by rank. Whoever makes it closes its communicators."""
-    return ENGINES[engine].make(size, timeout)
+    group = RankGroup(ENGINES[engine].make(size, timeout))
+    group.hosts = ENGINES[engine].hosts(size)
+    return group
 
 
 @contextmanager
-def group_of(engine: str, size: int, timeout: timedelta = TIMEOUT) -> Iterator[list[Communicator]]:
+def group_of(engine: str, size: int, timeout: timedelta = TIMEOUT) -> Iterator[RankGroup]:
     """A group for the length of a ``with`` block."""
     group = make_group(engine, size, timeout)
     try:

@@ -1,4 +1,4 @@
-"""Teach a Wide ResNet to tell clothes apart, in one process. Here the lab begins.
+"""Train a Wide ResNet to classify clothes, in one process. The lab begins with this script.
 
 python fashion_mnist.py
 """
@@ -36,7 +36,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2,
 )
 

@@ -1,4 +1,4 @@
-"""Step 1: every process knows its rank, and takes a GPU of its own.
+"""Step 1: every process knows its rank, and uses its own GPU.
 
 horovodrun -np 2 python fashion_mnist_after_step_01.py
 """
@@ -46,7 +46,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2,
 )
 

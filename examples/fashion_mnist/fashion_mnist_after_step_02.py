@@ -1,4 +1,4 @@
-"""Step 2: the first worker speaks for all.
+"""Step 2: only rank 0 prints.
 
 horovodrun -np 2 python fashion_mnist_after_step_02.py
 """
@@ -47,7 +47,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

@@ -1,4 +1,4 @@
-"""Step 4: all ranks begin with the first one's weights.
+"""Step 4: all ranks start with the weights of rank 0.
 
 horovodrun -np 2 python fashion_mnist_after_step_04.py
 """
@@ -49,7 +49,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

@@ -1,4 +1,4 @@
-"""Step 5: the ranks share an epoch.
+"""Step 5: each rank has its own part of the images.
 
 horovodrun -np 2 python fashion_mnist_after_step_05.py
 """
@@ -49,7 +49,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

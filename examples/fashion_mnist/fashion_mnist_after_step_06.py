@@ -1,4 +1,4 @@
-"""Step 6: all ranks see the same metrics.
+"""Step 6: all ranks have the same metrics.
 
 horovodrun -np 2 python fashion_mnist_after_step_06.py
 """
@@ -50,7 +50,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

@@ -1,4 +1,4 @@
-"""Step 7: the first rank keeps the checkpoints, and tells the others where training goes on.
+"""Step 7: rank 0 writes the checkpoints, and broadcasts the epoch at which training resumes.
 
 horovodrun -np 2 python fashion_mnist_after_step_07.py
 """
@@ -52,7 +52,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

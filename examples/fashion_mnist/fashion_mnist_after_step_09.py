@@ -1,4 +1,4 @@
-"""Step 9: the learning rate rises gradually, and drops later.
+"""Step 9: the learning rate warms up, and drops later.
 
 horovodrun -np 2 python fashion_mnist_after_step_09.py
 """
@@ -61,7 +61,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

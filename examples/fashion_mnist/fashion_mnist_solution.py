@@ -14,7 +14,7 @@ from novograd import NovoGrad
 
 import horovod.keras as hvd
 
-# 1: this process learns its rank, and takes the GPU of that number among its host's
+# 1: this process learns its rank, and uses the GPU with the number of its local rank
 hvd.init()
 gpus = tf.config.list_physical_devices("GPU")
 for gpu in gpus:
@@ -23,20 +23,20 @@ if gpus:
     tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
 options = parse_options()
-verbose = hvd.rank() == 0  # 2: one speaks for all
+verbose = hvd.rank() == 0  # 2: only rank 0 prints
 
 images = data.load(options.data, hvd)
-learning_rate = options.base_lr * hvd.size()  # 8: a batch larger by so much allows steps as much longer
+learning_rate = options.base_lr * hvd.size()  # 8: the batch is larger by this factor
 
 checkpoints = Checkpoints(options.log_dir / "checkpoints" if options.use_checkpointing else None)
-# 7: one rank looks for a checkpoint, so that two cannot disagree on what is there
+# 7: one rank looks for a checkpoint, so all ranks resume at the same epoch
 first_epoch = checkpoints.newest() if hvd.rank() == 0 else 0
 first_epoch = int(hvd.broadcast(first_epoch, 0, name="first_epoch"))
 if first_epoch > 0 and hvd.rank() == 0:
     model = hvd.load_model(checkpoints.path(first_epoch), custom_optimizers=[NovoGrad])
 else:
     model = wide_resnet(images.shape, images.classes, options.depth, options.width, options.wd)
-    # 10: made for large batches; each layer's gradient counts by its direction alone
+    # 10: for large batches; normalises the gradient of each layer
     optimizer = NovoGrad(learning_rate, grad_averaging=True)
     # 3: gradients are averaged over the ranks, by a collective that XLA cannot compile
     optimizer = hvd.DistributedOptimizer(optimizer)
@@ -50,20 +50,20 @@ def drops(epoch: float) -> float:
 
 
 callbacks = [
-    hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # 4: all begin with rank 0's weights
-    hvd.callbacks.MetricAverageCallback(),  # 6: before whatever decides by the metrics
-    # 9: rise to the learning rate, then stay until it is time to drop
+    hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # 4: all ranks start with the weights of rank 0
+    hvd.callbacks.MetricAverageCallback(),  # 6: before the callbacks that use the metrics
+    # 9: warm up to the learning rate, and lower it at the given epochs
     hvd.callbacks.LearningRateWarmupCallback(learning_rate, options.warmup_epochs, verbose=1),
     hvd.callbacks.LearningRateScheduleCallback(learning_rate, drops, start_epoch=options.warmup_epochs),
     Report(options.log_dir, options.batch_size * hvd.size(), verbose),
     StopAtAccuracy(options.target_accuracy, options.patience),
 ]
-# 7: and one rank writes them
+# 7: one rank writes checkpoints
 if hvd.rank() == 0:
     callbacks.append(checkpoints)
 
 model.fit(
-    # 5: each rank has its own part of the images, and so an epoch fewer steps
+    # 5: each rank has its own part of the images, so an epoch has fewer steps
     images.training(options.batch_size, hvd.rank(), hvd.size()),
     steps_per_epoch=data.steps(images.train_count, options.batch_size * hvd.size()),
     validation_data=images.validation(options.val_batch_size),
@@ -71,7 +71,7 @@ model.fit(
     initial_epoch=first_epoch,
     epochs=options.epochs,
     callbacks=callbacks,
-    shuffle=False,  # the pipeline does it
+    shuffle=False,  # the data pipeline shuffles
     verbose=2 if verbose else 0,
 )
 

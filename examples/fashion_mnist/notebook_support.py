@@ -1,4 +1,4 @@
-"""What the cells of lab.ipynb call: show what a step changes, run a script on several ranks, read what it wrote down."""
+"""Functions for lab.ipynb: show the changes of a step, run a script on several ranks, read the files that it wrote."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from IPython.display import Markdown
 HERE = Path(__file__).resolve().parent
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-"""For comparing speeds on CPUs: a rank has one core, whether it has company or not."""
+"""For comparing speeds on CPUs: a rank has one core, for any number of ranks."""
 
 Rows = list[dict[str, float]]
 
 
 def script(step: int) -> Path:
-    """The script after a step; 0: before the first."""
+    """The script after a step. 0: the script before the first step."""
     return HERE / (f"fashion_mnist_after_step_{step:02}.py" if step else "fashion_mnist.py")
 
 
 def code(step: int) -> Markdown:
-    """A whole script."""
+    """The text of a script."""
     return Markdown(f"```python\n{script(step).read_text()}```")
 
 
 def changes(step: int) -> Markdown:
-    """What a step removes (-) and adds (+), out of the two scripts. Their titles do not count."""
+    """The lines that a step removes (-) and adds (+). Titles are ignored."""
     before, after = (script(each).read_text().partition("from __future__")[2].splitlines() for each in (step - 1, step))
     lines = list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]
     return Markdown("\n".join(["```diff", *(line if not line.startswith("@@") else "@@" for line in lines), "```"]))
@@ -42,7 +42,7 @@ def changes(step: int) -> Markdown:
 def train(
     step: int, ranks: int, options: str, logs: Path, env: dict[str, str] | None = None, keep: bool = False
 ) -> Rows:
-    """Run a step's script under horovodrun, with what it prints below the cell.
+    """Run a step's script under horovodrun, and show its output below the cell.
 
     Args:
         logs: the folder for this run.
@@ -80,5 +80,5 @@ def train(
 
 
 def rate(rows: Rows) -> float:
-    """Images per second in the fastest epoch: in the first, TensorFlow builds its graph, and others may be disturbed."""
+    """Images per second in the fastest epoch. TensorFlow builds its graph in the first, and other work may slow down others."""
     return max(row["images_per_second"] for row in rows)

@@ -1,7 +1,7 @@
 """Distributed data-parallel training: one script, one command, many processes.
 
-The bindings are ``horovod.torch`` and its siblings; this package itself offers only :func:`horovod.run` and the version.
-``run`` is imported when it is first asked for, so that ``import horovod`` costs nothing and imports no framework.
+The bindings are ``horovod.torch`` and its siblings. This package itself has only :func:`horovod.run` and the version. ``run``
+is imported when it is first used, so ``import horovod`` imports neither the launcher nor a framework.
 """
 
 from __future__ import annotations

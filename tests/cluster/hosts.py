@@ -143,6 +143,16 @@ class Hosts:
         self._ip("link", "set", f"switch2-{name}", "nomaster", inside=self._room)
 
     @contextmanager
+    def broken_second_network(self) -> Iterator[None]:
+        """hostA and hostB are in the second network, where nothing of hostB's arrives."""
+        self.second_network("hostA", "hostB", up=True)
+        self.unplug_second("hostB")
+        try:
+            yield
+        finally:
+            self.second_network("hostA", "hostB", up=False)
+
+    @contextmanager
     def no_way(self, name: str, other: str) -> Iterator[None]:
         """What ``name`` sends ``other`` is lost, also its answers, as at a firewall."""
         neighbour = ("neigh", "replace", ADDRESSES[other], "lladdr", "00:00:00:00:00:01", "dev", INTERFACES[name])

@@ -10,20 +10,11 @@ from numpy.typing import NDArray
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
-from horovod.core.lifecycle import context
+from horovod.common import basics
 from horovod.core.submission import collectives
 from horovod.core.submission.tensor import Tensor
 
-init = context.init
-shutdown = context.shutdown
-
-
-def rank() -> int:
-    return context.current().identity.rank
-
-
-def size() -> int:
-    return context.current().identity.size
+init, shutdown, rank, size = basics.init, basics.shutdown, basics.rank, basics.size
 
 
 def allreduce(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:

@@ -148,7 +148,7 @@ def test_a_cable_that_is_pulled_out_ends_the_job_on_both_sides(stall: Stall, whi
     assert f"({lost}, local rank" in line, done.stderr
     (reason,) = [line for line in done.stderr.splitlines() if line.startswith("Reason: ")]
     assert f"the agent of {lost} is lost: it has not answered for {LOST_AFTER_SECONDS} seconds" in reason, done.stderr
-    assert f"horovodrun: {lost} did not say that the job has ended there" in done.stderr
+    assert f"horovodrun: {lost} did not confirm that the job has ended there" in done.stderr
 
 
 def test_a_launcher_whose_host_is_gone_leaves_nothing_on_others(stall: Stall) -> None:

@@ -19,13 +19,14 @@ PATIENCE_SECONDS = 100
 NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
 MPI_FIRST = "from mpi4py import MPI\n"
 PLACES = r"""
-import os, horovod.torch as hvd, torch
+import os, numpy, plain
+from horovod.common import basics
 for _ in range(2):
-    hvd.init()
-    total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-    place = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+    plain.init()
+    (total,) = plain.allreduce(numpy.ones(1, numpy.float32), "total")
+    place = basics.rank(), basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
     os.write(1, f"RANK {place} {total}\n".encode())  # at once: mpirun mixes the parts of lines
-    hvd.shutdown()
+    plain.shutdown()
 """
 
 
@@ -82,25 +83,34 @@ def test_a_training_on_two_hosts_has_the_bits_of_one_host(
 
 @pytest.mark.parametrize("kind", mpi.MPIS)
 def test_hosts_with_different_numbers_of_ranks(cluster: Cluster, kind: str) -> None:
-    (cluster.folder / "places.py").write_text(PLACES)
-    done = cluster.finish(start(cluster, kind, "hostA:3,hostB:1", "python", "places.py"), PATIENCE_SECONDS)
+    cluster.script(PLACES)
+    done = cluster.finish(start(cluster, kind, "hostA:3,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
     expected = [f"RANK {place} 4.0" for place in [(0, 0, 3, 0, 2), (1, 1, 3, 0, 1), (2, 2, 3, 0, 1), (3, 0, 1, 1, 2)]]
     assert lines(done.stdout, start="RANK") == sorted(expected * 2), done.stderr
 
 
+def test_a_network_that_leads_nowhere_is_left_out_under_mpirun(cluster: Cluster) -> None:
+    """Without MPI itself, which would try that network and hang."""
+    cluster.script(NO_MPI4PY + PLACES)
+    with cluster.hosts.broken_second_network():
+        done = cluster.finish(start(cluster, mpi.MPICH, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
+    assert len(lines(done.stdout, start="RANK")) == 4, done.stderr
+    assert "no rank uses address 10.78.0.1 of hostA: hostB cannot reach it (no answer)" in done.stderr
+
+
 def test_without_mpi4py_open_mpi_says_what_to_install(cluster: Cluster) -> None:
-    (cluster.folder / "places.py").write_text(NO_MPI4PY + PLACES)
-    done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", "places.py"), PATIENCE_SECONDS)
+    cluster.script(NO_MPI4PY + PLACES)
+    done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
     assert done.returncode != 0
-    assert "Open MPI started 2 ranks on several hosts and gave them no place to meet." in done.stderr
+    assert "Open MPI started 2 ranks on several hosts and gave them no rendezvous server." in done.stderr
     assert "install mpi4py for the Python of every rank (pip install mpi4py)" in done.stderr
 
 
 def test_another_mpi_than_the_one_that_started_the_job_is_named(cluster: Cluster) -> None:
     library = mpi.environment(mpi.OPEN_MPI)["MPI4PY_LIBMPI"]
     lead = f"import os; os.environ['MPI4PY_LIBMPI'] = {library!r}\n{MPI_FIRST}"
-    (cluster.folder / "places.py").write_text(lead + PLACES)
-    done = cluster.finish(start(cluster, mpi.MPICH, "hostA:1,hostB:1", "python", "places.py"), PATIENCE_SECONDS)
+    cluster.script(lead + PLACES)
+    done = cluster.finish(start(cluster, mpi.MPICH, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
     assert done.returncode != 0
     assert "MPICH started 2 ranks, but the MPI library of mpi4py (Open MPI v5" in done.stderr
 
@@ -108,8 +118,8 @@ def test_another_mpi_than_the_one_that_started_the_job_is_named(cluster: Cluster
 def test_a_rank_that_raises_under_open_mpi_ends_the_job_although_others_are_busy(cluster: Cluster) -> None:
     script = cluster.folder / "job.py"
     script.write_text(
-        "import time\nfrom horovod.core import context\ncontext.init()\n"
-        "if context.current().identity.rank == 0:\n    raise ValueError('out of luck')\ntime.sleep(1000)\n"
+        "import time\nfrom horovod.common import basics\nbasics.init()\n"
+        "if basics.rank() == 0:\n    raise ValueError('out of luck')\ntime.sleep(1000)\n"
     )
     done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", script), PATIENCE_SECONDS)
     assert done.returncode != 0 and "ValueError: out of luck" in done.stderr
@@ -118,10 +128,9 @@ def test_a_rank_that_raises_under_open_mpi_ends_the_job_although_others_are_busy
 
 @pytest.mark.parametrize("kind", mpi.MPIS)
 def test_a_killed_rank_ends_the_job_on_both_hosts(cluster: Cluster, kind: str) -> None:
-    script = cluster.folder / "job.py"
-    script.write_text(
-        "import time, torch, horovod.torch as hvd\nhvd.init()\nprint('ready', flush=True)\n"
-        "while True:\n    hvd.allreduce(torch.ones(9), name='x')\n    time.sleep(0.01)\n"
+    script = cluster.script(
+        "import time, numpy, plain\nplain.init()\nprint('ready', flush=True)\n"
+        "while True:\n    plain.allreduce(numpy.ones(9, numpy.float32), 'x')\n    time.sleep(0.01)\n"
     )
     process = start(cluster, kind, "hostA:2,hostB:2", "python", script)
     cluster.await_line(process, "ready", times=4)

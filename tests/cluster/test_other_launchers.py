@@ -12,6 +12,7 @@ from cluster.hosts import ADDRESSES, INTERFACES, Hosts
 from launcher.harness import Launcher
 
 LIMIT_SECONDS = 90
+HOSTS = ("hostA", "hostB")
 TRAINING = """
 import os, sys
 import torch, horovod.torch as hvd
@@ -29,7 +30,16 @@ for step in range(5):
     optimizer.step()
 sums = hvd.allgather(model.weight.detach())
 assert bool((sums == sums[0]).all())
-print("trained", hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), flush=True)
+print("rank", hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), flush=True)
+"""
+PLACES = """
+import numpy, plain
+from horovod.common import basics
+plain.init()
+(total,) = plain.allreduce(numpy.ones(1, numpy.float32), "total")
+assert total == plain.size()
+places = basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
+print("rank", plain.rank(), plain.size(), *places, flush=True)
 """
 
 
@@ -41,6 +51,8 @@ class TwoHosts:
         self.folder = launcher.folder
         self._launcher = launcher
         (self.folder / "train.py").write_text(TRAINING)
+        (self.folder / "plain.py").write_text((Path(__file__).parent / "plain.py").read_text())
+        (self.folder / "places.py").write_text(PLACES)
 
     def start(self, host: str, command: Sequence[str | Path], **extra: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -57,11 +69,11 @@ class TwoHosts:
 
     @staticmethod
     def finish(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
-        """The lines that the ranks print when they have trained, in order."""
+        """The lines that the ranks print at their end, in order."""
         ended = [(process.communicate(timeout=LIMIT_SECONDS), process.returncode) for process in processes]
         said = "\n".join(error for (_, error), _ in ended)
         assert [status for _, status in ended] == [0] * len(processes), said
-        return sorted(line for (out, _), _ in ended for line in out.splitlines() if line.startswith("trained"))
+        return sorted(line for (out, _), _ in ended for line in out.splitlines() if line.startswith("rank"))
 
 
 @pytest.fixture
@@ -89,7 +101,7 @@ def torchrun(
     two: TwoHosts, words: Sequence[str], per_host: Sequence[int], *arguments: str | Path, **extra: str
 ) -> list[subprocess.Popen[str]]:
     started = []
-    for number, host in enumerate(ADDRESSES):
+    for number, host in enumerate(HOSTS):
         node = ("--node-rank", str(number)) if "--master-addr" in words else ("--local-addr", ADDRESSES[host])
         count = ("--nnodes", "2", "--nproc-per-node", str(per_host[number]))
         names = {"GLOO_SOCKET_IFNAME": INTERFACES[host], **extra}
@@ -98,42 +110,50 @@ def torchrun(
 
 
 @pytest.mark.parametrize(
-    ("words", "extra"),
-    [(STATIC, {}), (C10D, {}), (C10D, OWN_STORE)],
-    ids=["static rendezvous", "c10d rendezvous", "a store that rank 0 is to serve"],
+    ("words", "per_host", "extra", "expected"),
+    [
+        (STATIC, (1, 2), {}, ["0 3 0 1 0 2", "1 3 0 2 1 2", "2 3 1 2 0 1"]),
+        (C10D, (2, 2), {}, ["0 4 0 2 0 2", "1 4 1 2 0 2", "2 4 0 2 1 2", "3 4 1 2 1 2"]),
+        (C10D, (1, 1), OWN_STORE, ["0 2 0 1 0 2", "1 2 0 1 1 2"]),
+    ],
+    ids=["static rendezvous, more ranks on one host", "c10d rendezvous", "a store that rank 0 is to serve"],
 )
-def test_torchrun_on_two_hosts(two: TwoHosts, words: Sequence[str], extra: dict[str, str]) -> None:
-    found = two.finish(torchrun(two, words, (2, 2), **extra))
-    assert found == ["trained 0 4 0 2 0 2", "trained 1 4 1 2 0 2", "trained 2 4 0 2 1 2", "trained 3 4 1 2 1 2"]
+def test_torchrun_on_two_hosts(
+    two: TwoHosts, words: Sequence[str], per_host: Sequence[int], extra: dict[str, str], expected: list[str]
+) -> None:
+    assert two.finish(torchrun(two, words, per_host, **extra)) == [f"rank {places}" for places in expected]
 
 
-def test_torchrun_may_start_more_ranks_on_one_host_than_on_the_other(two: TwoHosts) -> None:
-    found = two.finish(torchrun(two, STATIC, (1, 2)))
-    assert found == ["trained 0 3 0 1 0 2", "trained 1 3 0 2 1 2", "trained 2 3 1 2 0 1"]
+def test_a_network_that_leads_nowhere_is_left_out_under_torchrun(two: TwoHosts) -> None:
+    with two.hosts.broken_second_network():
+        started = torchrun(two, STATIC, (1, 1))
+        ended = [process.communicate(timeout=LIMIT_SECONDS) for process in started]
+    assert [out.split()[:3] for out, _ in ended] == [["rank", "0", "2"], ["rank", "1", "2"]], ended
+    assert "no rank uses address 10.78.0.1 of hostA: hostB cannot reach it (no answer)" in ended[1][1]
 
 
 @pytest.mark.parametrize("words", [STATIC, C10D], ids=["static rendezvous", "c10d rendezvous"])
 def test_a_worker_that_fails_once_is_restarted_with_all_others_and_trains(two: TwoHosts, words: Sequence[str]) -> None:
-    found = two.finish(torchrun(two, ("--max-restarts", "3", "--monitor-interval", "0.3", *words), (2, 2), "failed"))
+    found = two.finish(torchrun(two, ("--max-restarts", "3", "--monitor-interval", "0.3", *words), (1, 1), "failed"))
     assert (two.folder / "failed").exists()
-    assert found == ["trained 0 4 0 2 0 2", "trained 1 4 1 2 0 2", "trained 2 4 0 2 1 2", "trained 3 4 1 2 1 2"]
+    assert found == ["rank 0 2 0 1 0 2", "rank 1 2 0 1 1 2"]
 
 
 def each_host(two: TwoHosts, *variables: dict[str, str]) -> list[subprocess.Popen[str]]:
-    return [two.start(host, ["python", "train.py"], **own) for host, own in zip(ADDRESSES, variables, strict=True)]
+    return [two.start(host, ["python", "places.py"], **own) for host, own in zip(HOSTS, variables, strict=True)]
 
 
 def test_the_pods_of_a_pytorchjob_are_one_job(two: TwoHosts) -> None:
     common = {"WORLD_SIZE": "2", "MASTER_PORT": "23456"}
     master = {**common, "RANK": "0", "MASTER_ADDR": "localhost"}  # as earlier versions of the operator set it there
     worker = {**common, "RANK": "1", "MASTER_ADDR": "hostA"}
-    assert two.finish(each_host(two, master, worker)) == ["trained 0 2 0 1 0 2", "trained 1 2 0 1 1 2"]
+    assert two.finish(each_host(two, master, worker)) == ["rank 0 2 0 1 0 2", "rank 1 2 0 1 1 2"]
 
 
 def test_the_nodes_of_kubeflow_trainer_are_one_job_without_torchrun(two: TwoHosts) -> None:
     common = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "hostA", "PET_MASTER_PORT": "29400"}
     found = two.finish(each_host(two, *({**common, "PET_NODE_RANK": str(number)} for number in range(2))))
-    assert found == ["trained 0 2 0 1 0 2", "trained 1 2 0 1 1 2"]
+    assert found == ["rank 0 2 0 1 0 2", "rank 1 2 0 1 1 2"]
 
 
 def test_ranks_whose_variables_are_set_by_hand_are_one_job(two: TwoHosts) -> None:
@@ -144,4 +164,4 @@ def test_ranks_whose_variables_are_set_by_hand_are_one_job(two: TwoHosts) -> Non
         "HOROVOD_SECRET_KEY": "any text that nobody can guess",
     }
     found = two.finish(each_host(two, *({**common, "HOROVOD_RANK": str(number)} for number in range(2))))
-    assert found == ["trained 0 2 0 1 0 2", "trained 1 2 0 1 1 2"]
+    assert found == ["rank 0 2 0 1 0 2", "rank 1 2 0 1 1 2"]

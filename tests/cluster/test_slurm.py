@@ -26,8 +26,9 @@ ENDING_SECONDS = 20
 RANK = """
 import os, sys, time
 from horovod.core.submission import collectives
+from horovod.common import basics
 from horovod.core.lifecycle import context
-context.init()
+basics.init()
 collectives.barrier().wait()
 me = context.current().identity
 node = os.environ["SLURMD_NODENAME"]
@@ -37,7 +38,7 @@ sys.stdout.flush()
 for step in range(int(sys.argv[1])):
     collectives.barrier().wait()
     time.sleep(0.02)
-context.shutdown()
+basics.shutdown()
 """
 FOR_LONG = "100000"
 LINE = re.compile(r"rank (\w+) (\d+) (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)$", re.MULTILINE)
@@ -165,10 +166,17 @@ def test_a_secret_in_the_environment_replaces_munge(nodes: Nodes) -> None:
     without = "from horovod.control import munge; munge._LIBRARY = 'libmunge.so.none'"
     (nodes.folder / "without.py").write_text(f"{without}\n{RANK}")
     srun = ("srun", "-N2", "--ntasks-per-node=1", "python", "without.py", "1")
-    done = nodes.run(*srun, _HOROVOD_SECRET_KEY="c2VjcmV0" * 6)
+    done = nodes.run(*srun, HOROVOD_SECRET_KEY="any text that nobody can guess")
     assert (done.returncode, sorted(ranks(done.stdout))) == (0, [0, 1]), done.stderr
     told = nodes.run(*srun)
-    assert told.returncode and "export _HOROVOD_SECRET_KEY=" in told.stderr
+    assert told.returncode and "export HOROVOD_SECRET_KEY=" in told.stderr
+
+
+def test_a_network_that_leads_nowhere_is_left_out_under_srun(nodes: Nodes) -> None:
+    with nodes.slurm.hosts.broken_second_network():
+        done = nodes.run("srun", "-N2", "--ntasks-per-node=1", "python", "rank.py", "1")
+    assert (done.returncode, sorted(ranks(done.stdout))) == (0, [0, 1]), done.stderr
+    assert "no rank uses address 10.78.0.1 of hostA: hostB cannot reach it (no answer)" in done.stderr
 
 
 EAVESDROP = """

@@ -142,7 +142,7 @@ def learned(ended: Ended) -> bool:
     return ended.history["loss"][-1] < ended.history["loss"][0]
 
 
-def test_the_script_that_it_begins_with_trains_alone(lab: Callable[..., list[Ended]], tmp_path: Path) -> None:
+def test_the_first_script_trains_in_one_process(lab: Callable[..., list[Ended]], tmp_path: Path) -> None:
     (ended,) = lab(0)
     assert learned(ended) and ended.steps == TRAIN // BATCH
     lines = ended.printed.splitlines()
@@ -161,7 +161,7 @@ def test_step_1_gives_every_rank_a_gpu(lab: Callable[..., list[Ended]]) -> None:
         assert learned(ended) and "test accuracy" in ended.printed, "each trains a network of its own"
 
 
-def test_step_2_leaves_the_talking_to_the_first(lab: Callable[..., list[Ended]], tmp_path: Path) -> None:
+def test_step_2_prints_on_rank_0_only(lab: Callable[..., list[Ended]], tmp_path: Path) -> None:
     first, second = lab(2)
     assert "Epoch 3/3" in first.printed and "images/sec" in first.printed and "test accuracy" in first.printed
     assert second.printed == "" and learned(second)
@@ -197,7 +197,7 @@ def test_step_6_averages_metrics_and_stops_together(lab: Callable[..., list[Ende
     assert first.weights == second.weights
 
 
-def test_step_7_goes_on_where_it_was(lab: Callable[..., list[Ended]], tmp_path: Path) -> None:
+def test_step_7_resumes_from_the_checkpoint(lab: Callable[..., list[Ended]], tmp_path: Path) -> None:
     before = lab(7, "--use-checkpointing --epochs 2")
     folder = tmp_path / "logs" / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["epoch-001.keras", "epoch-002.keras"]

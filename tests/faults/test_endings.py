@@ -19,10 +19,11 @@ from horovod.control.secret import encode_secret, make_secret
 SCRIPT = """
 import os, sys, time
 from horovod.core.submission import collectives
+from horovod.common import basics
 from horovod.core.lifecycle import context
 from horovod.core.errors import HorovodInternalError
 
-context.init()
+basics.init()
 try:
     collectives.barrier().wait()  # a rank may learn here already that another has failed behind it
     if context.current().identity.rank == 1:
@@ -57,7 +58,7 @@ def environment(size: int) -> Iterator[Mapping[str, str]]:
 
 
 ENDINGS = {
-    "exception": ("raise LookupError('no such batch')", 1, "it raised LookupError: no such batch (at {script}:10)"),
+    "exception": ("raise LookupError('no such batch')", 1, "it raised LookupError: no such batch (at {script}:12)"),
     "end of script": ("sys.exit(0)", 0, "This was caused by rank 1: it left the job"),
     "exit code": ("sys.exit(5)", 5, "This was caused by rank 1: it left the job"),
     "hard exit": ("os._exit(6)", 6, "its process ended without hvd.shutdown()"),

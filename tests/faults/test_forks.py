@@ -138,11 +138,12 @@ def test_a_killed_rank_whose_child_lives_on(ranks: Ranks, tmp_path: Path, kind: 
     def work(alive: str) -> str:
         import subprocess
 
+        from horovod.common import basics
         from horovod.core.errors import HorovodInternalError
         from horovod.core.lifecycle import context
         from horovod.core.submission import collectives
 
-        context.init()
+        basics.init()
         collectives.barrier().wait()
         if context.current().identity.rank == 1:
             if kind == "subprocess":

@@ -31,12 +31,13 @@ def work(engine: str, elements: int, marker: str) -> str:
     from horovod.comm.reduction import ReduceOp
     from horovod.comm.shm import direct
     from horovod.comm.tcp import link
+    from horovod.common import basics
     from horovod.core.errors import HorovodInternalError
     from horovod.core.lifecycle import context
     from horovod.core.submission import collectives
     from horovod.core.submission.tensor import Tensor
 
-    context.init()
+    basics.init()
     generation = context.current()
     rank = generation.identity.rank
     caught, inside = [False], Path(marker)

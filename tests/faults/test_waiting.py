@@ -174,11 +174,12 @@ def stopped() -> Iterator[dict[int, list[str]]]:
     """By stopped rank: the errors of those that wait for it outside of any collective. Both jobs run side by side."""
 
     def wait() -> str:
+        from horovod.common import basics
         from horovod.core.errors import HorovodInternalError
         from horovod.core.lifecycle import context
         from horovod.core.submission import collectives
 
-        context.init()
+        basics.init()
         collectives.barrier().wait()
         if os.environ["HOROVOD_RANK"] == os.environ["VICTIM"]:
             signal.raise_signal(signal.SIGSTOP)

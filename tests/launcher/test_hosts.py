@@ -120,7 +120,7 @@ def test_what_a_login_shell_prints_is_skipped(launcher: Launcher, ssh: Path) -> 
         ("echo 'root@b: Permission denied (publickey).' >&2; exit 255", "it does not accept the key"),
         ("echo 'ssh: connect to host b port 22: No route to host' >&2; exit 255", "there is no route to it"),
         ("echo 'Host key verification failed.' >&2; exit 255", "its host key is not trusted"),
-        ("echo Account closed; exit 1", "exit status 1; its login shell said: Account closed"),
+        ("echo Account closed; exit 1", "exit status 1; its login shell wrote: Account closed"),
         ("PYTHONPATH=; set -- 'exec python3 -S -c \"import horovod\"'", "Horovod is not installed for its Python"),
         ("cd /; sleep 60", "it has not answered within 2 seconds"),
     ],
@@ -223,7 +223,7 @@ def test_an_agent_that_does_not_answer_does_not_hold_up_the_end(launcher: Launch
     done = finish(process)
     assert done.returncode == 3
     assert "Rank 0 failed first (localhost, local rank 0)." in done.stderr
-    assert "horovodrun: beta did not say that the job has ended there" in done.stderr
+    assert "horovodrun: beta did not confirm that the job has ended there" in done.stderr
     launcher.await_nothing(8)
 
 
@@ -311,8 +311,8 @@ def test_flags_of_ssh_reach_ssh(launcher: Launcher, ssh: Path) -> None:
 
 
 def test_each_host_uses_the_interfaces_that_it_has(launcher: Launcher, ssh: Path) -> None:
-    show = "echo $HOROVOD_GLOO_IFACE $NCCL_SOCKET_IFNAME"
+    show = "echo $HOROVOD_GLOO_IFACE $_HOROVOD_NETWORK_INTERFACES $NCCL_SOCKET_IFNAME"
     done = run(launcher, ssh, "--network-interfaces", "none0,lo", "-np", "1", "-H", "beta:1", "sh", "-c", show)
-    assert (done.returncode, words(done.stdout)) == (0, ["lo lo"])
+    assert (done.returncode, words(done.stdout)) == (0, ["lo lo lo"])
     done = run(launcher, ssh, "--network-interfaces", "none0", "-np", "1", "-H", "beta:1", "sh", "-c", show)
     assert done.returncode == 1 and "none of the network interfaces none0" in done.stderr

@@ -41,8 +41,9 @@ sys.exit(status if status >= 0 else 128 - status)
 RANK = """
 import sys
 from horovod.core.submission import collectives
+from horovod.common import basics
 from horovod.core.lifecycle import context
-context.init()
+basics.init()
 collectives.barrier().wait()
 me = context.current().identity
 sys.stdout.write(f"{me.rank}/{me.size} {me.local_rank}/{me.local_size} {me.cross_rank}/{me.cross_size} {me.hostname}\\n")
@@ -51,7 +52,7 @@ if len(sys.argv) > 1 and me.rank == 1:
     raise SystemError("bad luck")
 if len(sys.argv) > 1:
     collectives.barrier().wait()
-context.shutdown()
+basics.shutdown()
 """
 LSF = {"LSB_JOBID": "77", "LSB_MCPU_HOSTS": "localhost 2 127.0.0.1 1"}
 PLACES = ["0/3 0/2 0/2 localhost", "1/3 1/2 0/1 localhost", "2/3 0/1 1/2 127.0.0.1"]
@@ -76,6 +77,23 @@ def test_jsrun_starts_a_rank_on_every_slot(launcher: Launcher, lsf: dict[str, st
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, PLACES), done.stderr
     assert (launcher.folder / "words").read_text().splitlines()[2:] == ["python", "rank.py"]
     assert len(re.findall("^rank: ", (launcher.folder / "ranks.erf").read_text(), re.MULTILINE)) == 3
+
+
+def test_arguments_for_jsrun_reach_it_and_nobody_says_that_they_have_no_effect(
+    launcher: Launcher, lsf: dict[str, str]
+) -> None:
+    program = launcher.folder / "bin" / "jsrun"
+    program.write_text('#!/bin/sh\necho jsrun "$@"\n')
+    done = launcher.run("--binding-args=-n 4 -a 1", "--mpi-args=-x", "true", **lsf)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "jsrun -n 4 -a 1 --smpiargs -x true\n", "")
+
+
+def test_a_dry_run_shows_the_command_and_starts_nothing(launcher: Launcher, lsf: dict[str, str]) -> None:
+    done = launcher.run("--dry-run", "--jsrun", "python", "rank.py", **lsf)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"3 ranks by jsrun: jsrun --erf_input \S+ python rank.py$", done.stdout, re.MULTILINE)
+    assert len(re.findall("^rank: ", done.stdout, re.MULTILINE)) == 3
+    assert not (launcher.folder / "words").exists()
 
 
 def test_gloo_still_means_this_launcher(launcher: Launcher, lsf: dict[str, str]) -> None:

@@ -18,11 +18,13 @@ from launcher.harness import Launcher
 PATIENCE_SECONDS = 100
 JOB = r"""
 import os, sys, time
+from horovod.common import basics
 from horovod.core.lifecycle import context
+from horovod.environments import identity
 from horovod.core.submission.collectives import barrier
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\n").encode())  # at once: mpirun mixes the parts of lines
-context.init()
+basics.init()
 me = context.current().identity
 barrier().wait()
 """
@@ -77,6 +79,14 @@ def test_the_command_is_shown_on_request_and_nobody_sees_the_secret(mpi: Mpi) ->
         rf"horovodrun: 3 ranks by \w.*: {re.escape(str(mpi_wheels.prefix(mpi.name)))}/bin/mpirun .*", done.stderr
     )
     assert secret not in done.stdout + done.stderr
+
+
+def test_a_dry_run_shows_the_command_and_starts_nothing(mpi: Mpi) -> None:
+    words = ("--mpi", "--dry-run", "-np", "2", "--output-filename", "out", "touch", "started")
+    done = finish(mpi.launcher.start(*words, **mpi.environment))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"2 ranks by \w.*: \S+/mpirun .* touch started$", done.stdout, re.MULTILINE)
+    assert not list(mpi.launcher.folder.iterdir())
 
 
 def test_the_rank_that_failed_first_is_named(mpi: Mpi) -> None:

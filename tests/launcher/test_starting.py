@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import horovod
-from horovod.core.lifecycle.context import init
+from horovod.common.basics import init
 from launcher.harness import Launcher, finish
 
 SCRIPT = """
 import os, signal, sys, time
-from horovod.core.lifecycle.context import init, shutdown
+from horovod.common.basics import init, shutdown
 rank = int(os.environ["HOROVOD_RANK"])
 """
 NEVER = "3600"

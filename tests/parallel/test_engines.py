@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines import ENGINES, SEVERAL, group_of, make_group, outcomes, run_ranks
+from engines import ENGINES, SEVERAL, RankGroup, group_of, make_group, outcomes, run_ranks
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import COMPLEX, Array, DataType
 from horovod.comm.reduction import ReduceOp, can_fold
@@ -49,8 +49,20 @@ def scaled(array: Array, factor: float) -> Array:
     return array * array.dtype.type(factor)
 
 
-def reduced(op: ReduceOp, arrays: Sequence[Array], prescale: float = 1.0, postscale: float = 1.0) -> Array:
-    """The fold in rank order; 16-bit floats in float32, rounded once."""
+def reduced(
+    op: ReduceOp, arrays: Sequence[Array], prescale: float = 1.0, postscale: float = 1.0, hosts: str = ""
+) -> Array:
+    """The fold in rank order; 16-bit floats in float32, rounded once.
+
+    Args:
+        hosts: by rank, a host; then in rank order on each host, and the hosts' results in the order of hosts.
+    """
+    if hosts:
+        by_host = [
+            reduced(op, [array for array, at in zip(arrays, hosts, strict=True) if at == host], prescale)
+            for host in dict.fromkeys(hosts)
+        ]
+        return reduced(op, by_host, 1.0, postscale)
     dtype = arrays[0].dtype
     if dtype in (np.float16, ml_dtypes.bfloat16):
         return reduced(op, [array.astype(np.float32) for array in arrays], prescale, postscale).astype(dtype)
@@ -104,12 +116,12 @@ GROUPS = [(name, size) for name, engine in ENGINES.items() for size in engine.si
 
 
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
-def group(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
+def group(request: pytest.FixtureRequest) -> Iterator[RankGroup]:
     with group_of(*request.param) as communicators:
         yield communicators
 
 
-def everywhere(group: list[Communicator], cases: Sequence[Any], function: Callable[[Communicator, Any], None]) -> None:
+def everywhere(group: RankGroup, cases: Sequence[Any], function: Callable[[Communicator, Any], None]) -> None:
     """Run all cases, in order, on all ranks; a failure names its case and rank."""
 
     def run(communicator: Communicator) -> None:
@@ -127,7 +139,7 @@ def everywhere(group: list[Communicator], cases: Sequence[Any], function: Callab
 SCALES = [(1.0, 1.0), (0.5, 1.0), (1.0, 1 / 3), (0.3, 0.7)]
 
 
-def test_allreduce(group: list[Communicator]) -> None:
+def test_allreduce(group: RankGroup) -> None:
     size = len(group)
     cases = [
         (data_type, length, op, in_place)
@@ -142,7 +154,7 @@ def test_allreduce(group: list[Communicator]) -> None:
     @cache
     def expected(data_type: DataType, length: int, op: ReduceOp) -> Array:
         with np.errstate(all="ignore"):
-            return reduced(op, [values(data_type, length, rank) for rank in range(size)])
+            return reduced(op, [values(data_type, length, rank) for rank in range(size)], hosts=group.hosts)
 
     def one(communicator: Communicator, case: Any) -> None:
         data_type, length, op, in_place = case
@@ -157,7 +169,7 @@ def test_allreduce(group: list[Communicator]) -> None:
     everywhere(group, cases, one)
 
 
-def test_allreduce_scaled(group: list[Communicator]) -> None:
+def test_allreduce_scaled(group: RankGroup) -> None:
     """Average is a sum with a postscale of 1/size; integers are truncated towards zero."""
     size = len(group)
     cases = [
@@ -175,7 +187,7 @@ def test_allreduce_scaled(group: list[Communicator]) -> None:
     def expected(data_type: DataType, length: int, op: ReduceOp, prescale: float, postscale: float) -> Array:
         with np.errstate(all="ignore"):
             inputs = [values(data_type, length, rank) for rank in range(size)]
-            return reduced(op, inputs, prescale, postscale)
+            return reduced(op, inputs, prescale, postscale, group.hosts)
 
     def one(communicator: Communicator, case: Any) -> None:
         data_type, length, op, prescale, postscale = case
@@ -187,7 +199,7 @@ def test_allreduce_scaled(group: list[Communicator]) -> None:
     everywhere(group, cases, one)
 
 
-def test_integer_average_truncates_towards_zero(group: list[Communicator]) -> None:
+def test_integer_average_truncates_towards_zero(group: RankGroup) -> None:
     def one(communicator: Communicator, case: Any) -> None:
         source = np.array([7, -7, 1, -1] if communicator.rank == 0 else [0, 0, 0, 0], np.int32)
         communicator.allreduce([source], [source], ReduceOp.SUM, 1.0, 0.5)
@@ -199,7 +211,7 @@ def test_integer_average_truncates_towards_zero(group: list[Communicator]) -> No
 BATCHES = [[], [0], [1], [0, 0], [3, 0, 5], [1] * 40, [1000, 1, 0, 70_001, 2], [4096] * 10, [0, 50_000, 50_000, 1]]
 
 
-def test_allreduce_of_a_batch_equals_its_members_alone(group: list[Communicator]) -> None:
+def test_allreduce_of_a_batch_equals_its_members_alone(group: RankGroup) -> None:
     size = len(group)
     cases = [
         (data_type, lengths, in_place, as_spans)
@@ -232,11 +244,11 @@ def test_allreduce_of_a_batch_equals_its_members_alone(group: list[Communicator]
     everywhere(group, cases, one)
 
 
-def test_allreduce_far_larger_than_a_piece(group: list[Communicator]) -> None:
+def test_allreduce_far_larger_than_a_piece(group: RankGroup) -> None:
     """Many pieces of every engine's usual size: as one tensor, a batch of odd ones, and hundreds to a piece."""
     size, length = len(group), 2_500_009
     sources = [np.arange(length, dtype=np.float32) * (rank + 1) for rank in range(size)]
-    expected = reduced(ReduceOp.SUM, sources)
+    expected = reduced(ReduceOp.SUM, sources, hosts=group.hosts)
 
     def one(communicator: Communicator, lengths: list[int]) -> None:
         source = sources[communicator.rank]
@@ -248,7 +260,7 @@ def test_allreduce_far_larger_than_a_piece(group: list[Communicator]) -> None:
     everywhere(group, [[length], odd, [1000] * (length // 1000) + [length % 1000]], one)
 
 
-def test_allgather(group: list[Communicator]) -> None:
+def test_allgather(group: RankGroup) -> None:
     size = len(group)
     cases = [(data_type, length) for data_type in DataType for length in LENGTHS]
 
@@ -265,7 +277,7 @@ def test_allgather(group: list[Communicator]) -> None:
     everywhere(group, cases, one)
 
 
-def test_allgather_of_nothing(group: list[Communicator]) -> None:
+def test_allgather_of_nothing(group: RankGroup) -> None:
     size = len(group)
 
     def one(communicator: Communicator, case: Any) -> None:
@@ -276,7 +288,7 @@ def test_allgather_of_nothing(group: list[Communicator]) -> None:
     everywhere(group, [None], one)
 
 
-def test_broadcast(group: list[Communicator]) -> None:
+def test_broadcast(group: RankGroup) -> None:
     size = len(group)
     cases = [
         (data_type, length, root)
@@ -289,13 +301,13 @@ def test_broadcast(group: list[Communicator]) -> None:
     def one(communicator: Communicator, case: Any) -> None:
         data_type, length, root = case
         array = values(data_type, length, root).copy() if communicator.rank == root else untouched(data_type, length)
-        communicator.broadcast(array, root)
+        communicator.broadcast([array], root)
         check(array, values(data_type, length, root), "result")
 
     everywhere(group, cases, one)
 
 
-def test_alltoall(group: list[Communicator]) -> None:
+def test_alltoall(group: RankGroup) -> None:
     size = len(group)
     cases = [(data_type, length) for data_type in DataType for length in LENGTHS]
 
@@ -315,13 +327,13 @@ def test_alltoall(group: list[Communicator]) -> None:
         target = untouched(data_type, expected.size)
         received = [counts_of(sender)[rank] for sender in range(size)]
         # The source is longer than the sum of its counts: the rest stays.
-        communicator.alltoall(values(data_type, length + 3, rank), target, counts_of(rank), received)
+        communicator.alltoall([values(data_type, length + 3, rank)], [target], counts_of(rank), received)
         check(target, expected, "result")
 
     everywhere(group, cases, one)
 
 
-def test_reducescatter(group: list[Communicator]) -> None:
+def test_reducescatter(group: RankGroup) -> None:
     size = len(group)
     cases = [
         (data_type, length, op, in_place)
@@ -356,7 +368,7 @@ def test_reducescatter(group: list[Communicator]) -> None:
     everywhere(group, cases, one)
 
 
-def test_reducescatter_scaled(group: list[Communicator]) -> None:
+def test_reducescatter_scaled(group: RankGroup) -> None:
     size = len(group)
     cases = [
         (data_type, prescale, postscale)
@@ -380,7 +392,7 @@ def test_reducescatter_scaled(group: list[Communicator]) -> None:
     everywhere(group, cases, one)
 
 
-def test_barrier(group: list[Communicator]) -> None:
+def test_barrier(group: RankGroup) -> None:
     """Nobody leaves before everybody has come."""
     came = [0] * len(group)
 
@@ -394,7 +406,7 @@ def test_barrier(group: list[Communicator]) -> None:
     everywhere(group, range(1, 30), one)
 
 
-def test_ranks_may_run_ahead(group: list[Communicator]) -> None:
+def test_ranks_may_run_ahead(group: RankGroup) -> None:
     """Collectives of all kinds in a row, each rank at its own pace."""
     size = len(group)
 
@@ -406,7 +418,7 @@ def test_ranks_may_run_ahead(group: list[Communicator]) -> None:
         gathered = np.empty(size * array.size, np.int64)
         communicator.allgather([array], [gathered], [[array.size] * size])
         check(gathered, np.repeat(np.arange(size), array.size), "allgather")
-        communicator.broadcast(array, turn % size)
+        communicator.broadcast([array], turn % size)
         assert (array == turn % size).all()
         communicator.allreduce([array], [array], ReduceOp.SUM, 1.0, 1.0)
         assert (array == turn % size * size).all()
@@ -415,7 +427,7 @@ def test_ranks_may_run_ahead(group: list[Communicator]) -> None:
 
 
 @pytest.fixture(scope="module", params=SEVERAL)
-def trio(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
+def trio(request: pytest.FixtureRequest) -> Iterator[RankGroup]:
     with group_of(request.param, 3) as communicators:
         yield communicators
 
@@ -430,7 +442,7 @@ def trio(request: pytest.FixtureRequest) -> Iterator[list[Communicator]]:
     seed=st.integers(0, 3),
 )
 def test_random_batches(
-    trio: list[Communicator],
+    trio: RankGroup,
     lengths: list[int],
     data_type: DataType,
     op: ReduceOp,
@@ -453,7 +465,9 @@ def test_random_batches(
         with np.errstate(all="ignore"):
             communicator.allreduce(sources, targets, op, *scales)
             for index, length in enumerate(lengths):
-                expected = reduced(op, [values(data_type, length, r, seed) for r in range(3)], *scales)
+                expected = reduced(
+                    op, [values(data_type, length, r, seed) for r in range(3)], *scales, hosts=trio.hosts
+                )
                 check(targets[index], expected, f"tensor {index}")
 
     everywhere(trio, [None], one)
@@ -481,14 +495,14 @@ def every_collective(size: int) -> dict[str, Callable[[Communicator], None]]:
 
     def transpose(communicator: Communicator) -> None:
         source, counts = np.ones(length * size, np.float32), [length] * size
-        communicator.alltoall(source, np.empty_like(source), counts, counts)
+        communicator.alltoall([source], [np.empty_like(source)], counts, counts)
 
     return {
         "allreduce": reduce_all,
         "reducescatter": scatter,
         "allgather": gather,
         "alltoall": transpose,
-        "broadcast": lambda communicator: communicator.broadcast(np.ones(length, np.float32), 1),
+        "broadcast": lambda communicator: communicator.broadcast([np.ones(length, np.float32)], 1),
         "barrier": lambda communicator: communicator.barrier(),
     }
 

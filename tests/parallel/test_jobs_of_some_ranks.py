@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -86,32 +85,6 @@ def test_hosts_decide_what_is_local(ranks: Ranks) -> None:
             os.environ["HOROVOD_HOSTNAME"] = before
 
     assert ranks(4).run(job) == [[], [0, 1, 1, 2], [1, 2, 0, 1], [0, 2, 0, 2]]
-
-
-def test_lists_that_contradict_each_other_are_told_at_once(ranks: Ranks) -> None:
-    def job(lists: list[list[int] | None]) -> str:
-        import os
-
-        from horovod.common import basics
-
-        try:
-            basics.init(lists[int(os.environ["HOROVOD_RANK"])])
-        except RuntimeError as error:
-            return str(error)
-        basics.shutdown()
-        return ""
-
-    pool = ranks(4)
-    with pool.leaves_nothing():
-        texts = pool.run(job, [[0, 1], [1, 0], [2, 3], [2, 3]])
-        assert texts[2:] == ["", ""]
-        for text in texts[:2]:
-            assert "the ranks do not agree on who takes part: " in text
-            assert "rank 0 called hvd.init(comm=[0, 1])" in text
-            assert "rank 1 called hvd.init(comm=[1, 0])" in text
-        for text in pool.run(job, [None, [1, 2], None, None]):
-            assert re.search(r"ranks? [023, ]+ called hvd.init\(\)", text)
-            assert "rank 1 called hvd.init(comm=[1, 2])" in text
 
 
 def test_a_rank_that_is_elsewhere_is_told_when_the_time_is_over(ranks: Ranks) -> None:

@@ -198,7 +198,7 @@ def test_mistakes_are_errors_on_every_rank_and_the_job_goes_on(ranks: Callable[.
 
     for rank, texts in enumerate(ranks(3, DYNAMIC, "torch").run(job)):
         assert "do not add the same process set" in texts[0]
-        assert "just once" in texts[1]
+        assert "listed once" in texts[1]
         assert "rank 7 is not one of the job's 3" in texts[2]
         assert "Attempted to add a duplicate process set" in texts[3]
         assert "Attempted to add a duplicate process set" in texts[4]

@@ -1,4 +1,4 @@
-"""What every script of the lab shares, so that a script holds nothing but the training, and a step nothing but its lesson.
+"""The parts that all scripts of the lab share, so that a script contains only the training.
 
 Nothing in here knows of other ranks, except that :func:`lab.data.load` makes sure that all of them take the same images.
 """

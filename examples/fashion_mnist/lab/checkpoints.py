@@ -23,12 +23,12 @@ class Checkpoints(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is u
         self.folder = folder
 
     def path(self, epoch: int) -> Path:
-        """The file of the state after so many epochs."""
+        """The file with the state after a number of epochs."""
         assert self.folder is not None
         return self.folder / f"epoch-{epoch:03}.keras"
 
     def newest(self) -> int:
-        """How many epochs the newest checkpoint has seen; 0: there is none."""
+        """The number of epochs of the newest checkpoint. 0: there is none."""
         files = [] if self.folder is None else self.folder.glob("epoch-???.keras")
         return max((int(file.stem.removeprefix("epoch-")) for file in files), default=0)
 

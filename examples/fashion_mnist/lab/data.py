@@ -49,21 +49,21 @@ class Images:
         return int(max(self.train[1].max(), self.test[1].max())) + 1
 
     def training(self, batch_size: int, rank: int = 0, ranks: int = 1) -> tf.data.Dataset:
-        """Batches of augmented images without end, in ever new order: of every ``ranks``-th image, from ``rank`` on."""
+        """Batches of augmented images without end, shuffled in every epoch: every ``ranks``-th image, from ``rank`` on."""
         mine = tuple(part[rank::ranks] for part in self.train)
         return _endless(mine, batch_size).map(self._augmented).prefetch(2).with_options(_one_thread())
 
     def validation(self, batch_size: int) -> tf.data.Dataset:
-        """Batches of test images without end, drawn in ever new order."""
+        """Batches of test images without end, shuffled in every epoch."""
         return _endless(self.test, batch_size).map(_scaled).prefetch(2).with_options(_one_thread())
 
     def testing(self, batch_size: int) -> tf.data.Dataset:
-        """Batches that hold every test image once."""
+        """Batches that contain every test image once."""
         batches = tf.data.Dataset.from_tensor_slices(self.test).batch(batch_size)
         return batches.map(_scaled).prefetch(2).with_options(_one_thread())
 
     def _augmented(self, images: Any, labels: Any) -> Any:
-        """Each image padded with black, cut out at a place of its own, and half of them seen in a mirror."""
+        """Pad each image with black, cut it out at a random place, and mirror half of the images."""
         images, labels = _scaled(images, labels)
         count = tf.shape(images)[0]
         height, width, _ = self.shape
@@ -81,7 +81,7 @@ class Images:
 
 
 def steps(images: int, batch_size: int) -> int:
-    """How many whole batches there are in so many images.
+    """The number of whole batches in a number of images.
 
     Raises:
         SystemExit: not one.
@@ -92,7 +92,7 @@ def steps(images: int, batch_size: int) -> int:
 
 
 def load(file: Path | None, hvd: Any = None) -> Images:
-    """The images of ``file``, else Fashion-MNIST, else, where that cannot be had, the digits that ship with scikit-learn.
+    """The images of ``file``. Without it Fashion-MNIST or, if that cannot be downloaded, the digits of scikit-learn.
 
     Args:
         file: an ``.npz`` file with ``x`` (n, height, width), 0 to 255, and ``y`` (n,), labels from 0: the first four fifths to
@@ -127,16 +127,16 @@ def _read(file: Path) -> tuple[Any, Any]:
 
 
 def _fashion_mnist() -> tuple[Any, str]:
-    """What Keras has in its folder of data sets, or fetches into it; or None, and why. The ranks of a host take turns."""
+    """Fashion-MNIST from Keras's folder, or downloaded; or None, and the reason. The ranks of a host take turns."""
     folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "datasets"
     folder.mkdir(parents=True, exist_ok=True)
     before = socket.getdefaulttimeout()
     with (folder / "fashion-mnist.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        socket.setdefaulttimeout(10)  # Keras sets none, and would wait for a silent network as long as that is silent
+        socket.setdefaulttimeout(10)  # Keras sets no timeout, and would wait for ever
         try:
             return keras.datasets.fashion_mnist.load_data(), ""
-        except Exception as error:  # Keras raises just that when it cannot fetch a file
+        except Exception as error:  # Keras raises no other class if a download fails
             return None, f"{type(error).__name__}: {error}"
         finally:
             socket.setdefaulttimeout(before)
@@ -162,7 +162,7 @@ def _scaled(images: Any, labels: Any) -> Any:
 
 
 def _one_thread() -> tf.data.Options:
-    """A core for the pipeline at most; the others are for the network, or for other ranks."""
+    """Use one core at most for the pipeline. The others are for the network and for other ranks."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     return options

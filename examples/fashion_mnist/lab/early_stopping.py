@@ -1,4 +1,4 @@
-"""Stop when the network is good enough."""
+"""Stop at a given accuracy."""
 
 from __future__ import annotations
 

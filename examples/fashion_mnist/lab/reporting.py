@@ -1,4 +1,4 @@
-"""How fast it goes, and how well."""
+"""Reports the speed and the accuracy of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 
 
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
-    """Tell after every epoch how many images a second went through training, and how long training has taken so far.
+    """Print the images per second of training after every epoch, and the time that training has taken so far.
 
     Validation does not count. The same, with all metrics and the learning rate, goes to ``epochs.csv``, a line for each epoch.
 

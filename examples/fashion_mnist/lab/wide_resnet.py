@@ -30,7 +30,7 @@ def wide_resnet(shape: tuple[int, int, int], classes: int, depth: int, width: in
 
 
 def _block(x: Any, channels: int, stride: int, decay: Any) -> Any:
-    """Normalise, activate, convolve, twice; plus ``x``, convolved where it has not as many channels."""
+    """Normalise, activate and convolve, twice. Add ``x``, convolved if its number of channels differs."""
     active = _activated(x)
     shortcut = x if x.shape[-1] == channels else _convolution(channels, stride, decay, kernel=1)(active)
     y = _convolution(channels, stride, decay)(active)

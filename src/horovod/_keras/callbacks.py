@@ -1,6 +1,6 @@
-"""The callbacks, without the base class that each version of Keras gives them.
+"""The callbacks without their base class, which depends on the version of Keras.
 
-``horovod.keras.callbacks`` and ``horovod.tensorflow.keras.callbacks`` derive from these and from their ``Callback``.
+``horovod.keras.callbacks`` and ``horovod.tensorflow.keras.callbacks`` derive from these and from their own ``Callback``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any, Final
 import numpy as np
 
 from horovod._keras import learning_rate
-from horovod._keras.values import all_say, broadcast_variables, described, highest
+from horovod._keras.values import all_say, broadcast_variables, highest
+from horovod._models.contents import described
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.core.submission.collectives import allreduce_request, submit
 
 
 class _NotGiven:
-    """Stands for an argument that was not given; signatures show its text."""
+    """Stands for an argument that was not given. Signatures show its text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -34,20 +35,20 @@ _REQUIRED: Final[Any] = _NotGiven("required")
 class BroadcastGlobalVariables:
     """Begin training with the same variables on all ranks: those of rank ``root_rank``.
 
-    Broadcasts the weights of the model and all variables of its optimizer: before the first batch where they exist by
-    then, as they do when Keras 3 fits a model, and else at the end of the first batch. States of random generators and metrics
-    stay each rank's own.
+    The callback broadcasts the weights of the model and all variables of its optimizer. It does so before the first batch if
+    they exist by then, as in Keras 3, and otherwise at the end of the first batch. The states of random generators and metrics
+    are not broadcast.
 
     Args:
-        root_rank: whose values count.
+        root_rank: the rank whose values are used.
         device: accepted for compatibility.
-        local_variables: variables that each rank keeps for itself.
+        local_variables: variables that are not broadcast.
 
     Attributes:
-        broadcast_done: whether it has happened.
+        broadcast_done: whether the variables have been broadcast.
 
     Raises:
-        ValueError: ``local_variables`` has something else in it.
+        ValueError: ``local_variables`` contains something that is not a variable.
     """
 
     model: Any
@@ -63,7 +64,7 @@ class BroadcastGlobalVariables:
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Leave ``var`` out of the broadcast."""
+        """Do not broadcast ``var``."""
         if not (hasattr(var, "assign") and hasattr(var, "shape")):
             raise ValueError(f"local_variables must consist of variables, not {type(var).__name__}")
         self._local.append(var)
@@ -73,7 +74,7 @@ class BroadcastGlobalVariables:
             return
         self._asked = True
         model = self.model
-        # A rank that loaded a checkpoint may have variables which others have yet to make.
+        # A rank that loaded a checkpoint may have variables that do not exist on other ranks yet.
         if all_say(_made(model)):
             self._broadcast(model)
 
@@ -93,7 +94,7 @@ class BroadcastGlobalVariables:
 
 
 def _made(model: Any) -> bool:
-    """Whether the model and its optimizer have all their variables; the optimizer makes them if it can."""
+    """Whether the model and its optimizer have all their variables. Builds the optimizer if possible."""
     if not getattr(model, "built", False):
         return False
     optimizer = getattr(model, "optimizer", None)
@@ -109,15 +110,15 @@ def _built(optimizer: Any) -> bool:
 
 
 def _same(one: Any, two: Any) -> bool:
-    """Whether two objects are the same variable; a Keras variable may hold one of TensorFlow's."""
+    """Whether two objects are the same variable. A Keras variable may hold one of TensorFlow."""
     return one is two or any(getattr(a, "_value", None) is b for a, b in ((one, two), (two, one)))
 
 
 class MetricAverage:
-    """At the end of an epoch, replace every number in its logs by its average over all ranks.
+    """At the end of an epoch, replace every number in the logs by its average over all ranks.
 
-    Put it before callbacks that decide by these numbers (early stopping, checkpoints, learning rates), so that they decide
-    alike on all ranks. Every rank must have the same numbers: with validation on rank 0 alone, it fails and says so.
+    Put it before callbacks that use these numbers (early stopping, checkpoints, learning rates), so that they decide the same
+    on all ranks. The logs must have the same keys on every rank. Validation on rank 0 alone is an error.
 
     Args:
         device: accepted for compatibility.
@@ -151,20 +152,20 @@ def _is_number(value: Any) -> bool:
 
 
 class LearningRateSchedule:
-    """``initial_lr * multiplier(epoch)`` in epochs ``start_epoch`` to ``end_epoch``, less the last.
+    """Set the learning rate to ``initial_lr * multiplier(epoch)``, from epoch ``start_epoch`` until before ``end_epoch``.
 
     Args:
-        initial_lr: default: the learning rate that the optimizers have when training begins; the highest, where a rank that
-            goes on from a checkpoint has one that was lowered already.
-        multiplier: a function of the epoch, or a number m that stands for ``m ** (epoch - start_epoch)``. Without
-            ``initial_lr`` a number is what it is in every epoch: scripts that leave that out are of a time when this was so.
-        start_epoch, end_epoch: the first epoch, counted from 0, and the one after the last; None: no end.
-        staircase: one learning rate for each epoch; otherwise one for each batch, with epochs in fractions.
+        initial_lr: the default is the optimizer's learning rate when training begins. If it differs between ranks, for example
+            because one rank continues from a checkpoint, the highest is used.
+        multiplier: a function of the epoch, or a number m, which means ``m ** (epoch - start_epoch)``. If ``initial_lr`` is
+            not given, m is a constant factor, as older scripts expect.
+        start_epoch, end_epoch: the first epoch, counted from 0, and the epoch after the last. None: no end.
+        staircase: set one learning rate for each epoch. Otherwise it is set for each batch, with fractional epochs.
         momentum_correction: see :func:`horovod._keras.learning_rate.carry_momentum`.
-        steps_per_epoch: needed without ``staircase`` where Keras cannot tell.
+        steps_per_epoch: required without ``staircase`` if Keras does not know the number of steps.
 
     Raises:
-        ValueError: ``initial_lr`` is None, or the number of steps cannot be told.
+        ValueError: ``initial_lr`` is None, or the number of steps is not known.
     """
 
     model: Any
@@ -182,7 +183,7 @@ class LearningRateSchedule:
     ) -> None:
         super().__init__()
         if multiplier is _REQUIRED and callable(initial_lr):
-            initial_lr, multiplier = UNSET, initial_lr  # it used to be the first argument
+            initial_lr, multiplier = UNSET, initial_lr  # in older scripts it is the first argument
         if multiplier is _REQUIRED:
             raise TypeError("multiplier is missing: a number, or a function of the epoch")
         if initial_lr is None:
@@ -251,11 +252,11 @@ class LearningRateWarmup(LearningRateSchedule):
     Source: Goyal et al. 2017, Accurate, Large Minibatch SGD, section 2.2.
 
     Args:
-        initial_lr: the learning rate after the warm-up, in general that of one process times ``hvd.size()``; default: the
+        initial_lr: the learning rate after the warm-up, usually that of one process times ``hvd.size()``. The default is the
             optimizer's.
-        warmup_epochs: how many epochs it takes.
+        warmup_epochs: the number of epochs of the warm-up.
         momentum_correction, steps_per_epoch: as for :class:`LearningRateSchedule`.
-        verbose: above 0, rank 0 says when it is over.
+        verbose: if above 0, rank 0 prints a line at the end of the warm-up.
     """
 
     def __init__(
@@ -290,7 +291,7 @@ class LearningRateWarmup(LearningRateSchedule):
 
 
 class BestModel:
-    """A checkpoint of the best model so far; whoever trains with it sets its ``filepath`` before ``fit``.
+    """A checkpoint of the best model so far. Set ``filepath`` before ``fit``.
 
     Args:
         monitor, verbose, save_weights_only, mode, save_freq: as for Keras's ``ModelCheckpoint``.
@@ -299,7 +300,7 @@ class BestModel:
     def __init__(self, **arguments: Any) -> None:
         ending = ".weights.h5" if arguments.get("save_weights_only") else ".keras"
         base: Any = super()
-        base.__init__(filepath=f"best{ending}", save_best_only=True, **arguments)  # Keras looks at the ending
+        base.__init__(filepath=f"best{ending}", save_best_only=True, **arguments)  # Keras checks the ending
         self.filepath: str | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:

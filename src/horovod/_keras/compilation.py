@@ -1,8 +1,8 @@
-"""XLA and TensorFlow: a collective cannot be part of a step that XLA compiles as a whole.
+"""Turns off XLA for distributed training steps on TensorFlow: XLA cannot compile a collective.
 
-Keras 3 has XLA compile training steps by itself wherever it finds a GPU (``jit_compile="auto"``). For a model that trains
-with a distributed optimizer this is turned off when the step is made, and said once. JAX is not concerned, there
-collectives are callbacks in the compiled step; nor is PyTorch, whose compiler stops before them and goes on after them.
+Keras 3 compiles training steps with XLA by default if there is a GPU (``jit_compile="auto"``). For a model with a distributed
+optimizer this is turned off when the step is built, with one warning. JAX needs no such change, because its collectives are
+callbacks in the compiled step. PyTorch does not either, because its compiler splits the graph at a collective.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from horovod._keras.loss_scale import unwrapped
 
 _TEXT = (
     "Horovod: this model trains with a DistributedOptimizer, so its training step is not compiled by XLA (which cannot compile "
-    "a collective) and runs as an ordinary TensorFlow graph. Say model.compile(..., jit_compile=False) to silence this."
+    "a collective) and runs as an ordinary TensorFlow graph. Call model.compile(..., jit_compile=False) to silence this."
 )
 
 
 @functools.cache
-def leave_out_xla(model_class: Any) -> None:
-    """Change ``make_train_function`` of Keras's ``Model``, for models with a distributed optimizer. Once per process."""
+def turn_off_xla(model_class: Any) -> None:
+    """Patch ``make_train_function`` of Keras's ``Model``, once per process, for models with a distributed optimizer."""
     make = model_class.make_train_function
 
     @functools.wraps(make)

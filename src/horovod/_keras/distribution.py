@@ -1,4 +1,4 @@
-"""What one wrapped Keras 3 optimizer remembers, and how it turns local gradients into those of all ranks."""
+"""The distributed part of one Keras 3 optimizer: its settings, its local variables, and the reduction of its gradients."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Protocol
 
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
-from horovod.common.basics import size
 from horovod.common.buckets import cut_by_groups
-from horovod.core.lifecycle.context import running
+from horovod.common.local_gradients import reduce_shared
+from horovod.common.local_variables import LocalVariables
 
 Key = Callable[[Any], Any]
-"""What identifies a variable, whichever of its wrappers is at hand."""
+"""Returns a key that is equal for all objects that stand for the same variable."""
 
 
 class Reducer(Protocol):
-    """One optimizer's gradients on one backend."""
+    """Reduces one optimizer's gradients on one backend."""
 
     def __call__(
         self,
@@ -27,21 +27,21 @@ class Reducer(Protocol):
         op: ReduceOp,
         factor: float,
     ) -> list[Any]:
-        """The reduced gradients. Called while a graph is traced, or each time where there is none.
+        """Return the reduced gradients. It is called when a graph is traced, or in every step if there is no graph.
 
         Args:
-            variables: whose gradients they are, for names in errors.
-            cut: which gradients travel together, as indices; None: the backend knows best.
+            variables: the variables of the gradients, for names in errors.
+            cut: the indices of the gradients of each request. None: the backend decides.
             factor: multiplies the result.
         """
 
     def reduced_before(self, gradient: Any, variable: Any) -> bool:
-        """Whether ``horovod.tensorflow.DistributedGradientTape`` has returned ``gradient``, so that it is applied as it is."""
+        """Whether a ``horovod.tensorflow.DistributedGradientTape`` has already reduced ``gradient``."""
         return False
 
 
 def variable_name(variable: Any) -> str:
-    """As the user sees it."""
+    """The name of a variable in messages."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
 
 
@@ -50,7 +50,7 @@ class Distribution:
 
     Attributes:
         pending: the variables whose accumulated gradients are about to be applied.
-        noticed: Keras has passed accumulated gradients on to be reduced.
+        noticed: Keras has called the method that reduces accumulated gradients.
     """
 
     def __init__(self, settings: Settings, reducer: Reducer, key: Key) -> None:
@@ -59,19 +59,18 @@ class Distribution:
         self.noticed = False
         self._reducer = reducer
         self._key = key
-        self._local_variables: set[Any] = set()
-        self._local_layers: list[Any] = []
+        self._local = LocalVariables(settings.process_set, settings.scale_local, key)
         self._suspended = 0
         self._arrived: set[Any] | None = None
 
     @property
     def suspended(self) -> bool:
-        """Whether gradients that come now are reduced already."""
+        """Whether this is inside :meth:`reduced_already`."""
         return self._suspended > 0
 
     @contextmanager
     def reduced_already(self) -> Iterator[None]:
-        """A block in which the optimizer gets gradients that need no reduction."""
+        """A block in which the optimizer gets gradients that are reduced already."""
         self._suspended += 1
         try:
             yield
@@ -80,7 +79,7 @@ class Distribution:
 
     @contextmanager
     def accumulating(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
-        """A block in which Keras adds ``gradients`` to earlier ones. What of them was reduced before stays so as a sum."""
+        """A block in which Keras adds ``gradients`` to earlier ones. Those that are reduced already are not reduced again."""
         self._arrived = self._reduced_before(gradients, variables)
         try:
             yield
@@ -92,76 +91,67 @@ class Distribution:
         return {self._key(variable) for gradient, variable in pairs if self._reducer.reduced_before(gradient, variable)}
 
     def keep_local(self, variable: Any) -> None:
-        """Leave gradients of ``variable`` to each rank."""
-        self._local_variables.add(self._key(variable))
+        """Do not reduce the gradients of ``variable``."""
+        self._local.add(variable)
 
     def keep_layers_local(self, layers: Sequence[Any]) -> None:
-        """Leave gradients of whatever trainable weights these layers have, or will have once they are built."""
-        self._local_layers.extend(layers)
+        """Do not reduce the gradients of these layers' trainable weights, also of weights that a layer makes later."""
+        self._local.add_layers(layers)
 
     def active(self) -> bool:
-        """Whether there is anybody to reduce with: this rank is a member, and not the only one."""
-        settings = self.settings
-        if not settings.process_set.included():
-            return False
-        return (settings.process_set.size() or size()) > 1 or running().config.elastic
+        """Whether this rank reduces gradients; see :meth:`ReductionSettings.active`."""
+        return self.settings.active()
 
     def accumulation(self, steps: int | None) -> float:
-        """What turns Keras's means over ``steps`` calls into what was asked for: sums, unless they are to be averaged."""
+        """The factor for gradients that Keras has averaged over ``steps`` calls. It makes sums, unless means are wanted."""
         return float(self.settings.passes) if steps and not self.settings.average_aggregated else 1.0
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], factor: float = 1.0) -> list[Any]:
-        """The gradients to apply instead of ``gradients``; None stays None.
+        """The gradients to apply instead of ``gradients``. None stays None.
 
-        Every member of the process set calls it for the same variables, in the same order.
+        Every member of the process set must call it for the same variables in the same order.
 
         Args:
             factor: multiplies the result.
         """
-        result = list(gradients)
-        local = self._local_keys()
+        local = self._local.keys()
         before = self._reduced_before(gradients, variables) if self._arrived is None else self._arrived
         settings = self.settings
-        chosen: list[int] = []
+        local_factor = factor / self._local.divisor()
+        kept: dict[int, Any] = {}
         overwriting: list[int] = []
-        for number, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
-                continue
-            if getattr(variable, "overwrite_with_gradient", False):
-                overwriting.append(number)
+                kept[index] = None
+            elif getattr(variable, "overwrite_with_gradient", False):
+                kept[index] = gradient
+                overwriting.append(index)
             elif self._key(variable) in before:
-                result[number] = gradient if factor == 1.0 else scaled(gradient, factor)
+                kept[index] = scaled(gradient, factor)
             elif self._key(variable) in local:
-                members = settings.process_set.size() if settings.process_set.included() else 1
-                scale = factor / (members or 1) if settings.scale_local else factor
-                result[number] = gradient if scale == 1.0 else scaled(gradient, scale)
-            else:
-                chosen.append(number)
-        if self.active():
-            self._exchange(result, variables, chosen, settings.op, factor)
-            # Such a "gradient" is no derivative but the variable's new value: the scales and largest values of 8-bit floats.
-            self._exchange(result, variables, overwriting, ReduceOp.MAX, 1.0)
-        elif factor != 1.0:
-            for number in chosen:
-                result[number] = scaled(gradients[number], factor)
+                kept[index] = scaled(gradient, local_factor)
+        if not self.active():
+            return reduce_shared(gradients, kept, lambda shared: [scaled(gradients[i], factor) for i in shared])
+        result = reduce_shared(
+            gradients, kept, lambda shared: self._exchange(gradients, variables, shared, settings.op, factor)
+        )
+        # Such a "gradient" is the new value of its variable, for example the scale of 8-bit floats.
+        largest = self._exchange(gradients, variables, overwriting, ReduceOp.MAX, 1.0)
+        for index, value in zip(overwriting, largest, strict=True):
+            result[index] = value
         return result
 
     def _exchange(
-        self, result: list[Any], variables: Sequence[Any], chosen: Sequence[int], op: ReduceOp, factor: float
-    ) -> None:
+        self, gradients: Sequence[Any], variables: Sequence[Any], chosen: Sequence[int], op: ReduceOp, factor: float
+    ) -> list[Any]:
+        """Reduce the gradients with the indices ``chosen``."""
         if not chosen:
-            return
-        mine = [variables[number] for number in chosen]
-        reduced = self._reducer([result[number] for number in chosen], mine, self._cut(mine), op, factor)
-        for number, gradient in zip(chosen, reduced, strict=True):
-            result[number] = gradient
-
-    def _local_keys(self) -> set[Any]:
-        layers = {self._key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
-        return self._local_variables | layers
+            return []
+        mine = [variables[index] for index in chosen]
+        return self._reducer([gradients[index] for index in chosen], mine, self._cut(mine), op, factor)
 
     def _cut(self, variables: Sequence[Any]) -> list[list[int]] | None:
-        """Which of ``variables`` travel together: a number of parts, or as the user listed them, the others each alone."""
+        """The indices of the variables of each request. A variable that no list of the user contains has its own request."""
         groups = self.settings.groups
         if groups is None:
             return None
@@ -170,7 +160,9 @@ class Distribution:
 
 
 def scaled(gradient: Any, factor: float) -> Any:
-    """``gradient * factor``, in its own type."""
+    """``gradient * factor``, of the type of ``gradient``. A factor of 1 returns the gradient itself."""
+    if factor == 1.0:
+        return gradient
     if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
         return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor

@@ -1,8 +1,8 @@
-"""Gradients in host memory, reduced in place as few requests: what the JAX backend's graphs call into.
+"""Reduces gradients in host memory in place. The graphs of the JAX backend call it.
 
-Requests are made once and submitted again and again. Their names are the optimizer's own: two optimizers, two models or
-a GAN never mix. Ranks that build the same optimizers in the same order get the same names, whatever their variables are
-called (Keras numbers layers per process, so a rank that made one model more would call them differently).
+A request is made once and submitted in every step. Its name contains that of the optimizer, so the gradients of two
+optimizers never mix. Ranks that build the same optimizers in the same order use the same names. Names of variables are not
+part of them: Keras numbers layers per process, so they differ on a rank that has built another model before.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from horovod.core.submission.handle import all_of
 from horovod.core.submission.tensor import Tensor
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
-"""Type and shape of every gradient."""
+"""The type and shape of every gradient."""
 
 _counting = threading.Lock()
 
 
 class Identity:
-    """The name of one optimizer, the same on all ranks, different for every other optimizer of the job."""
+    """The name of one optimizer. It is the same on all ranks, and no other optimizer of the job has it."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[int, Signature], str] = {}
 
     def name(self, signature: Signature) -> str:
-        """The name in the running generation; given out when it is first asked for, in the order of the program.
+        """The name in the running generation. Optimizers are numbered in the order in which the script first uses them.
 
-        It does not tell the generation, since a graph that was traced in an earlier one has its name for life.
+        The generation is not part of the name, because a traced graph keeps its name in later generations.
         """
         generation = running().generation
         with _counting:
@@ -61,16 +61,16 @@ class Exchange:
         op: ReduceOp,
         factor: float,
     ) -> None:
-        """Reduce every array in place. All members of the process set call it with arrays of the same types and shapes.
+        """Reduce every array in place. All members of the process set must call it with arrays of the same types and shapes.
 
         Args:
             arrays: C-contiguous.
-            names: of their variables, for errors.
-            cut: which arrays travel together, as indices; None: all.
+            names: the names of the variables, for errors.
+            cut: the indices of the arrays of each request. None: one request for all arrays.
             factor: multiplies the result.
 
         Raises:
-            HorovodInternalError: the job failed, or ranks disagree; the text names ranks, variables and lines.
+            HorovodInternalError: the job failed, or ranks disagree. The text names ranks, variables and lines.
         """
         settings = self._settings
         cut = [range(len(arrays))] if cut is None else cut

@@ -1,4 +1,4 @@
-"""Reading and setting an optimizer's learning rate, and keeping momentum right when it changes. Keras 3 and Keras 2."""
+"""Reads and sets an optimizer's learning rate, and corrects momentum when the rate changes. For Keras 3 and Keras 2."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from horovod._keras import contents
 from horovod._keras.loss_scale import unwrapped
+from horovod._models import contents
 
 
 def get(optimizer: Any) -> float:
-    """The learning rate now."""
+    """The present learning rate."""
     rate = unwrapped(optimizer).learning_rate
     if callable(rate) and not hasattr(rate, "numpy"):
         rate = rate(unwrapped(optimizer).iterations)
@@ -22,17 +22,18 @@ def put(optimizer: Any, rate: float) -> None:
     """Set the learning rate.
 
     Raises:
-        TypeError: the optimizer has a schedule of its own.
+        TypeError: the optimizer has a learning-rate schedule.
     """
     unwrapped(optimizer).learning_rate = rate
 
 
 def carry_momentum(optimizer: Any, factor: float) -> None:
-    """Make what momentum has accumulated fit a learning rate that is ``factor`` times the old one.
+    """Adapt the accumulated momentum to a learning rate that is ``factor`` times the old one.
 
     Keras keeps ``v = momentum * v - rate * gradient``, so ``v`` is a multiple of the old rate. Goyal et al. 2017 (Accurate,
-    Large Minibatch SGD, section 2.1, remark 2) multiply the momentum of one step by ``factor``. Momentum is a constant of
-    a compiled step, but ``v`` is a variable, and multiplying it is the same. Optimizers without such a ``v`` stay as they are.
+    Large Minibatch SGD, section 2.1, remark 2) multiply the momentum of one step by ``factor``. Momentum is a constant in
+    a compiled step, but ``v`` is a variable, and multiplying ``v`` has the same effect. Optimizers without such a ``v`` are
+    not changed.
     """
     velocities = _velocities(unwrapped(optimizer))
     contents.write(velocities, [each * np.asarray(factor, each.dtype) for each in contents.read(velocities)])

@@ -1,4 +1,4 @@
-"""``load_model``: a saved model whose optimizer is distributed again, whatever it was saved with."""
+"""``load_model``: loads a saved model and makes its optimizer distributed, whether or not it was when it was saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod._keras.settings import Settings, users_objects
 
 
 def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: Settings) -> Any:
-    """Load a model with Keras 3; its optimizer keeps its state."""
+    """Load a model with Keras 3, and make its optimizer distributed. The optimizer keeps its state."""
     model = keras.models.load_model(filepath, custom_objects=users_objects(custom_optimizers, custom_objects))
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
@@ -26,9 +26,9 @@ def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: S
 
 
 def _restore_from_hdf5(optimizer: Any, model: Any, path: str) -> None:
-    """Give the optimizer the state that a ``.h5`` file has of it.
+    """Load the optimizer's state from a ``.h5`` file.
 
-    Keras 3 (seen in 3.15) builds optimizers of such files for no variables at all, so that they cannot train any more.
+    Keras 3 (seen in 3.15) builds the optimizers of such files without variables, so that they cannot train.
     """
     import h5py
 

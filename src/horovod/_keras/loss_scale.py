@@ -1,9 +1,10 @@
-"""Dynamic loss scaling, with or without Horovod's knowledge.
+"""Dynamic loss scaling with a distributed optimizer.
 
 ``model.compile`` puts a ``LossScaleOptimizer`` around the optimizer of a ``mixed_float16`` model. It skips a step if a
-gradient is not finite, and would decide so on each rank by that rank's own gradients: those who skip would leave the others
-waiting. So around a distributed optimizer it gets the reduced gradients to look at: what is infinite on one rank is not
-finite on any, all skip together, and all scales stay equal.
+gradient is not finite. If each rank decided this by its own gradients, some ranks would skip the reduction, and the others
+would wait for them. Around a distributed optimizer, gradients are therefore reduced before the ``LossScaleOptimizer`` checks
+them. A gradient that is infinite on one rank is then not finite on any rank: all ranks skip the step, and their scales stay
+equal.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside a loss scaling one, of Keras 3 or 2; any other itself."""
+    """The optimizer inside a ``LossScaleOptimizer`` of Keras 3 or 2. Any other optimizer is returned unchanged."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return optimizer if inner is None else inner
 
 
 @functools.cache
-def look_at_reduced_gradients() -> None:
-    """Change Keras 3's ``LossScaleOptimizer``, for instances around a distributed optimizer only. Once per process."""
+def check_reduced_gradients() -> None:
+    """Patch Keras 3's ``LossScaleOptimizer``, once per process. Only instances around a distributed optimizer are affected."""
     import keras
 
     kind = keras.optimizers.LossScaleOptimizer

@@ -1,7 +1,7 @@
-"""How a distributed optimizer is called in files: as the optimizer that it wraps.
+"""Saves a distributed optimizer under the name of the optimizer that it wraps.
 
-So a file that was saved while training on many ranks is loaded by plain Keras, anywhere, without Horovod; and
-``hvd.load_model`` makes its optimizer distributed again.
+Plain Keras can therefore load a file that a job with many ranks has saved, without Horovod. ``hvd.load_model`` makes the
+optimizer distributed again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 def save_as(made: type[Any], kind: type[Any]) -> None:
     """Have Keras 3 write instances of ``made`` as it writes those of ``kind``.
 
-    Keras asks two tables for the name of a class: one of its own classes, one of those that users registered. PyTorch's
-    variants of its optimizers (``keras.src.backend.torch...``) go by the name of what they are variants of.
+    Keras looks up the name of a class in two tables: one of its own classes, and one of the classes that users registered.
+    The variants of its optimizers for PyTorch (``keras.src.backend.torch...``) have the name of their base class.
     """
     from keras.src.api_export import REGISTERED_OBJS_TO_NAMES as keras_names
     from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES as users_names

@@ -1,8 +1,8 @@
-"""``DistributedOptimizer`` for Keras 3: the optimizer's own class with a reduction of the gradients in front.
+"""``DistributedOptimizer`` for Keras 3: a class derived from the optimizer's own that reduces gradients first.
 
-Gradients are reduced where ``apply`` begins, before anything that Keras does with them: finite checks, unscaling, clipping,
-weight decay, moving averages, so all of these see the gradients of the whole job and mean what they mean in one process.
-Where Keras accumulates gradients over several calls, only what has accumulated is reduced, in the call that applies it.
+Gradients are reduced at the beginning of ``apply``, before Keras checks, unscales or clips them and applies weight decay and
+moving averages. All of these see the gradients of the whole job, as in training with one process. If Keras accumulates
+gradients over several calls, only the accumulated gradients are reduced, in the call that applies them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CallableList(list[Any]):
 
 
 class _InFront:
-    """The methods in front of the optimizer's own. Never instantiated under this name."""
+    """The methods that override those of the wrapped optimizer's class."""
 
     _horovod: Distribution
 
@@ -36,11 +36,11 @@ class _InFront:
         return CallableList(base.variables)
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of ``var`` to each rank; it is divided by the number of ranks if ``scale_local_gradients``."""
+        """Do not reduce the gradient of ``var``. With ``scale_local_gradients`` it is divided by the number of ranks."""
         self._horovod.keep_local(var)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduce gradients over the ranks, and make a step with the result. Every rank calls it."""
+        """Reduce gradients over the ranks, and make a step with the result. Every rank must call it."""
         base: Any = super()
         horovod = self._horovod
         gradients = list(grads)
@@ -55,14 +55,14 @@ class _InFront:
             known = self._known(trainable_variables)
             with horovod.accumulating(gradients, known):
                 base.apply(gradients, trainable_variables)
-            if not horovod.noticed and backend.traced():  # else it comes by only when there is something to apply
+            if not horovod.noticed and backend.traced():  # eagerly, Keras clips only when it applies
                 raise RuntimeError(
-                    f"{type(self).__name__} accumulates gradients in a way of its own, so Horovod cannot reduce them; "
-                    "use backward_passes_per_step=1 and no gradient_accumulation_steps"
+                    f"{type(self).__name__} does not accumulate gradients as Keras's optimizers do, so Horovod cannot "
+                    "reduce them; use backward_passes_per_step=1 and no gradient_accumulation_steps"
                 )
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """As :meth:`apply`, for the JAX backend: returns the new values of both kinds of variables."""
+        """:meth:`apply` for the JAX backend. Returns the new values of the model's and the optimizer's variables."""
         base: Any = super()
         if self._horovod.suspended or self._accumulates():
             return base.stateless_apply(optimizer_variables, grads, trainable_variables)
@@ -74,7 +74,7 @@ class _InFront:
         return bool(getattr(self, "gradient_accumulation_steps", None))
 
     def _reduced(self, gradients: Sequence[Any], variables: Any) -> list[Any]:
-        """``gradients`` of all ranks. Used here, and where Keras looks at gradients before this optimizer gets them."""
+        """Reduce ``gradients``. A ``LossScaleOptimizer`` calls it too, because it checks gradients before this optimizer."""
         steps = loss_scale.unwrapped(self).gradient_accumulation_steps
         return self._horovod.reduce(gradients, self._known(variables), self._horovod.accumulation(steps))
 
@@ -91,7 +91,7 @@ class _InFront:
             self._horovod.pending = None
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """Keras calls it with the gradients that it is about to apply, accumulated ones only in the call that applies them."""
+        """Keras calls this with the gradients to apply. It passes accumulated gradients only in the call that applies them."""
         base: Any = super()
         horovod = self._horovod
         if horovod.pending is None or horovod.suspended or not self._accumulates():
@@ -101,9 +101,9 @@ class _InFront:
 
 
 def _when_due(optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-    """Accumulated gradients reduced over the ranks, in the call that applies them.
+    """Reduce accumulated gradients in the call that applies them.
 
-    On JAX, Keras clips in every call and throws the result away in those that only accumulate; nothing is sent in these.
+    On JAX, Keras clips in every call, and discards the result in the calls that only accumulate. Nothing is sent in these.
     """
     horovod: Distribution = optimizer._horovod
     steps = optimizer.gradient_accumulation_steps
@@ -121,7 +121,7 @@ _derived: dict[type[Any], type[Any]] = {}
 
 
 def derived(kind: type[Any]) -> type[Any]:
-    """The class of distributed optimizers that behave like ``kind``: its name, derived from it."""
+    """The class of distributed optimizers that behave like ``kind``. It has the same name and is derived from ``kind``."""
     if kind not in _derived:
         _derived[kind] = type(kind.__name__, (_InFront, kind), {"__module__": MODULE, "__doc__": kind.__doc__})
         naming.save_as(_derived[kind], kind)
@@ -129,7 +129,7 @@ def derived(kind: type[Any]) -> type[Any]:
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer, or the one inside a loss scaling one, reduces gradients."""
+    """Whether an optimizer, or the one inside a ``LossScaleOptimizer``, reduces gradients."""
     return optimizer is not None and any(
         isinstance(getattr(each, "_horovod", None), Distribution)
         for each in (optimizer, loss_scale.unwrapped(optimizer))
@@ -137,12 +137,12 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
-    """A distributed optimizer with the configuration and the state of ``optimizer``, which stays as it is.
+    """A distributed optimizer with the configuration and the state of ``optimizer``, which is not changed.
 
-    The optimizers that a ``MultiOptimizer`` is made of are used themselves.
+    The parts of a ``MultiOptimizer`` are not copied.
 
     Raises:
-        ValueError: it is no Keras 3 optimizer, or distributed already.
+        ValueError: ``optimizer`` is not an optimizer of Keras 3, or it is distributed already.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"expected an instance of keras.optimizers.Optimizer, not {type(optimizer).__name__}")
@@ -157,7 +157,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
 
 
 def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
-    """Make ``optimizer`` itself, with all its state, a distributed one. For optimizers that a loaded model holds already."""
+    """Make ``optimizer`` itself distributed. It keeps its state. This is for the optimizer of a loaded model."""
     optimizer.__class__ = derived(type(optimizer))
     _adopt(optimizer, settings)
     return optimizer
@@ -166,23 +166,23 @@ def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
 def _adopt(optimizer: Any, settings: Settings) -> None:
     object.__setattr__(optimizer, "_horovod", Distribution(settings, backend.reducer(settings), optimizer._var_key))
     object.__setattr__(optimizer, "_name", settings.name or f"Distributed{type(optimizer).__name__}")
-    loss_scale.look_at_reduced_gradients()
+    loss_scale.check_reduced_gradients()
     if backend.name() == "tensorflow":
-        compilation.leave_out_xla(keras.Model)
+        compilation.turn_off_xla(keras.Model)
 
 
 def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:
     """An instance of ``kind`` with the configuration of ``optimizer``, whose gradients accumulate over ``passes`` calls.
 
-    Schedules, the optimizer inside a loss scaling one and those of a ``MultiOptimizer`` are handed over as they are, for
-    users' own ones need not be of a kind that Keras can write down.
+    Schedules, the optimizer inside a ``LossScaleOptimizer`` and the parts of a ``MultiOptimizer`` are passed on unchanged,
+    because Keras may not be able to serialize those that a user wrote.
     """
     parts = getattr(optimizer, "_optimizer_map", None)
     if parts is not None:
         if passes > 1:
             raise ValueError(
-                f"{type(optimizer).__name__} adds no gradients up; use backward_passes_per_step=1, and "
-                "gradient_accumulation_steps of the optimizers that it is made of"
+                f"{type(optimizer).__name__} does not accumulate gradients; use backward_passes_per_step=1, and "
+                "gradient_accumulation_steps of its optimizers"
             )
         return kind(parts, loss_scale_factor=optimizer.loss_scale_factor, name=optimizer.name)
     stand_in = object.__new__(type(optimizer))
@@ -195,7 +195,7 @@ def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:
         return kind(_rebuilt(inner, type(inner), passes), **config)
     rate = getattr(optimizer, "_learning_rate", None)
     if callable(rate):
-        # A tensor, since Keras before 3.6 writes down no plain number.
+        # A tensor, because Keras before 3.6 does not serialize a plain number.
         object.__setattr__(stand_in, "_learning_rate", keras.ops.convert_to_tensor(0.5))
     config = stand_in.get_config()
     if callable(rate):
@@ -211,7 +211,7 @@ def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:
 
 
 def _copy_exclusions(original: Any, made: Any) -> None:
-    """What ``exclude_from_weight_decay`` was told is part of no configuration."""
+    """Copy what was passed to ``exclude_from_weight_decay``. The configuration does not contain it."""
     for name, value in vars(original).items():
         if name.startswith("_exclude_from_weight_decay") and not name.endswith("_cache"):
             setattr(made, name, value)

@@ -1,4 +1,4 @@
-"""What ``DistributedOptimizer(...)`` was asked to do, checked once, the same for every version of Keras and every backend."""
+"""Checks the arguments of ``DistributedOptimizer``, for every version of Keras and every backend."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
+from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_predivide, reduction
 from horovod.common.scalars import positive_whole, real, whole, whole_if_number
 from horovod.core.process_set import ProcessSet, global_process_set
@@ -14,40 +15,25 @@ from horovod.core.submission.arguments import set_id
 from horovod.observe.call_site import caller
 
 MODULE = "horovod._keras"
-"""The ``__module__`` of every class that wraps an optimizer's."""
+"""The ``__module__`` of every class of distributed optimizers."""
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(ReductionSettings):
     """Arguments of a distributed optimizer.
 
     Attributes:
-        compression: how gradients travel; a class with ``compress`` and ``decompress``.
-        predivide: an Average divides by it before the sum, and by size / predivide afterwards.
-        passes: gradients accumulate locally over this many calls, as sums, or as means if ``average_aggregated``.
-        groups: a number of requests to cut the gradients into, lists of variables that travel together, or None: one request.
-        scale_local: divide gradients of local variables by the number of ranks.
-        line: of the user's script, for errors.
+        name: the name of the optimizer. None: made from the name of its class.
+        device_dense, device_sparse: the devices on which TensorFlow puts dense and sparse results.
+        average_aggregated: gradients that accumulate over ``passes`` calls are averaged, not summed.
+        scale_local: the gradients of local variables are divided by the number of ranks.
     """
 
-    compression: Any
     name: str | None = None
     device_dense: str = ""
     device_sparse: str = ""
-    sparse_as_dense: bool = False
-    predivide: float = 1.0
-    op: ReduceOp = ReduceOp.AVERAGE
-    passes: int = 1
     average_aggregated: bool = False
-    groups: int | list[Any] | None = None
-    process_set: ProcessSet = global_process_set
     scale_local: bool = True
-    line: str = ""
-
-    def scales(self, op: ReduceOp, factor: float = 1.0) -> tuple[float, float]:
-        """What multiplies gradients before and after their reduction, for a result that is multiplied by ``factor``."""
-        predivide = self.predivide if op == ReduceOp.AVERAGE else 1.0
-        return 1.0 / predivide, predivide * factor
 
 
 def checked(
@@ -63,10 +49,10 @@ def checked(
     scale_local_gradients: bool = True,
     **rest: Any,
 ) -> Settings:
-    """The settings, from arguments as users write them.
+    """The settings for the arguments that the user passed.
 
     Raises:
-        ValueError: an argument is wrong; the text says which.
+        ValueError: an argument is wrong. The text says which.
     """
     set_id(process_set)
     chosen = None if op is None else reduction(op)
@@ -92,5 +78,5 @@ def checked(
 
 
 def users_objects(custom_optimizers: Any, custom_objects: Any) -> dict[str, Any]:
-    """What Keras must know of the user's to load a file, by name."""
+    """The user's classes by name, for Keras to load a file."""
     return {**{kind.__name__: kind for kind in custom_optimizers or ()}, **(custom_objects or {})}

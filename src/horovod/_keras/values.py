@@ -1,7 +1,7 @@
-"""Collectives of single values, and the broadcast of variables, for Keras 3 on the backends that have host memory in common.
+"""Collectives of single values and the broadcast of variables, for Keras 3 on PyTorch and JAX.
 
-A value is anything that ``keras.ops.convert_to_tensor`` takes; results are tensors of the backend. These calls are for what
-happens between training steps. On the TensorFlow backend, ``horovod.tensorflow`` is used instead.
+A value is anything that ``keras.ops.convert_to_tensor`` accepts. Results are tensors of the backend. These calls are meant for
+use between training steps. On the TensorFlow backend, ``horovod.tensorflow`` is used instead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod._keras import contents
-from horovod.comm.datatypes import Array, data_type_of
+from horovod._models import contents
+from horovod._models.contents import described
+from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.common.reductions import Average, reduction
@@ -20,12 +21,6 @@ from horovod.common.scalars import real, whole
 from horovod.core.execution.batch import shard_rows
 from horovod.core.submission import collectives
 from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Tensor
-
-
-def described(array: Array) -> Tensor:
-    """What the core needs to know of a C-contiguous array."""
-    return Tensor(array.reshape(-1), data_type_of(array), array.shape)
 
 
 def _array(value: Any) -> Array:
@@ -57,10 +52,10 @@ def allreduce(
     """``postscale_factor * reduce(op, prescale_factor * value)`` over all ranks, as a tensor. The default op is Average.
 
     Args:
-        value: a number, an array, or anything else that Keras makes a tensor of; of one shape and type on all ranks.
-        name: identifies the call; without one, calls are counted.
+        value: anything that Keras converts to a tensor, of the same shape and type on all ranks.
+        name: identifies the call. Calls without a name are counted.
         average: deprecated; True is Average, False is Sum.
-        compression: how it travels, one of ``hvd.Compression``; None: as it is.
+        compression: one of ``hvd.Compression``. None: the value is not compressed.
     """
     import keras
 
@@ -82,7 +77,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Every rank's ``value`` along the first dimension, in rank order. The other dimensions and the type must agree."""
+    """Concatenate every rank's ``value`` along dimension 0, in rank order. The other dimensions and the type must agree."""
     import keras
 
     array = _array(keras.ops.convert_to_tensor(value))
@@ -106,7 +101,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
-    """This rank's rows of the reduction of every rank's ``value``: dealt evenly, the first ranks one more if need be."""
+    """This rank's rows of the reduction of ``value``. If the rows cannot be divided evenly, the first ranks get one more."""
     import keras
 
     array = _array(keras.ops.convert_to_tensor(value))
@@ -120,7 +115,7 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
 
 
 def all_say(yes: bool) -> bool:
-    """Whether every rank says yes. Every rank calls it."""
+    """Whether ``yes`` is true on every rank. Every rank must call it."""
     answer = np.array([yes], np.uint8)
     tensors = [described(answer)]
     collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MIN, awaited=True).wait()
@@ -128,7 +123,7 @@ def all_say(yes: bool) -> bool:
 
 
 def highest(value: float) -> float:
-    """The largest of all ranks' values. Every rank calls it."""
+    """The largest of all ranks' values. Every rank must call it."""
     values = np.array([value], np.float64)
     tensors = [described(values)]
     collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MAX, awaited=True).wait()
@@ -136,9 +131,9 @@ def highest(value: float) -> float:
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
-    """Give every rank's variables the values of rank ``root_rank``'s, whatever backend or version of Keras they are of.
+    """Assign the values of rank ``root_rank`` to the variables of every rank, for every backend and version of Keras.
 
-    Every rank passes the same variables, in the same order.
+    Every rank must pass the same variables in the same order.
     """
     root_rank = whole(root_rank, "root_rank")
     if not variables:

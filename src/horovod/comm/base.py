@@ -1,19 +1,24 @@
-"""The Communicator contract: what every data-plane engine does, and all that the rest of the house knows of engines.
+"""The Communicator contract: what every data-plane engine does, and all that the core knows of a running engine.
 
-A communicator is bound to one group of ranks. Its worker thread calls the collectives one after another, every rank of the
+A communicator is bound to one group of ranks. A worker thread calls the collectives one after another, every rank of the
 group in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check).
-Arrays are one-dimensional, C-contiguous NumPy arrays in host memory. ``abort`` alone may be called from other threads.
+What travels is :data:`~horovod.comm.spans.Vectors`: places in the memory of one kind of device. Host engines derive NumPy
+arrays from them where they want them; a device engine uses the addresses. ``abort`` alone may be called from other threads.
+
+How an engine is chosen and built is in :mod:`horovod.comm.engine`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, TypeAlias
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
-from horovod.comm.datatypes import Array
+import numpy as np
+
 from horovod.comm.reduction import ReduceOp
-from horovod.comm.spans import Vectors
+from horovod.comm.spans import Vectors, host_vector
 
 
 class PeerFailure(Exception):
@@ -54,8 +59,8 @@ class Stall(NamedTuple):
 
 
 OnStall: TypeAlias = Callable[[Stall], None]
-"""Called on the waiting thread when a peer has made no progress for the communicator's patience, and each time as long after
-that. It returns to have it waited for, or raises. Must not block."""
+"""Called on the waiting thread when a peer has made no progress for the communicator's stall timeout, and each time as long
+after that. It returns to have it waited for, or raises. Must not block."""
 
 
 def give_up(stall: Stall) -> None:
@@ -67,27 +72,64 @@ class Aborted(Exception):
     """The collective was interrupted by :meth:`Communicator.abort`; whoever called that knows why."""
 
 
+class Event(Protocol):
+    """The completion of a collective that a device carries out after the call has returned."""
+
+    def query(self) -> bool:
+        """Whether it is over, successfully or not. Never blocks. Any thread."""
+
+    def wait(self) -> None:
+        """Let the current stream of the calling thread continue only after it. Never blocks the host. Any thread."""
+
+    def error(self) -> BaseException | None:
+        """Why it failed or will never complete, as far as the engine knows by now; None while all is well. Any thread."""
+
+
+Completion: TypeAlias = Event | None
+"""What every collective returns. None: it is complete, as always with host engines. An event: it is in the device's queue, and
+its vectors must be held until the event is over."""
+
+
+class ReductionOrder(Enum):
+    """In which order an engine folds the ranks' contributions to one element."""
+
+    RANKS = "ranks"
+    """``((x0 + x1) + x2) + ...``; 16-bit floats accumulate in 32 bits and are rounded once. So results have the same bits with
+    all such engines, on all ranks, from run to run, and whatever batch a tensor travels in."""
+
+    FIXED = "fixed"
+    """Another order, which depends only on the group: the same bits on all ranks, from run to run and in any batch."""
+
+    FREE = "free"
+    """The order may depend on the batch. Results have the same bits on all ranks."""
+
+
 class Communicator(ABC):
     """One engine bound to one group of ranks.
 
-    Every collective must be called by every rank of the group. Each element of a reduction is reduced in rank order
-    ``((x0 + x1) + x2) + ...``, so results have the same bits on all ranks and from run to run, whatever batch they
-    travelled in; 16-bit floats accumulate in 32 bits and are rounded once. ``result = postscale * reduce(prescale * x)``,
-    scaling as in :func:`horovod.comm.reduction.scale`.
+    Every collective must be called by every rank of the group. ``result = postscale * reduce(prescale * x)``, scaling as in
+    :func:`horovod.comm.reduction.scale`; the order of the reduction is :attr:`reduction_order`.
 
     Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``; a peer that makes
     no progress is told to the communicator's :data:`OnStall`. After an error the communicator can only be closed.
     """
 
     name: ClassVar[str]
-    """The engine's name as users write it in HOROVOD_CPU_OPERATIONS."""
+    """The engine's name as users write it in HOROVOD_CPU_OPERATIONS or HOROVOD_GPU_OPERATIONS, in lower case."""
+
+    any_thread: ClassVar[bool] = True
+    """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap either way."""
+
+    reduction_order: ClassVar[ReductionOrder] = ReductionOrder.RANKS
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
 
     @abstractmethod
-    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
+    def allreduce(
+        self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float
+    ) -> Completion:
         """Reduce each ``inputs[i]`` over the ranks into ``outputs[i]``.
 
         ``inputs[i]`` and ``outputs[i]`` have the same length and one dtype is common to all; an output may be its input
@@ -95,40 +137,52 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def allgather(self, inputs: Sequence[Array], outputs: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
-        """Concatenate each ``inputs[i]`` over the ranks into ``outputs[i]``; ``counts[i][r]`` elements come from rank r."""
+    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
+        """Concatenate each ``inputs[i]`` over the ranks into ``outputs[i]``; ``counts[i][r]`` elements come from rank r.
+
+        One dtype is common to all."""
 
     @abstractmethod
-    def broadcast(self, array: Array, root: int) -> None:
-        """Copy ``array`` of group rank ``root`` over ``array`` of all others."""
+    def broadcast(self, vectors: Vectors, root: int) -> Completion:
+        """Copy each vector of group rank ``root`` over that of all others. The vectors may be of several dtypes."""
 
     @abstractmethod
-    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
+    def alltoall(
+        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Completion:
         """Send ``send_counts[r]`` consecutive elements of ``source`` to each rank r; receive in rank order in ``target``.
 
-        ``source`` may be longer than the sum of its counts; the rest stays."""
+        Each is one vector. ``source`` may be longer than the sum of its counts; the rest stays."""
 
     @abstractmethod
     def reducescatter(
         self,
-        inputs: Sequence[Array],
-        outputs: Sequence[Array],
+        inputs: Vectors,
+        outputs: Vectors,
         counts: Sequence[Sequence[int]],
         op: ReduceOp,
         prescale: float,
         postscale: float,
-    ) -> None:
+    ) -> Completion:
         """Reduce each ``inputs[i]`` over the ranks; rank r keeps its ``counts[i][r]`` elements in ``outputs[i]``.
 
-        No output may share memory with an input."""
+        One dtype is common to all. An output may be this rank's own part of its input, and shares no other memory with it."""
 
     @abstractmethod
-    def barrier(self) -> None:
+    def barrier(self) -> Completion:
         """Return when every rank of the group has called it."""
 
     @abstractmethod
     def abort(self) -> None:
         """Wake the worker thread out of whatever it waits for. Any thread, any number of times, even after ``close()``."""
+
+    def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
+        """One new vector in the kind of memory that this engine moves, filled with ``value``, or with anything for None."""
+        return host_vector(dtype, length, value)
+
+    def engines(self) -> list[str]:
+        """The names of this engine and of those that it is composed of."""
+        return [self.name]
 
     def descriptors(self) -> list[int]:
         """Open file descriptors, which a forked child must close; shared memory is not passed on to it anyway."""

@@ -8,9 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from horovod.comm.base import Communicator
-from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.spans import Vectors
+from horovod.comm.spans import Vectors, arrays_of
 
 
 class SingleCommunicator(Communicator):
@@ -27,20 +26,22 @@ class SingleCommunicator(Communicator):
             if source is not target or prescale != 1.0 or postscale != 1.0:
                 reduce_into(target, [source], op, prescale, postscale, self._workspace)
 
-    def allgather(self, inputs: Sequence[Array], outputs: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
-        for source, target in zip(inputs, outputs, strict=True):
+    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
+        for source, target in zip(arrays_of(inputs), arrays_of(outputs), strict=True):
             np.copyto(target, source)
 
-    def broadcast(self, array: Array, root: int) -> None:
+    def broadcast(self, vectors: Vectors, root: int) -> None:
         pass
 
-    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
-        np.copyto(target, source[: send_counts[0]])
+    def alltoall(
+        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        np.copyto(target[0], source[0][: send_counts[0]])
 
     def reducescatter(
         self,
-        inputs: Sequence[Array],
-        outputs: Sequence[Array],
+        inputs: Vectors,
+        outputs: Vectors,
         counts: Sequence[Sequence[int]],
         op: ReduceOp,
         prescale: float,

@@ -33,6 +33,10 @@ def address_of(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+HOST = "cpu"
+"""The kind of device whose memory the host's processor reads and writes."""
+
+
 class Layout(msgspec.Struct, eq=False, gc=False):
     """What is known of spans before their addresses are, and stays the same from step to step.
 
@@ -40,6 +44,7 @@ class Layout(msgspec.Struct, eq=False, gc=False):
         sizes: in elements; ``ends`` are their running sums.
         lengths: in bytes.
         nbytes: in all.
+        device: whose memory the addresses are of: :data:`HOST`, or a device's name, for example ``cuda:1``.
     """
 
     dtype: np.dtype[Any]
@@ -47,12 +52,13 @@ class Layout(msgspec.Struct, eq=False, gc=False):
     ends: list[int]
     lengths: Array
     nbytes: int
+    device: str = HOST
 
     @classmethod
-    def of(cls, dtype: np.dtype[Any], sizes: Sequence[int]) -> Layout:
+    def of(cls, dtype: np.dtype[Any], sizes: Sequence[int], device: str = HOST) -> Layout:
         sizes = list(sizes)
         lengths = np.array(sizes, np.uintp) * np.uintp(dtype.itemsize)
-        return cls(dtype, sizes, list(accumulate(sizes)), lengths, sum(sizes) * dtype.itemsize)
+        return cls(dtype, sizes, list(accumulate(sizes)), lengths, sum(sizes) * dtype.itemsize, device)
 
 
 class Spans(msgspec.Struct, gc=False):
@@ -76,8 +82,16 @@ class Spans(msgspec.Struct, gc=False):
         return self.arrays()[index]
 
     def arrays(self) -> list[Array]:
-        """One-dimensional arrays of the same memory, which do not hold it either."""
+        """One-dimensional arrays of the same memory, which do not hold it either.
+
+        Raises:
+            ValueError: it is the memory of a device.
+        """
         if self._arrays is None:
+            if self.layout.device != HOST:
+                raise ValueError(
+                    f"vectors in the memory of {self.layout.device} were handed to an engine for host memory"
+                )
             dtype = self.layout.dtype
             self._arrays = [
                 np.frombuffer(_memory_at(address, size * dtype.itemsize, _WRITABLE), dtype)
@@ -114,6 +128,29 @@ Vectors = Sequence[Array] | Spans
 """One-dimensional arrays of one dtype, or where they lie."""
 
 
+def host_vector(dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
+    """One new vector in host memory, filled with ``value``, or with anything for None."""
+    return [np.empty(length, dtype) if value is None else np.full(length, value, dtype)]
+
+
+def vector_of(vectors: Vectors, index: int) -> Vectors:
+    """One of them alone."""
+    if isinstance(vectors, Spans):
+        layout = vectors.layout
+        return Spans(layout_of(layout.dtype, (layout.sizes[index],), layout.device), [vectors.addresses[index]])
+    return [vectors[index]]
+
+
+def dtype_of(vectors: Vectors) -> np.dtype[Any]:
+    """Of their elements; there is at least one vector."""
+    return vectors.layout.dtype if isinstance(vectors, Spans) else vectors[0].dtype
+
+
+def arrays_of(vectors: Vectors) -> Sequence[Array]:
+    """The vectors as arrays, for engines of host memory."""
+    return vectors.arrays() if isinstance(vectors, Spans) else vectors
+
+
 def size_in_bytes(vectors: Vectors) -> int:
     """Bytes of all vectors, which may be arrays of several dtypes."""
     if isinstance(vectors, Spans):
@@ -122,15 +159,16 @@ def size_in_bytes(vectors: Vectors) -> int:
 
 
 @lru_cache(maxsize=64)
-def layout_of(dtype: np.dtype[Any], sizes: tuple[int, ...]) -> Layout:
+def layout_of(dtype: np.dtype[Any], sizes: tuple[int, ...], device: str = HOST) -> Layout:
     """The layout of vectors of these sizes, the same object each time."""
-    return Layout.of(dtype, sizes)
+    return Layout.of(dtype, sizes, device)
 
 
 @lru_cache(maxsize=64)
 def _joined_layout(layouts: tuple[Layout, ...]) -> Layout:
     """The same batches come in every step."""
-    return Layout.of(layouts[0].dtype, [size for layout in layouts for size in layout.sizes])
+    first = layouts[0]
+    return Layout.of(first.dtype, [size for layout in layouts for size in layout.sizes], first.device)
 
 
 def joined(parts: Sequence[Vectors]) -> Vectors:
@@ -139,8 +177,12 @@ def joined(parts: Sequence[Vectors]) -> Vectors:
     if len(parts) == 1:
         return first
     if isinstance(first, Spans):
-        dtype = first.layout.dtype
-        spans = [part for part in parts if isinstance(part, Spans) and part.layout.dtype is dtype]
+        dtype, device = first.layout.dtype, first.layout.device
+        spans = [
+            part
+            for part in parts
+            if isinstance(part, Spans) and part.layout.dtype is dtype and part.layout.device == device
+        ]
         if len(spans) == len(parts):
             layout = _joined_layout(tuple([part.layout for part in spans]))
             return Spans(layout, [address for part in spans for address in part.addresses])

@@ -1,1 +1,1 @@
-"""The import paths that existing scripts use for what all bindings share. Re-exports; what is decided here is only names."""
+"""What all bindings share: checks of arguments, buckets, objects, data sets; and import paths that existing scripts use."""

@@ -1,4 +1,4 @@
-"""The functions every binding exports: life of the runtime, topology, and what this installation can do."""
+"""The functions that every binding exports: start and end of the runtime, ranks and sizes, and installed features."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from horovod.comm import select
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.lifecycle import context
 from horovod.core.process_set import ProcessSet
 from horovod.core.submission.arguments import shown, truth
+from horovod.environments import identity
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
-    """Start Horovod. Every rank of the job must call it, before anything else of Horovod.
+    """Start Horovod. Every rank of the job must call it before any other function.
 
     Args:
         comm: which processes make up the job. None or an empty list: all that were launched. A list of ranks of the launched
@@ -24,11 +26,11 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
             ``"dynamic"``: there are none yet, but :func:`add_process_set` may add some.
 
     Raises:
-        TypeError: ``process_sets`` is no list.
+        TypeError: ``process_sets`` is not a list.
         ValueError: the environment contradicts itself, ranks contradict each other, or ``comm`` is none of these or does not
             contain this process.
-        NotImplementedError: a process set is made from a communicator, and ``comm`` is none.
-        TimeoutError: some ranks did not come in time; the message names them.
+        NotImplementedError: a process set is made from a communicator, and ``comm`` is not.
+        TimeoutError: ranks did not call it in time; the message names them.
     """
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
@@ -39,11 +41,11 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
         process_sets = None
     if process_sets is not None and not isinstance(process_sets, Iterable):
         raise TypeError(f"process_sets={shown(process_sets)}: pass a list of hvd.ProcessSet")
-    context.init(None if process_sets is None else list(process_sets), comm)
+    context.init(identity, [] if process_sets is None else list(process_sets), comm)
 
 
 def shutdown() -> None:
-    """Stop Horovod on this rank, which ends it on all ranks. Harmless when it does not run."""
+    """Stop Horovod on this rank, and so on all ranks. Does nothing if it does not run."""
     context.shutdown()
 
 
@@ -83,24 +85,24 @@ def cross_rank() -> int:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Let rank 0 write a timeline to ``file_path`` from now on. Called on all ranks.
+    """Have rank 0 write a timeline to ``file_path`` from now on. All ranks call it.
 
     Args:
         mark_cycles: also mark every time the coordinator sends orders.
 
     Raises:
-        TypeError: ``file_path`` is no path.
+        TypeError: ``file_path`` is not a path.
         ValueError: not initialised, HOROVOD_TIMELINE was not set at ``init()`` (set it to DYNAMIC), or no file can have this
             name.
     """
-    path = os.fsdecode(file_path)  # checked on every rank, though only rank 0 writes
+    path = os.fsdecode(file_path)  # checked on every rank, though only rank 0 writes the file
     if b"\0" in os.fsencode(path) or not path:
         raise ValueError(f"file_path={shown(file_path)}: no file can have this name")
     context.current().recording.start(path, truth(mark_cycles, "mark_cycles"))
 
 
 def stop_timeline() -> None:
-    """End the timeline and complete its file. Called on all ranks; harmless when none is written.
+    """Stop the timeline and complete its file. All ranks call it. Does nothing if none is written.
 
     Raises:
         ValueError: not initialised.
@@ -114,32 +116,38 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads.
+    """Whether MPI may be called from several threads at a time.
 
     Raises:
-        ValueError: Horovod does not run, or runs without MPI, as it always does in this version.
+        ValueError: Horovod does not run, or runs without MPI.
     """
     context.current()
-    raise ValueError("Horovod MPI is not enabled; this job does not use MPI.")
+    if not mpi_enabled():
+        raise ValueError("Horovod MPI is not enabled; this job does not use MPI.")
+    from horovod.comm.mpi.runtime import threads_supported  # imports mpi4py, which is there
+
+    return threads_supported()
 
 
 def mpi_enabled() -> bool:
-    """Whether the running job uses MPI: not in this version."""
-    return False
+    """Whether collectives of the running job go over MPI (``HOROVOD_CPU_OPERATIONS=MPI``); False before ``init()``."""
+    if not context.is_initialized():
+        return False
+    return any("mpi" in worker.communicator.engines() for worker in context.current().workers.values())
 
 
 def mpi_built() -> bool:
-    """Whether collectives can run over MPI: not in this version."""
-    return False
+    """Whether collectives can run over MPI: mpi4py is installed. Whether the job was started for that, ``init()`` finds out."""
+    return bool(select.engine("mpi").installed())
 
 
 def gloo_enabled() -> bool:
-    """Whether the job runs without MPI, on Horovod's own control plane, which is what scripts mean when they ask for Gloo."""
+    """Whether the job runs on Horovod's own control plane, which scripts know as Gloo."""
     return context.is_initialized()
 
 
 def gloo_built() -> bool:
-    """Whether jobs can run without MPI: always, on Horovod's own control plane."""
+    """Whether jobs can run on Horovod's own control plane: always."""
     return True
 
 
@@ -149,17 +157,17 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL is used: never."""
+    """Whether collectives can run over IBM's DDL: not in this version."""
     return False
 
 
 def ccl_built() -> bool:
-    """Whether collectives can run over oneCCL: not in this version."""
-    return False
+    """Whether collectives can run over oneCCL: its library is installed."""
+    return bool(select.engine("ccl").installed())
 
 
 def cuda_built() -> bool:
-    """Whether an engine moves the memory of CUDA devices itself: not in this version, which stages it through the host's."""
+    """Whether an engine moves the memory of CUDA devices itself: not in this version, which stages it through host memory."""
     return False
 
 
@@ -169,7 +177,7 @@ def rocm_built() -> bool:
 
 
 def module_available(name: str) -> bool:
-    """Whether a module could be imported; it is not."""
+    """Whether a module can be imported. Does not import it."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):

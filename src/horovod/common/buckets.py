@@ -1,8 +1,8 @@
-"""How gradients are put into buckets, which travel as one request each. The same in every binding.
+"""Cuts gradients into buckets, each of which is one request. The same in every binding.
 
 Gradients become ready roughly in the reverse order of the parameters, so buckets are cut from the end. Where communication
-overlaps, the first two are small so that it starts early. Every rank must cut alike: only names, shapes, types and what is
-the same on all ranks decide.
+overlaps with backward, the first two buckets are small, so that communication starts early. Every rank must cut in the same
+way, so the cut depends only on names, shapes, types and settings that are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ONE_BUCKET = sys.maxsize
 
 
 def bucket_limit(on_processor: bool) -> int:
-    """How many bytes are best in a bucket, unless the user says otherwise; the same on all ranks.
+    """The size of a bucket in bytes, unless the user has set one; the same on all ranks.
 
-    With cores to spare, or on other devices, communication of early buckets hides behind the rest of backward. Where every core
-    computes there is nothing to hide behind: two threads that take turns on a core only disturb each other's caches, and
-    everything in one piece after backward is faster (2 ranks on 2 cores: 2 % of a step).
+    With cores to spare, or on other devices, the communication of early buckets overlaps with the rest of backward. Where every
+    core computes, nothing overlaps: two threads that share a core only disturb each other's caches. One bucket after backward
+    is faster there (2 ranks on 2 cores: 2 % of a step).
     """
     context = running()
     if context.config.bucket_bytes:
@@ -36,15 +36,15 @@ def bucket_limit(on_processor: bool) -> int:
 
 
 def cut(sizes: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
-    """Cut parameters into buckets of one kind and at most ``limit`` bytes, last ones first.
+    """Cut parameters into buckets of one kind and at most ``limit`` bytes each, from the last parameter to the first.
 
     A parameter larger than the limit is a bucket of its own.
 
     Args:
-        sizes: of each parameter in order: what it must have in common with others in its bucket, and its bytes.
+        sizes: each parameter's kind, which is the same within a bucket, and its bytes; in order.
 
     Returns:
-        Of each bucket, the indices of its parameters.
+        The indices of the parameters of each bucket.
     """
     buckets: list[list[int]] = []
     filling: dict[Hashable, tuple[list[int], int]] = {}
@@ -61,7 +61,7 @@ def cut(sizes: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
 
 
 def chosen_groups(groups: Any, num_groups: int, stacklevel: int) -> Any:
-    """``groups=`` of an optimizer, or the older ``num_groups=``, which warns, where that alone is given."""
+    """``groups=`` of an optimizer; the older ``num_groups=``, with a warning, where only that is given."""
     if num_groups == 0:
         return groups
     warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=stacklevel + 1)
@@ -69,14 +69,14 @@ def chosen_groups(groups: Any, num_groups: int, stacklevel: int) -> Any:
 
 
 def check_groups(groups: Any, kind: str, key: Callable[[Any], Hashable]) -> int | list[list[Any]] | None:
-    """``groups=`` of an optimizer, with lists of its own.
+    """``groups=`` of an optimizer, checked and copied.
 
     Args:
-        kind: what the lists are of, in the binding's words.
-        key: what makes two references the same member; may refuse one.
+        kind: what the lists contain, in the binding's words.
+        key: returns what identifies a member; raises for one that cannot be a member.
 
     Raises:
-        ValueError: neither a positive number nor lists of members that are all different.
+        ValueError: neither a positive number nor lists of different members.
     """
     if groups is None:
         return None
@@ -92,13 +92,14 @@ def check_groups(groups: Any, kind: str, key: Callable[[Any], Hashable]) -> int 
 
 
 def cut_by_groups(members: Sequence[Hashable], groups: int | Sequence[Sequence[Hashable]]) -> list[list[int]]:
-    """The buckets a user asked for: a number of them, or lists of members; what no list names stands alone.
+    """The buckets that the user asked for: a number of buckets, or lists of members; a member of no list is a bucket of its
+    own.
 
     Args:
-        members: what makes each one itself, in order; groups may name others, too.
+        members: the keys of all members, in order; groups may contain other keys, too.
 
     Returns:
-        Of each bucket, the indices of its members. No bucket is empty.
+        The indices of the members of each bucket. No bucket is empty.
     """
     if isinstance(groups, int):
         return [part for part in split_list(range(len(members)), groups) if part]
@@ -108,14 +109,14 @@ def cut_by_groups(members: Sequence[Hashable], groups: int | Sequence[Sequence[H
 
 
 _named: Counter[tuple[int, str]] = Counter()
-"""How many optimizers of each signature each generation has."""
+"""How many optimizers with each signature each generation has."""
 
 
 def optimizer_name(signature: object) -> str:
-    """What the ranks call an optimizer: the same on all that make the same ones in the same order, and no other's.
+    """A name for an optimizer: unique in the job, and the same on all ranks that make the same optimizers in the same order.
 
     Args:
-        signature: what tells it from most others, the same on all ranks; the others are counted, by generation.
+        signature: distinguishes it from most others, the same on all ranks. Optimizers with one signature are counted.
     """
     digest = hashlib.sha256(repr(signature).encode()).hexdigest()[:8]
     key = running().generation, digest

@@ -1,4 +1,4 @@
-"""What the choices for ``compression=`` have in common in every binding."""
+"""What the choices for ``compression=`` have in common in all bindings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class Compressor:
-    """How tensors are made smaller for the way, and restored afterwards: two static methods, the same on every rank."""
+    """Makes tensors smaller before they are sent, and restores them afterwards: two static methods, the same on every rank."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return what travels, and whatever :meth:`decompress` needs to undo it."""
+        """Return the tensor to send, and what :meth:`decompress` needs to restore it."""
         raise NotImplementedError("a Compressor defines compress(tensor) -> (tensor, context)")
 
     @staticmethod
@@ -29,3 +29,30 @@ class NoneCompressor(Compressor):
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+class CastCompressor(Compressor):
+    """Casts tensors of wider floating-point types to ``narrow``, and back; other tensors stay as they are.
+
+    A binding's base class defines :meth:`can_cast` and :meth:`cast` in terms of its framework; each choice sets ``narrow``.
+    """
+
+    narrow: Any
+
+    @staticmethod
+    def can_cast(tensor: Any) -> bool:
+        """Whether the tensor's type is one that is cast."""
+        raise NotImplementedError
+
+    @staticmethod
+    def cast(tensor: Any, data_type: Any) -> Any:
+        """The tensor as ``data_type``; the tensor itself where it has that type."""
+        raise NotImplementedError
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        return (cls.cast(tensor, cls.narrow) if cls.can_cast(tensor) else tensor), tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return cls.cast(tensor, ctx)

@@ -1,4 +1,4 @@
-"""The names that every binding has, and takes from here."""
+"""The names that every binding exports."""
 
 from __future__ import annotations
 

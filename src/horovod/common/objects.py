@@ -1,7 +1,7 @@
-"""Any picklable object from one rank to all, or from all to all. The same in every binding: no framework is needed for it.
+"""Broadcasts and all-gathers of picklable objects, the same in every binding.
 
-Where a rank cannot prepare its object, the reason travels in the object's place, so the call fails on all ranks and none waits.
-Pickles travel only between ranks that have proved to know the job's secret.
+Where a rank cannot pickle its object, it sends the reason instead, so the call fails on all ranks and none waits. Pickles are
+sent only between ranks that have proved that they know the job's secret.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Failed:
-    """Travels in place of an object: why a rank has none.
+    """Is sent in place of an object: why a rank has none.
 
     Attributes:
         rank: the global rank.
@@ -36,7 +36,7 @@ class _Failed:
         self.rank = rank()
         try:
             text = str(error)
-        except Exception:  # that it is told matters more than how
+        except Exception:  # the type alone must do
             text = "an exception without a text"
         self.reason = f"{type(error).__name__}: {text}, at {caller()}"
 
@@ -48,7 +48,7 @@ def _pickled(obj: Any) -> Array:
 
 
 def _prepared(make: Callable[[], T]) -> tuple[T | None, Array, Exception | None]:
-    """What ``make`` returns, pickled; where that fails, the reason pickled, and the exception."""
+    """The result of ``make``, its pickle, and None; where that fails, None, the pickled reason, and the exception."""
     try:
         obj = make()
         return obj, _pickled(obj), None
@@ -63,7 +63,7 @@ def _name(name: str | None) -> str:
 
 
 def _raise_others(what: str, objects: Sequence[Any]) -> None:
-    """Raise RuntimeError if one of the received objects is but the reason why there is none."""
+    """Raise RuntimeError if one of the received objects is the reason of a failure."""
     failed = [each for each in objects if isinstance(each, _Failed)]
     if failed:
         reasons = "; ".join(f"rank {each.rank} failed with {each.reason}" for each in failed)
@@ -73,19 +73,19 @@ def _raise_others(what: str, objects: Sequence[Any]) -> None:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Rank ``root_rank``'s object on every member of ``process_set``, which must all call it.
+    """Broadcast the object of ``root_rank`` to all members of ``process_set``. Every member must call it.
 
     Args:
-        obj: anything cloudpickle takes; only the root's matters.
+        obj: any object that cloudpickle takes; only that of the root is used.
         root_rank: a global rank of the set.
-        name: identifies the call; the default is the same for all objects, so calls must come in the same order everywhere.
+        name: identifies the call. With the default, all ranks must make their calls in the same order.
 
     Returns:
         On the root ``obj`` itself, elsewhere a copy.
 
     Raises:
         TypeError, ValueError: a bad argument; the root is not a member of the set, or this rank is not.
-        RuntimeError: the root's object cannot be pickled; the text has the reason. The root itself raises that exception.
+        RuntimeError: the root's object cannot be pickled; the message has the reason. The root raises the exception itself.
         HorovodInternalError: the ranks disagree, or the job has failed.
     """
     return broadcast_made(lambda: obj, root_rank, name, process_set)
@@ -98,10 +98,10 @@ def broadcast_made(
     process_set: ProcessSet = global_process_set,
     what: str = "broadcast_object",
 ) -> Any:
-    """As :func:`broadcast_object`, of what ``make`` returns, which only the root calls. If it raises, all ranks raise.
+    """Like :func:`broadcast_object`, of the result of ``make``, which only the root calls. If it raises, all ranks raise.
 
     Args:
-        what: the call of the script that wants it, for the error.
+        what: the function that the script called, for the error.
     """
     name, number, root = _name(name), set_id(process_set), whole_number(root_rank, "root_rank")
 
@@ -124,15 +124,16 @@ def broadcast_made(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every member's object, in rank order. Every member must call it; one that has joined has none in the list.
+    """All-gather the members' objects, in rank order. Every member must call it. One that has joined has none in the list.
 
     Args:
-        obj: anything cloudpickle takes.
+        obj: any object that cloudpickle takes.
         name: identifies the call, as in :func:`broadcast_object`.
 
     Raises:
         TypeError, ValueError: a bad argument, or this rank is not a member of the set.
-        RuntimeError: another rank's object cannot be pickled; the text has the reason. That rank raises that exception.
+        RuntimeError: another rank's object cannot be pickled; the message has the reason. That rank raises the exception
+            itself.
         HorovodInternalError: the ranks disagree, or the job has failed.
     """
     return allgather_made(lambda: obj, name, process_set)
@@ -144,10 +145,10 @@ def allgather_made(
     process_set: ProcessSet = global_process_set,
     what: str = "allgather_object",
 ) -> list[Any]:
-    """As :func:`allgather_object`, of what ``make`` returns. If it raises on any rank, all ranks raise.
+    """Like :func:`allgather_object`, of the result of ``make``. If it raises on one rank, all ranks raise.
 
     Args:
-        what: the call of the script that wants it, for the error.
+        what: the function that the script called, for the error.
     """
     name, number = _name(name), set_id(process_set)
     _, data, error = _prepared(make)
@@ -163,7 +164,7 @@ def allgather_made(
     if error is not None:
         raise error
     objects, start = [], 0
-    for length in filter(None, handle.result[0]):  # even nothing makes a pickle of some length
+    for length in filter(None, handle.result[0]):  # a rank that has joined has length 0; no pickle has
         objects.append(cloudpickle.loads(gathered[0][start : start + length].tobytes()))
         start += length
     _raise_others(what, objects)

@@ -1,4 +1,4 @@
-"""The reductions by the names that scripts use, and what ``op=`` and the older ``average=`` mean. The same in every binding."""
+"""The reductions by the names that scripts use, and checks of ``op=``, ``average=`` and the predivide factor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     """The reduction that ``op=`` and the older ``average=`` ask for.
 
     Raises:
-        TypeError: ``average`` is no flag, such as the name of a tensor.
+        TypeError: ``average`` is not a flag, but for example the name of a tensor.
         ValueError: both are given, or there is no such reduction.
     """
     if average is None and (op is None or type(op) is ReduceOp):
@@ -47,7 +47,7 @@ def check_predivide(factor: float, op: ReduceOp) -> None:
     """``gradient_predivide_factor=`` of an optimizer.
 
     Raises:
-        ValueError: it is not positive, or divides what is no Average.
+        ValueError: it is not positive, or the reduction is not an Average.
     """
     if factor != 1.0 and rocm_built():
         raise ValueError("gradient_predivide_factor not supported yet with ROCm")
@@ -58,7 +58,7 @@ def check_predivide(factor: float, op: ReduceOp) -> None:
 
 
 def check_members(op: ReduceOp, process_set: ProcessSet) -> None:
-    """Whether ``op`` can be done over ``process_set`` of an optimizer.
+    """Check that an optimizer can use ``op`` over ``process_set``.
 
     Raises:
         NotImplementedError: Adasum, over some of the ranks.

@@ -1,4 +1,4 @@
-"""Numbers as :mod:`horovod.core.submission.arguments` takes them, and those that scripts keep in a framework's variables."""
+"""Converts numbers that scripts keep in a framework's variables, and plain ones (:mod:`horovod.core.submission.arguments`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def real(value: Any, what: str) -> float:
 
 
 def positive_whole(value: Any, what: str) -> int:
-    """Raises ValueError, too, for 0 and less."""
+    """A whole number above 0, also one in a variable. Raises ValueError for others."""
     number = whole(value, what)
     if number <= 0:
         raise ValueError(f"{what} must be > 0, not {number}")
@@ -36,7 +36,7 @@ def whole_if_number(value: Any) -> Any:
 
 
 def _content(value: Any) -> Any:
-    """What a variable or a tensor holds, as NumPy has it; anything else, and what a graph will know later, as it is."""
+    """The value of a variable or a tensor, as NumPy has it; anything else, and a variable in a graph, as it is."""
     read = getattr(value, "numpy", None)
     if isinstance(value, np.generic | np.ndarray) or not callable(read):
         return value

@@ -9,13 +9,14 @@ import numpy as np
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
+from horovod.common import basics
 from horovod.core.lifecycle import context
 from horovod.core.submission import collectives
 from horovod.core.submission.tensor import Tensor
 
 
 def main() -> None:
-    context.init()
+    basics.init()
     try:
         identity = context.current().identity
         vector = np.full(100_000, identity.rank + 1, np.float32)

@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the binding of a framework (``torch``, ``tensorflow``, ``mxnet``) can be imported: the framework is installed."""
+    """Whether the binding of a framework (``torch``, ``tensorflow``, ``mxnet``) can be imported."""
     available = module_available(ext_base_name) and module_available(f"horovod.{ext_base_name}")
     if verbose:
         print(f"horovod.{ext_base_name} is {'' if available else 'not '}available")
@@ -51,7 +51,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return False
 
 
-def _told(name: str, built: _T, verbose: bool) -> _T:
+def _reported(name: str, built: _T, verbose: bool) -> _T:
     if verbose:
         print(f"{name} is {'' if built else 'not '}available")
     return built
@@ -59,31 +59,31 @@ def _told(name: str, built: _T, verbose: bool) -> _T:
 
 def mpi_built(verbose: bool = False) -> bool:
     """As :func:`horovod.common.basics.mpi_built`."""
-    return _told("MPI", basics.mpi_built(), verbose)
+    return _reported("MPI", basics.mpi_built(), verbose)
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """As :func:`horovod.common.basics.gloo_built`."""
-    return _told("Gloo", basics.gloo_built(), verbose)
+    return _reported("Gloo", basics.gloo_built(), verbose)
 
 
 def nccl_built(verbose: bool = False) -> int:
     """As :func:`horovod.common.basics.nccl_built`."""
-    return _told("NCCL", basics.nccl_built(), verbose)
+    return _reported("NCCL", basics.nccl_built(), verbose)
 
 
 def ddl_built(verbose: bool = False) -> bool:
     """As :func:`horovod.common.basics.ddl_built`."""
-    return _told("DDL", basics.ddl_built(), verbose)
+    return _reported("DDL", basics.ddl_built(), verbose)
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """As :func:`horovod.common.basics.ccl_built`."""
-    return _told("oneCCL", basics.ccl_built(), verbose)
+    return _reported("oneCCL", basics.ccl_built(), verbose)
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
-    """Nothing has to be built, so only a framework that is not installed is an error.
+    """Check that a framework is installed. Nothing has to be built.
 
     Args:
         ext_name: the binding, for example ``horovod.torch``.
@@ -103,7 +103,7 @@ def get_ext_suffix() -> str:
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """The path that an extension module would have: ``args`` below the folder of ``pkg_path``, with this Python's suffix."""
+    """The path of an extension module: ``args`` below the folder of ``pkg_path``, with this Python's suffix."""
     return f"{Path(pkg_path).parent.joinpath(*args)}{get_ext_suffix()}"
 
 

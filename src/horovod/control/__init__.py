@@ -1,1 +1,1 @@
-"""The control plane: authenticated framed channels, the rendezvous store, and the bootstrap that finds out who is where."""
+"""The control plane: authenticated channels, the rendezvous of the ranks, their connections, and the liveness monitor."""

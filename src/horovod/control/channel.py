@@ -11,18 +11,18 @@ _CHUNK = 1 << 18
 
 
 class ChannelClosed(Exception):
-    """The other side is gone, or broke the rules and was cut off."""
+    """The peer has closed the connection, or broke the protocol."""
 
 
 class Channel:
-    """Framed messages over a connected stream socket. Owned by one thread, which polls it.
+    """Framed messages over a connected stream socket. One thread owns it, and polls it.
 
-    What the kernel does not take at once waits in an outbox; while :attr:`wants_write` is true the owner polls for
-    writability too and calls :meth:`flush`.
+    Bytes that the kernel does not take at once wait in an outbox. While :attr:`wants_write` is true, the owner polls for
+    writability as well, and calls :meth:`flush`.
 
     Args:
-        reach_seconds: after which a host that acknowledges nothing of what was sent counts as gone; 0: the kernel's quarter of
-            an hour. A host acknowledges what its processes do not look at, too.
+        reach_seconds: how long the peer's host may acknowledge nothing of what was sent before it counts as gone; 0: the
+            kernel's default, a quarter of an hour. The host of a stopped process still acknowledges.
     """
 
     def __init__(self, connection: socket.socket, limit: int = CONTROL_LIMIT, reach_seconds: float = 0) -> None:
@@ -30,7 +30,7 @@ class Channel:
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if reach_seconds and hasattr(socket, "TCP_USER_TIMEOUT"):
+            if reach_seconds:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(reach_seconds * 1000))
         self.socket = connection
         self._reader = FrameReader(limit)
@@ -51,7 +51,7 @@ class Channel:
             self._outbox.append(memoryview(data)[sent:])
 
     def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it."""
+        """Send as much of what is queued as the socket takes."""
         while self._outbox:
             data = self._outbox[0]
             sent = self._write(data)
@@ -61,14 +61,14 @@ class Channel:
             self._outbox.popleft()
 
     def discard(self) -> None:
-        """Drop what is queued: nobody will take it any more."""
+        """Drop what is queued, because the peer will not read it."""
         self._outbox.clear()
 
     def receive(self) -> list[bytes]:
-        """The messages that have arrived; may be none.
+        """The complete messages that have arrived, perhaps none.
 
         Raises:
-            ChannelClosed: the connection ended or announced an impossible length.
+            ChannelClosed: the connection has ended, or the announced length is too large.
         """
         try:
             data = self.socket.recv(_CHUNK)

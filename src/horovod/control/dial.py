@@ -1,4 +1,4 @@
-"""The connecting side: reach an address before a deadline and authenticate there."""
+"""The connecting side: connects to an address before a deadline, and authenticates there."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from horovod.control.handshake import GREETING, MAC, ClientHandshake, HandshakeE
 from horovod.control.listener import is_same_user
 
 Address = tuple[str, int] | str
-"""``(host, port)``, or the name of a Unix socket (an abstract one starts with a NUL character)."""
+"""``(host, port)``, or the name of a Unix socket; an abstract name starts with a NUL character."""
 Secret = bytes | Callable[[socket.socket, float], bytes]
 """The job's secret, or what reads it from the preface of a new connection before a deadline (``time.monotonic``)."""
-_FIRST_ATTEMPT_SECONDS = 0.5
-_LONGEST_ATTEMPT_SECONDS = 5.0
+_FIRST_TRY_SECONDS = 0.5
+_LONGEST_TRY_SECONDS = 5.0
 _FROM_ANYWHERE: Mapping[Address, str] = {}
 
 
 def describe(address: Address) -> str:
-    """An address as a person reads it."""
+    """An address in words, for errors."""
     if isinstance(address, str):
         return "unix:" + address.replace("\0", "@")
     return f"{address[0]}:{address[1]}"
@@ -31,7 +31,7 @@ def alternatives(address: Address) -> list[Address]:
 
 
 def receive_exactly(connection: socket.socket, length: int, deadline: float) -> bytes:
-    """``length`` bytes from a connection, or an OSError (timeouts included) at ``deadline`` (``time.monotonic``)."""
+    """Read ``length`` bytes. Raises OSError if the connection ends, or at ``deadline`` (``time.monotonic``)."""
     data = bytearray()
     while len(data) < length:
         remaining = deadline - time.monotonic()
@@ -48,21 +48,21 @@ def receive_exactly(connection: socket.socket, length: int, deadline: float) -> 
 def dial(
     address: Address, secret: Secret, purpose: bytes, deadline: float, same_user: bool = False, source: str = ""
 ) -> socket.socket:
-    """One attempt to connect to ``address`` and authenticate.
+    """Try once to connect to ``address`` and to authenticate.
 
     Args:
         secret: the job's secret, or how to learn it.
-        purpose: what the connection is for; told to the other side.
+        purpose: what the connection is for; the peer gets it.
         deadline: ``time.monotonic`` by which to give up.
-        same_user: insist that the other end of a Unix socket runs as our user.
+        same_user: the peer on a Unix socket must run as the same user.
         source: the address of this host to connect from; "" leaves that to the kernel.
 
     Returns:
         A blocking socket without a timeout, authenticated both ways.
 
     Raises:
-        OSError: not reachable, or no answer in time.
-        HandshakeError: what listens there is not of this job.
+        OSError: the address cannot be reached, or does not answer in time.
+        HandshakeError: the process that listens there does not belong to this job.
     """
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
@@ -99,27 +99,27 @@ def dial_until(
     sources: Mapping[Address, str] = _FROM_ANYWHERE,
     cancelled: Callable[[], str] = str,
 ) -> socket.socket:
-    """Like :func:`dial`, over several addresses, again and again until one answers or the deadline passes.
+    """Try several addresses with :func:`dial`, again and again, until one answers or the deadline passes.
 
-    One that does not even refuse costs the others little: every round is more patient than the one before.
+    An address that never answers delays the others little: the time for each try grows from round to round.
 
     Args:
         sources: by address, which of this host's addresses to connect from.
         cancelled: why to give up before the deadline; asked before each attempt, "" to go on.
 
     Raises:
-        ConnectionError: none answered; the message lists each address and its last error.
+        ConnectionError: none has answered; the message lists each address with its last error.
     """
     pause = 0.002
-    stall_timeout = _LONGEST_ATTEMPT_SECONDS if len(addresses) == 1 else _FIRST_ATTEMPT_SECONDS
+    seconds = _LONGEST_TRY_SECONDS if len(addresses) == 1 else _FIRST_TRY_SECONDS
     errors: dict[str, str] = {}
     while True:
         if why := cancelled():
             raise ConnectionError(why)
         for address in addresses:
-            attempt = min(deadline, time.monotonic() + stall_timeout)
+            try_until = min(deadline, time.monotonic() + seconds)
             try:
-                return dial(address, secret, purpose, attempt, same_user, sources.get(address, ""))
+                return dial(address, secret, purpose, try_until, same_user, sources.get(address, ""))
             except (OSError, HandshakeError) as error:
                 errors[describe(address)] = str(error) or type(error).__name__
         if time.monotonic() + pause >= deadline:
@@ -127,20 +127,18 @@ def dial_until(
             raise ConnectionError(f"nobody could be reached in time ({tried or 'no address was given'})")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.25)
-        stall_timeout = min(stall_timeout * 2, _LONGEST_ATTEMPT_SECONDS)
+        seconds = min(seconds * 2, _LONGEST_TRY_SECONDS)
 
 
 def set_keepalive(connection: socket.socket, seconds: float) -> None:
-    """Have the kernel break a TCP connection whose other host acknowledges nothing for about ``seconds``, sent or not.
+    """Have the kernel break a TCP connection when the peer's host acknowledges nothing for about ``seconds``.
 
-    The kernel asks by itself where nothing is sent. A host acknowledges what its processes
-    do not look at, too: a stopped process keeps its connections.
+    The kernel sends probes while nothing else is sent. The host of a stopped process still acknowledges.
     """
-    probes = 3
+    probes = 2  # the kernel gives up when it would send one more
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     each = max(1, round(seconds / (probes + 1)))
-    for name, value in (("TCP_KEEPIDLE", each), ("TCP_KEEPINTVL", each), ("TCP_KEEPCNT", probes)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, each)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, each)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

@@ -10,6 +10,8 @@ with a ``Get`` of :func:`news_key` for the launcher's word.
 
 from __future__ import annotations
 
+from enum import IntFlag
+
 import msgspec
 
 TOLD = "elastic/told/"
@@ -77,11 +79,20 @@ class NoPlace(msgspec.Struct, tag=True, frozen=True):
 Answer = Place | NoPlace
 
 
+class HostUpdateResult(IntFlag):
+    """What has become of the hosts; two results are combined with ``|``."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = 3
+
+
 class HostsChanged(msgspec.Struct, tag=True, frozen=True):
     """Ranks can be added, or have to be taken away: all meet at the next check."""
 
     result: int
-    """A :class:`~horovod.elastic.updates.HostUpdateResult`."""
+    """A :class:`HostUpdateResult`."""
 
 
 class RoundOver(msgspec.Struct, tag=True, frozen=True):

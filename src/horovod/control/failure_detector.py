@@ -1,14 +1,15 @@
-"""What the questions and answers among liveness monitors amount to: who is lost, and who is only slow. Pure: told of
-time and events.
+"""Decides from pings, answers and reports which rank is lost. Pure: time and events are passed in.
 
-A rank that does not answer may still be well: whatever holds Python's interpreter lock (a large pickle, a library's native
-code) holds up its liveness monitor as well. Such a rank is waited for, for as long as somebody sees that its process
-runs, unless the user has set a limit. Else a rank is *lost* only if its process is seen to be stopped or gone, or if
-nobody can see it for very long; a rank whose *host* is gone is found by the kernel, which breaks the connection.
+A rank that does not answer need not be lost. Code that holds Python's interpreter lock (a large pickle, native code of a
+library) keeps its liveness monitor from running. The other ranks wait for it as long as one of them sees its process run,
+unless the user has set a limit. A rank is lost
 
-A rank that answers and makes no progress in a collective is stuck. Its peers complain, again and again while they wait; it
-takes :data:`NO_PROGRESS_REPORTS` of the same wait, and that all ranks answer at once whenever they are asked: else it
-may wait for the one that does not answer.
+- if its process is seen stopped :data:`CONFIRMING_LOOKS` times in a row, or has ended;
+- if no other rank can see its process, and it has not answered for :data:`UNSEEN_CHECKS` checks;
+- if its host has vanished: the kernel breaks the connection.
+
+A rank that answers but makes no progress in a collective is stuck. It is blamed after :data:`NO_PROGRESS_REPORTS` reports of
+one wait, if all ranks have answered all pings in time meanwhile: otherwise it may be waiting for a rank that does not answer.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 NO_PROGRESS_REPORTS = 3
-"""How often a peer is complained of in one wait before it is to blame."""
+"""How many reports of one wait blame a peer."""
 
 CONFIRMING_LOOKS = 2
-"""How often in a row a process must be seen stopped: whoever resumes a whole job does not resume its processes at once."""
+"""How often in a row a process must be seen stopped. A job that is resumed as a whole resumes one process after another."""
 
 UNSEEN_CHECKS = 30
-"""How often a rank that nobody can see is found not to have answered before it is lost: ten times the timeout."""
+"""How many checks without an answer make a rank lost that no other rank can see: ten times the timeout."""
 
 SUSPICIOUS_CHECKS = 2
-"""The same where something is known to have failed."""
+"""The same, once a rank is suspected to have failed."""
 
 SILENT = (
-    "it does not answer any more: its process is stopped, starved or swapped out, or its host is unreachable. Nobody else runs "
-    "on its host who could tell"
+    "it does not answer any more: its process is stopped, starved or swapped out, or its host is unreachable. No other "
+    "rank runs on its host and could tell"
 )
 
 UNABLE = (
@@ -46,16 +47,16 @@ Suspect = tuple[int, str]
 
 @dataclass(slots=True)
 class _Question:
-    """One that has not been answered yet.
+    """A ping that has not been answered yet.
 
     Attributes:
-        asked: when.
-        due: when to find out why there is no answer.
-        looking: that was asked, and nobody has told yet.
-        checks: how often that was asked since somebody last saw the process run.
-        stops: how often in a row it was seen stopped.
-        runs: how often it was seen to run.
-        tell: from when on that is worth telling again.
+        asked: when it was sent.
+        due: when to check next why there is no answer.
+        looking: ranks were asked to look at the process, and none has told yet.
+        checks: how often that was done since the process was last seen running.
+        stops: how often in a row the process was seen stopped.
+        runs: how often the process was seen running.
+        tell: when to tell people again that it runs.
     """
 
     asked: float
@@ -68,14 +69,14 @@ class _Question:
 
 
 class FailureDetector:
-    """What one liveness monitor knows of those it asks. All times are of one monotonic clock, in seconds.
+    """What one liveness monitor knows of the peers that it pings. All times are in seconds of one monotonic clock.
 
     Args:
-        answer_seconds: how long an answer may take before somebody looks after the rank that owes it.
-        longest_seconds: after which a rank whose process runs is lost nevertheless; 0: never.
+        answer_seconds: how long an answer may take before the silent rank's process is looked at.
+        longest_seconds: when a rank whose process runs is lost nevertheless; 0: never.
 
     Attributes:
-        verdict: who failed first and why, once that is clear.
+        failure: the rank that failed first and the reason, once that is known.
     """
 
     def __init__(self, answer_seconds: float, longest_seconds: float = 0) -> None:
@@ -89,18 +90,18 @@ class FailureDetector:
         self.failure: Suspect | None = None
 
     def due(self) -> float | None:
-        """When :meth:`overdue` is to be called next; None: not before the next question."""
+        """When to call :meth:`overdue` next; None: not before the next ping."""
         return min((question.due for question in self._questions.values()), default=None)
 
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """Forget all pings: there will be no more."""
         self._questions.clear()
         self._suspicion = None
 
-    # Questions
+    # Pings
 
     def ask(self, peers: Iterable[int], now: float) -> list[int]:
-        """Which of these peers to ask now: those that owe no answer already."""
+        """Which of these peers to ping now: those that owe no answer."""
         fresh = [peer for peer in peers if peer not in self._questions]
         for peer in fresh:
             self._questions[peer] = _Question(now, now + self._answer_seconds)
@@ -120,31 +121,31 @@ class FailureDetector:
             self._settle()
 
     def overdue(self, now: float) -> list[int]:
-        """Who should have answered by now, so that somebody has to look after it and :meth:`testify`; again after a while."""
+        """The peers whose answers are overdue. The caller has their processes looked at, and calls :meth:`testify`."""
         late = [peer for peer, question in self._questions.items() if now >= question.due]
         for peer in late:
             question = self._questions[peer]
             question.due = now + self._answer_seconds
             question.looking = True
             question.checks += 1
-            stall_timeout = UNSEEN_CHECKS if self._suspicion is None else SUSPICIOUS_CHECKS
-            if not question.stops and question.checks >= stall_timeout:
+            limit = UNSEEN_CHECKS if self._suspicion is None else SUSPICIOUS_CHECKS
+            if not question.stops and question.checks >= limit:
                 self._blame(peer, SILENT)
         return late
 
     def testify(self, peer: int, lost: str, now: float) -> float | None:
-        """Somebody has looked at the process of a peer that does not answer.
+        """Take what a rank has seen of the process of a silent peer.
 
         Args:
-            lost: why it cannot answer; "" if it runs.
+            lost: why the peer cannot answer; "" if its process runs.
 
         Returns:
-            For how many seconds it has not answered although it runs, if that is to be told to people: at first and whenever
-            it has become twice as long.
+            For how many seconds the peer has not answered although it runs, if a warning is due: at first, and whenever the
+            time has doubled.
         """
         question = self._questions.get(peer)
         if question is None or not question.looking:
-            return None  # it has answered meanwhile, or somebody else has told
+            return None  # it has answered meanwhile, or another rank has told
         question.looking = False
         if lost:
             question.stops += 1
@@ -162,21 +163,21 @@ class FailureDetector:
         question.tell = now + silent
         return silent
 
-    # Accusations
+    # Reports
 
     def suspect(self, rank: int, reason: str) -> None:
-        """Something has failed, perhaps because of ``rank``: it is to blame unless somebody does not answer."""
+        """``rank`` seems to have failed. It is blamed unless another rank does not answer."""
         if self._suspicion is None:
             self._suspicion = rank, reason
 
     def report_no_progress(self, reporter: int, rank: int, reason: str, times: int) -> None:
-        """``reporter`` sees no progress of ``rank`` in a collective, for the n-th time in this wait, and waits on."""
+        """``reporter`` has seen no progress of ``rank`` in a collective, for the n-th time in one wait."""
         if times <= 1:
             self._counts.pop((reporter, rank), None)
         self._no_progress[reporter, rank] = reason
 
     def _settle(self) -> None:
-        """Find out what follows when all who can answer have answered."""
+        """Blame a rank if all ranks have answered that can."""
         if self._suspicion is not None and all(question.runs for question in self._questions.values()):
             self._blame(*self._suspicion)
         if self._questions:

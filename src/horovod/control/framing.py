@@ -4,34 +4,34 @@ from __future__ import annotations
 
 LENGTH_BYTES = 4
 CONTROL_LIMIT = 64 << 20
-"""Longest control message: far above any real one, far below what would hurt."""
+"""The largest control message, in bytes: far above any real one, and small enough to be held in memory."""
 
 
 class FrameError(Exception):
-    """The other side announced a message longer than it may be."""
+    """The peer has announced a message that is too long."""
 
 
 def frame(body: bytes) -> bytes:
-    """``body`` with its length in front."""
+    """``body`` behind its length."""
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 class FrameReader:
-    """Cuts arriving bytes into messages."""
+    """Cuts the bytes that arrive into messages."""
 
     def __init__(self, limit: int = CONTROL_LIMIT) -> None:
         self._limit = limit
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take arrived bytes, return the messages that are complete by now.
+        """Take bytes that have arrived. Returns the messages that are complete.
 
         Raises:
             FrameError: an announced length is above the limit; the connection must be closed.
         """
         buffer = self._buffer
         if not buffer and len(data) == LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big") <= self._limit:
-            return [data[LENGTH_BYTES:]]  # mostly just that
+            return [data[LENGTH_BYTES:]]  # the usual case: one whole message
         buffer += data
         messages: list[bytes] = []
         position = 0

@@ -1,7 +1,7 @@
 """Mutual authentication of a new connection, without I/O: bytes in, bytes out.
 
-Both sides know the job's secret and neither sends it. Nothing the other side says is decoded before it has proved that
-it knows the secret too; the nonces make every exchange unique, so a recorded one is worthless::
+Both sides know the job's secret, and neither sends it. No byte of a peer is decoded before the peer has proved that it knows
+the secret. Nonces make every handshake unique, so a recorded one cannot be replayed::
 
     server -> client   "HVD1"  server nonce (32)
     client -> server   client nonce (32)  length of purpose (2)  purpose  HMAC(secret, "client", nonces, purpose) (32)
@@ -24,7 +24,7 @@ GREETING = len(MAGIC) + NONCE
 
 
 class HandshakeError(Exception):
-    """The other side is not of this job, or speaks something else."""
+    """The peer does not belong to this job, or uses another protocol."""
 
 
 def _proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes, purpose: bytes) -> bytes:
@@ -32,11 +32,11 @@ def _proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes,
 
 
 class ServerHandshake:
-    """The accepting side. Send ``greeting``; feed what arrives to :meth:`receive` until it returns the reply to send.
+    """The accepting side. Send ``greeting``, and pass what arrives to :meth:`receive` until it returns the reply to send.
 
     Attributes:
         purpose: what the client wants; set when :meth:`receive` has returned a reply.
-        rest: bytes that arrived behind the handshake and belong to the conversation.
+        rest: the bytes that followed the handshake.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -48,10 +48,10 @@ class ServerHandshake:
         self.rest = b""
 
     def receive(self, data: bytes) -> bytes | None:
-        """Take bytes from the client; return the reply once the client has proved itself, None while it has not finished.
+        """Take bytes from the client. Returns the reply when the client has proved that it knows the secret; None until then.
 
         Raises:
-            HandshakeError: the client does not know the secret, or sends something else.
+            HandshakeError: the client does not know the secret, or uses another protocol.
         """
         self._received += data
         if len(self._received) < NONCE + 2:
@@ -73,7 +73,7 @@ class ServerHandshake:
 
 
 class ClientHandshake:
-    """The connecting side: answer the server's greeting with :meth:`answer`, then check its proof with :meth:`finish`."""
+    """The connecting side. Answer the server's greeting with :meth:`answer`, then check its proof with :meth:`finish`."""
 
     def __init__(self, secret: bytes, purpose: bytes) -> None:
         if len(purpose) > LONGEST_PURPOSE:

@@ -1,8 +1,8 @@
-"""The door of a listening socket: lets in who proves to be of the job, bounds what anybody else can cost.
+"""Accepts connections on listening sockets, and authenticates them.
 
-Runs inside its owner's selector loop and never blocks it: a stranger that sends nothing, rubbish, or a wrong proof is
-closed at once or after a few seconds; at most ``LARGEST_QUEUE`` connections may be in the middle of their handshake, and
-the oldest makes room for a new one.
+Runs in its owner's selector loop, and never blocks it. A connection with a wrong proof is closed at once, one that sends
+nothing after ``HANDSHAKE_SECONDS``. At most ``LARGEST_QUEUE`` connections are in their handshake at a time; a new one
+replaces the oldest.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ HANDSHAKE_SECONDS = 10.0
 _log = logging.getLogger("horovod.control")
 
 Welcome = Callable[[socket.socket, bytes, bytes], None]
-"""Called with each authenticated, non-blocking connection, its purpose, and bytes that already followed."""
+"""Called with each authenticated, non-blocking connection, its purpose, and the bytes that followed the handshake."""
 
 
 class Listener:
-    """Accepts on ``listeners`` and authenticates with ``secret``; everything happens in callbacks of ``selector``.
+    """Accepts on ``listeners`` and authenticates with ``secret``, in callbacks of ``selector``.
 
-    ``preface`` is what every connection is sent before the handshake; it must fit into a socket's buffer, so a few KiB.
+    ``preface`` is what every connection is sent before the handshake. It must fit into a socket's buffer, so a few KiB.
 
-    Every object registered with the selector has a callable as its data; the owner's loop calls ``key.data(events)``.
+    Every object registered with the selector has a callable as its data. The owner's loop calls ``key.data(events)``.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Listener:
             )
 
     def next_deadline(self) -> float | None:
-        """When (``time.monotonic``) the oldest unfinished handshake expires; the owner's loop must wake by then."""
+        """When the oldest unfinished handshake expires (``time.monotonic``). The owner's loop must not sleep longer."""
         for _, deadline in self._pending.values():
             return deadline  # insertion order is age
         return None
@@ -69,22 +69,22 @@ class Listener:
             self._refuse(connection, "its handshake did not finish")
 
     def close(self) -> None:
-        """Close every connection that is still in its handshake and let go of the listeners, which are their owner's."""
+        """Close all connections that are in their handshake. The listening sockets remain open; their owner closes them."""
         for connection in list(self._pending):
             self._refuse(connection, "")
         for server_socket in self._listeners:
             self._selector.unregister(server_socket)
 
     def _accept(self, server_socket: socket.socket) -> None:
-        for _ in range(64):  # bounded, so that a flood cannot keep the owner from its other work
+        for _ in range(64):  # bounded, so that many connections cannot keep the owner from its other work
             try:
                 connection, _address = server_socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # out of descriptors: make room rather than spin on a readable listener
+            except OSError as error:  # out of descriptors; the listening socket remains readable
                 _log.warning("cannot accept a connection (%s); dropping the oldest unauthenticated one", error)
                 if not self._drop_oldest():
-                    time.sleep(0.05)  # nothing of ours to drop; do not burn a core until somebody else closes
+                    time.sleep(0.05)  # nothing to drop: do not poll without pause
                 return
             if self._same_user and not is_same_user(connection):
                 connection.close()
@@ -106,7 +106,7 @@ class Listener:
     def _read(self, connection: socket.socket) -> None:
         pending = self._pending.get(connection)
         if pending is None:
-            return  # it made room for another one a moment ago
+            return  # another event of the same poll has dropped it
         handshake, _ = pending
         try:
             data = connection.recv(4096)
@@ -141,7 +141,7 @@ class Listener:
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket runs as this process's user (Linux: SO_PEERCRED)."""
+    """Whether the peer on a Unix socket runs as this process's user (SO_PEERCRED)."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
     return bool(user == os.getuid())

@@ -1,11 +1,11 @@
-"""The liveness monitor: one thread a rank that knows who is alive and makes all ranks give one answer to "who failed first?".
+"""The liveness monitor: a thread on each rank that finds lost ranks, and has all ranks name the same rank as the first to fail.
 
-Every rank holds a connection to rank 0 on which nothing is sent while all is well, so an idle job costs nothing. It
-breaks when a process dies. A rank whose worker thread sees a failure reports it; rank 0 decides, tells everybody the same
-*verdict*, and every rank's runtime aborts with it. A rank that waits long asks whether its peers still answer: that is how
-a stopped process or a machine that vanished without a word is found. The answer says where in the user's script that
-rank is, for the report on a stall. What follows from answers, and from their absence, is
-:mod:`horovod.control.failure_detector`.
+Every rank has a connection to rank 0. Nothing is sent on it while no rank waits, so an idle job costs nothing.
+
+1. The kernel closes the connection when a process dies. A rank whose worker thread sees a failure reports it to rank 0.
+2. A rank that waits long pings its peers. A peer's answer says where in the script it is, for the report of a stall. Where no
+   answer comes, the ranks on the same host look at the silent process (:mod:`horovod.control.failure_detector`).
+3. Rank 0 decides which rank failed first, and sends this :class:`Failure` to all. Every rank aborts with it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _log = logging.getLogger("horovod.control")
 
 
 class Ping(msgspec.Struct, tag=True):
-    """Do you answer? And what do you see of the ranks ``about``, which do not?"""
+    """Asks for a :class:`Pong`, and for what the receiver sees of the ranks ``about``, which do not answer."""
 
     about: list[int] = []
 
 
 class Pong(msgspec.Struct, tag=True):
-    """I do; my main thread is at ``where``. ``seen``: why a rank that was asked about cannot answer, "" if it runs."""
+    """The sender's main thread is at ``where``. ``seen``: why each rank that was asked about cannot answer; "" if it runs."""
 
     where: str
     seen: dict[int, str] = {}
 
 
 class Report(msgspec.Struct, tag=True):
-    """A worker thread saw ``rank`` fail; ``suspected`` when that may have been another's fault."""
+    """A worker thread has seen ``rank`` fail; ``suspected``: perhaps through the fault of another rank."""
 
     rank: int
     reason: str
@@ -49,7 +49,7 @@ class Report(msgspec.Struct, tag=True):
 
 
 class NoProgress(msgspec.Struct, tag=True):
-    """A worker thread sees no progress of ``rank``, for the n-th time in this wait, and goes on waiting."""
+    """A worker thread has seen no progress of ``rank``, for the n-th time in one wait. It goes on waiting."""
 
     rank: int
     reason: str
@@ -57,14 +57,14 @@ class NoProgress(msgspec.Struct, tag=True):
 
 
 class Failure(msgspec.Struct, tag=True):
-    """Rank 0's word on who failed first and how."""
+    """Rank 0's decision: which rank failed first, and why."""
 
     rank: int
     reason: str
 
 
 class Bye(msgspec.Struct, tag=True):
-    """This rank has shut down in good order; its connection will close."""
+    """The sender has shut down in good order, and closes its connection."""
 
 
 Message = Ping | Pong | Report | NoProgress | Failure | Bye
@@ -86,12 +86,12 @@ class LivenessMonitor:
     Args:
         rank: this rank.
         links: on rank 0 a channel to every other rank, elsewhere one to rank 0.
-        answer_seconds: how long a peer may take to answer before somebody looks after its process.
-        longest_seconds: how long it may take although its process runs; 0: without end.
-        where: tells where in the user's script this process is.
-        look: tells why a rank cannot answer, or "" if its process runs; None if this process cannot see it.
-        who: a rank's number, host and process, for people.
-        on_verdict: called once, on the liveness monitor's thread, with the rank that failed first and the reason.
+        answer_seconds: how long a peer may take to answer before a rank looks at its process.
+        longest_seconds: how long a peer may take although its process runs; 0: without end.
+        where: returns where in the user's script this process is.
+        look: returns why a rank cannot answer, or "" if its process runs; None if this process cannot see it.
+        describe: returns a rank's number, host and process, for messages.
+        on_failure: called once, on the liveness monitor's thread, with the rank that failed first and the reason.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LivenessMonitor:
         longest_seconds: float,
         where: Callable[[], str],
         look: Callable[[int], str | None],
-        who: Callable[[int], str],
+        describe: Callable[[int], str],
         on_failure: OnFailure,
     ) -> None:
         self._rank = rank
@@ -110,7 +110,7 @@ class LivenessMonitor:
         self._answer_seconds = answer_seconds
         self._where = where
         self._look = look
-        self._who = who
+        self._describe = describe
         self._on_failure = on_failure
         self._detector = FailureDetector(answer_seconds, longest_seconds)
         self._calls: deque[Callable[[], None]] = deque()
@@ -119,7 +119,7 @@ class LivenessMonitor:
         self._decided = False
         self._leaving = False
         self.call_sites: dict[int, str] = {}
-        """Where each rank is, as far as it has told."""
+        """Where each rank is in the script, as of its last answer."""
         self._last_places: dict[int, str] = {}
         self._poll = select.poll()
         self._by_descriptor = {}
@@ -128,45 +128,46 @@ class LivenessMonitor:
             self._by_descriptor[link.fileno()] = peer
         self._wake_up = WakeUp()
         self._poll.register(self._wake_up, select.POLLIN)
-        self._thread = threading.Thread(target=self._run, name="horovod-liveness monitor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="horovod-liveness", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def report(self, rank: int, reason: str, suspected: bool = False) -> None:
-        """Tell that ``rank`` failed. Any thread. ``suspected``: that may have been another's fault."""
+        """Report that ``rank`` has failed; ``suspected``: perhaps through the fault of another rank. Any thread."""
         self._post(lambda: self._reported(Report(rank, reason, suspected)))
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
-        """Tell that ``rank`` makes no progress in a collective, for the n-th time in this wait, which goes on. Any thread."""
+        """Report for the n-th time in one wait that ``rank`` makes no progress in a collective. Any thread."""
         self._post(lambda: self._no_progress_reported(self._rank, NoProgress(rank, reason, times)))
 
     def probe(self) -> None:
-        """Ask whether the peers still answer. Any thread; cheap; asks nobody twice at a time."""
+        """Ping the peers, except those that owe an answer. Any thread; cheap."""
         self._post(self._ask_all)
 
     def leave(self) -> None:
-        """Say good-bye, close the connections, end the thread. Any thread but the liveness monitor's own."""
+        """Send Bye, close the connections, end the thread. Any thread but the liveness monitor's own."""
 
-        def farewell() -> None:
+        def send_bye() -> None:
             self._leaving = True
             for peer in list(self._links):
                 self._send(peer, Bye())
 
         if self._thread.ident is not None:
-            self._post(farewell)
+            self._post(send_bye)
             self._thread.join()
         for link in self._links.values():
             link.close()
         self._wake_up.close()
 
     def descriptors(self) -> list[int]:
-        """What a forked child must close."""
+        """The descriptors that a forked child must close."""
         return [link.fileno() for link in self._links.values()] + self._wake_up.descriptors()
 
-    def _post(self, remote_call: Callable[[], None]) -> None:
-        self._calls.append(remote_call)
-        self._wake_up.set()  # if the liveness monitor has left, nobody is there to be told
+    def _post(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made on the liveness monitor's thread, unless it has ended."""
+        self._calls.append(call)
+        self._wake_up.set()
 
     # Everything below runs on the liveness monitor's thread.
 
@@ -176,16 +177,16 @@ class LivenessMonitor:
                 for descriptor, _ in self._poll.poll(self._milliseconds()):
                     if descriptor == self._wake_up.fileno():
                         self._wake_up.clear()
-                    elif descriptor in self._by_descriptor:  # else it was dropped by another event of the same moment
+                    elif descriptor in self._by_descriptor:  # else another event of the same poll has dropped it
                         self._serve(self._by_descriptor[descriptor])
                 while self._calls:
                     self._calls.popleft()()
-                self._look_after_the_silent()
+                self._inspect_silent_peers()
                 if self._detector.failure is not None:
                     self._decide(Failure(*self._detector.failure))
                 elif time.monotonic() >= self._own_failure_at:
                     self._decide(self._own_failure)
-        except Exception as error:  # a bug here must not leave the job without a watch
+        except Exception as error:  # after a bug here, no failure would be found any more
             _log.exception("the liveness monitor of rank %d failed", self._rank)
             self._decide(Failure(self._rank, f"its liveness monitor failed: {error!r}"))
 
@@ -207,7 +208,7 @@ class LivenessMonitor:
                 self._handle(peer, _decoder.decode(body))
             except msgspec.DecodeError as error:
                 self._drop(peer)
-                self._decide(Failure(peer, f"it sent a message that is none: {error}"))
+                self._decide(Failure(peer, f"it sent an invalid message: {error}"))
                 return
 
     def _handle(self, peer: int, message: Message) -> None:
@@ -238,7 +239,7 @@ class LivenessMonitor:
                 self._own_failure = Failure(report.rank, report.reason)
                 self._own_failure_at = time.monotonic() + self._answer_seconds * 2
             self._send(0, report)
-            self._ask_all()  # if rank 0 does not answer, it is perhaps the one that failed
+            self._ask_all()  # perhaps rank 0 is the rank that failed
         elif report.suspected:
             self._detector.suspect(report.rank, report.reason)
             self._ask_all()
@@ -259,8 +260,8 @@ class LivenessMonitor:
         for peer in self._detector.ask(list(self._links), time.monotonic()):
             self._send(peer, Ping(list(about)))
 
-    def _look_after_the_silent(self) -> None:
-        """Where peers owe an answer for too long, look whether their processes run; others look where this one cannot."""
+    def _inspect_silent_peers(self) -> None:
+        """Look at the processes of peers that have not answered in time. Other ranks look where this process cannot."""
         hidden = []
         for peer in self._detector.overdue(time.monotonic()):
             found = self._look(peer)
@@ -272,14 +273,16 @@ class LivenessMonitor:
             self._ask_all(hidden)
 
     def _testify(self, rank: int, found: str) -> None:
-        """Somebody has looked at the process of a rank that does not answer."""
+        """Take what a rank has seen of the process of a silent rank."""
         seconds = self._detector.testify(rank, found, time.monotonic())
         if seconds is None:
             return
         place = self._last_places.get(rank, "")
-        self.call_sites[rank] = f"{place or 'a place unknown'}, or was when it last answered"
-        level = logging.WARNING if self._rank <= 1 else logging.INFO  # of rank 0 all others could tell
-        _log.log(level, RUNS, self._who(rank), seconds, f"; it was at {place}" if place else "")
+        self.call_sites[rank] = f"{place or 'an unknown place'}, or was when it last answered"
+        level = (
+            logging.WARNING if self._rank <= 1 else logging.INFO
+        )  # all other ranks look at rank 0; one warning is enough
+        _log.log(level, RUNS, self._describe(rank), seconds, f"; it was at {place}" if place else "")
 
     def _decide(self, failure: Failure) -> None:
         if self._decided or self._leaving:
@@ -297,10 +300,10 @@ class LivenessMonitor:
         if link is None:
             return
         try:
-            link.send(_encode(message))  # a few bytes: what the kernel does not take now goes with the next message
+            link.send(_encode(message))  # bytes that the kernel does not take now go with the next message
             link.flush()
         except ChannelClosed:
-            link.discard()  # what it said before it closed, perhaps Bye, is still to be read; then comes its end
+            link.discard()  # a Bye that the peer sent before it closed may still have to be read
 
     def _drop(self, peer: int) -> None:
         link = self._links.pop(peer, None)

@@ -1,8 +1,9 @@
-"""How ranks find and connect to each other: address cards, and one round of dialling and accepting.
+"""How ranks connect to each other: their endpoints, and one round of connecting and accepting.
 
-A :class:`Mesh` lives for the moments in which connections are made; afterwards its listeners are closed, so a
-running job has no open port of its own. Between two ranks the higher one dials and the lower one accepts; every rank
-dials first, in ascending order, then accepts. The chain starts at rank 0, which dials nobody, so it cannot deadlock.
+A :class:`Mesh` exists only while connections are made. Then its listening sockets are closed, so a running job has no open
+port. Of two ranks the higher one connects and the lower one accepts. Every rank first connects to all lower ranks, in
+ascending order, and then accepts. Rank 0 only accepts; so by induction each rank's connects succeed, and there is no
+deadlock.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import secrets
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Collection, Sequence
 from ipaddress import IPv4Address, IPv4Interface
@@ -28,25 +28,25 @@ from horovod.control.wakeup import WakeUp
 
 
 class Endpoint(msgspec.Struct, array_like=True, frozen=True):
-    """Where one rank can be reached, and who it is."""
+    """Where one rank can be reached, and which process it is."""
 
     rank: int
     host: str
-    """The host name its launcher gave it, else the machine's: ranks with the same one are on one host."""
+    """The host name that its launcher gave it, else the machine's. Ranks with the same name are on one host."""
     pid: int
     port: int
     addresses: tuple[str, ...]
     name: str
-    """Its Unix socket, reachable only where a descriptor can be passed too; "" where there is none."""
+    """The name of its Unix socket. Where that can be reached, a descriptor can be passed, too."""
     secret: bytes = b""
-    """Rank 0's, where the launcher gave the job no secret: travels only between processes of one user on one host."""
+    """Made by rank 0 where the launcher gave the job none. It is sent only between processes of one user on one host."""
     process_namespace: str = ""
-    """Whom it can look at: :func:`horovod.control.processes.own_process_namespace`."""
+    """Which processes it can look at: :func:`horovod.control.processes.own_process_namespace`."""
     networks: tuple[Network, ...] = ()
     """What its addresses belong to."""
 
     def limited_to(self, addresses: Collection[str]) -> Endpoint:
-        """The card with these of its addresses only; as it is if it has none of them."""
+        """The endpoint with these of its addresses only; as it is if it has none of them."""
         left = tuple(address for address in self.addresses if address in addresses)
         if not left or left == self.addresses:
             return self
@@ -55,7 +55,7 @@ class Endpoint(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ConnectionKey(NamedTuple):
-    """One connection that a rank needs: with whom, in which role, for which process set."""
+    """One connection that a rank needs: with which peer, in which role, for which process set."""
 
     peer: int
     role: str
@@ -80,13 +80,13 @@ class MeshError(RuntimeError):
 
 
 class Mesh:
-    """This rank's listeners, open until :meth:`close`.
+    """This rank's listening sockets, open until :meth:`close`.
 
     Args:
         rank: this rank.
-        host: its host name, for its card.
-        local_only: all ranks are on this machine, so listen on the loopback interface only.
-        interface: restrict the advertised addresses to this network interface ("" for all).
+        host: its host name, for its endpoint.
+        local_only: all ranks are on this machine, so it listens on the loopback interface only.
+        interface: the network interface whose addresses are advertised; "" for all.
     """
 
     def __init__(self, rank: int, host: str, local_only: bool, interface: str = "") -> None:
@@ -99,13 +99,11 @@ class Mesh:
         try:
             tcp.bind(("127.0.0.1" if local_only else "0.0.0.0", 0))
             tcp.listen(1024)
-            name = ""
-            if sys.platform == "linux":
-                name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
-                unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._listeners.append(unix)
-                unix.bind(name)
-                unix.listen(1024)
+            name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
+            unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listeners.append(unix)
+            unix.bind(name)
+            unix.listen(1024)
         except OSError:
             self.close()
             raise
@@ -128,18 +126,18 @@ class Mesh:
         secret: bytes,
         deadline: float,
     ) -> dict[ConnectionKey, socket.socket]:
-        """Make every connection of ``keys``; each peer must be doing the same with its own.
+        """Make all connections of ``keys``. Each peer must call it at the same time with its own keys.
 
         Args:
-            cards: of all ranks, by rank.
+            endpoints: of all ranks, by rank.
             generation: distinguishes this round from earlier ones of the same job.
-            deadline: ``time.monotonic`` by which everybody must be there.
+            deadline: ``time.monotonic`` by which all peers must have connected.
 
         Returns:
             Connected, authenticated, blocking sockets.
 
         Raises:
-            WiringError: somebody could not be reached or did not come.
+            MeshError: a peer could not be reached, or did not connect.
         """
         made: dict[ConnectionKey, socket.socket] = {}
         try:
@@ -164,7 +162,7 @@ class Mesh:
         self._wake_up.set()
 
     def close(self) -> None:
-        """Close the listeners and what nobody asked for."""
+        """Close the listening sockets, and connections that were not asked for."""
         self._wake_up.close()
         for listener in self._listeners:
             listener.close()
@@ -177,8 +175,7 @@ class Mesh:
     ) -> socket.socket:
         addresses: list[Address] = []
         if endpoint.host == self.endpoint.host:
-            if endpoint.name and self.endpoint.name:
-                addresses.append(endpoint.name)
+            addresses.append(endpoint.name)
             addresses.append(("127.0.0.1", endpoint.port))
         sources: dict[Address, str] = {}
         links = common_links(self.endpoint.networks, endpoint.networks)
@@ -225,7 +222,7 @@ class Mesh:
             if key in expected:
                 expected.discard(key)
                 made[key] = connection
-            else:  # a peer that is a round ahead
+            else:  # the peer is one round ahead
                 self._early[generation, key] = connection
 
         with selectors.DefaultSelector() as selector:
@@ -247,17 +244,19 @@ class Mesh:
                 listener.close()
 
 
-def data_wires(own: Endpoint, other: Endpoint, role: str, group: int) -> list[ConnectionKey]:
+def data_connections(own: Endpoint, other: Endpoint, role: str, group: int) -> list[ConnectionKey]:
     """The connections on which two ranks exchange data: one for each link of their hosts."""
     links = common_links(own.networks, other.networks) if own.host != other.host else []
     return [ConnectionKey(other.rank, role, group, link) for link in range(max(1, len(links)))]
 
 
 def own_addresses(interface: str = "") -> tuple[str, ...]:
-    """The IPv4 addresses other hosts may reach this one by. Loopback is left out, and what is down unless it is asked for.
+    """The IPv4 addresses at which other hosts may reach this one; without loopback, and without interfaces that are down.
+
+    An interface that is named is taken though it is down.
 
     Raises:
-        ValueError: ``interface`` is given and this host has none of that name, or it has no address.
+        ValueError: this host has no interface of that name, or the interface has no address.
     """
     found = psutil.net_if_addrs()
     if interface:
@@ -282,9 +281,9 @@ def own_addresses(interface: str = "") -> tuple[str, ...]:
 
 
 def by_nearness(addresses: Sequence[str], own: Collection[IPv4Interface]) -> list[str]:
-    """Another host's addresses, the likeliest to be reached first: those in a network of our own, then those of others.
+    """Another host's addresses, the most likely first: those in a network of this host, then those of other networks.
 
-    Last come those that we have as well: they are of the same bridge or tunnel on every host, and lead to ourselves.
+    Addresses that this host has as well come last. They belong to a bridge or tunnel that every host has, and lead back here.
     """
 
     def distance(address: str) -> int:

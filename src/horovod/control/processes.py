@@ -1,4 +1,4 @@
-"""What one process can see of another on its host: whether it runs, is stopped, or is gone. Needs nothing of the other."""
+"""Whether another process on this host runs, is stopped, or has ended. Needs no cooperation of that process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ STOPPED = "it does not answer any more: its process is stopped (SIGSTOP, Ctrl-Z)
 
 
 def own_process_namespace() -> str:
-    """Processes that return the same see one another by their process ids; "" if this one is not known to see any.
+    """Names what this process sees: processes with the same result can look at each other by process id. "" if unknown.
 
-    On Linux, the host since it was started last, and the process id namespace (a container mostly has its own).
+    It is made of the kernel's boot id and of the process id namespace, of which each container usually has its own.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -23,9 +23,9 @@ def own_process_namespace() -> str:
 
 
 def why_not_running(pid: int) -> str | None:
-    """Why this process cannot answer, or "" if it runs; None if that cannot be found out.
+    """Why process ``pid`` cannot answer, or "" if it runs; None if that cannot be found out.
 
-    A process that a debugger or profiler holds up counts as running: that was somebody's intention, and mostly ends soon.
+    A process that a debugger or profiler has stopped counts as running.
     """
     try:
         status = psutil.Process(pid).status()

@@ -47,7 +47,7 @@ def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: floa
     """Try the hosts that ranks of our own will connect to. Only the lowest rank of each host does; others find nothing.
 
     Args:
-        cards: of all ranks, by rank.
+        endpoints: of all ranks, by rank.
         seconds: how long a host may take to answer.
 
     Returns:
@@ -76,7 +76,7 @@ def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: floa
 
 
 def usable(endpoints: Sequence[Endpoint], findings: Sequence[Findings]) -> list[Endpoint]:
-    """The cards without the addresses at which somebody in the same network was not answered.
+    """The endpoints without the addresses at which somebody in the same network was not answered.
 
     Args:
         findings: of all ranks, by rank. All ranks must have the same.

@@ -1,10 +1,10 @@
-"""Where the ranks of a job meet: a small authenticated store, and an all-gather of address cards. What its two sides say.
+"""The messages of the rendezvous: an authenticated key-value store, and an all-gather.
 
-The launcher runs one server (``rendezvous_server``) for the life of the job; under launchers that give no place to meet, rank
-0 runs one for the moments of ``init()``. Ranks speak to it through ``rendezvous_client``. Values are opaque bytes.
+``horovodrun`` runs one server (``rendezvous_server``) for the life of the job. Under other launchers rank 0 runs one during
+``init()``. Ranks use ``rendezvous_client``. Values are opaque bytes.
 
-``Exchange`` is what ``init()`` needs: every rank brings its value, all get all values, and the server forgets them, so
-that any number of init/shutdown cycles leaves nothing behind.
+``init()`` needs ``Exchange``: every rank sends its value and gets the values of all ranks. Then the server forgets them, so any
+number of init/shutdown cycles leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Get(msgspec.Struct, tag=True):
 
 
 class Exchange(msgspec.Struct, tag=True):
-    """Bring rank ``rank``'s value to the exchange ``key`` of ``size`` ranks; the answer is everybody's.
+    """Send the value of rank ``rank`` to the exchange ``key`` of ``size`` ranks. The answer has the values of all ranks.
 
     Where only some of the launched ranks take part, ``members`` are their numbers in the launched job.
     """
@@ -47,13 +47,13 @@ class Exchange(msgspec.Struct, tag=True):
 
 
 class Values(msgspec.Struct, tag=True):
-    """The answer: one value for a Get, one a rank for an Exchange, none for a Put."""
+    """The answer: one value to a Get, one for each rank to an Exchange, none to a Put."""
 
     values: list[bytes]
 
 
 class Refusal(msgspec.Struct, tag=True):
-    """The answer when there is none to give in time, or the question was wrong."""
+    """The answer where the values did not arrive in time, or the request was wrong."""
 
     reason: str
     timed_out: bool
@@ -68,7 +68,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class RendezvousError(RuntimeError):
-    """The ranks could not meet; the message says who was missing or what was wrong."""
+    """The rendezvous failed; the message says which ranks were missing, or what was wrong."""
 
 
 class ServerGoneError(RendezvousError):

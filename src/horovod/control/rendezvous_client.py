@@ -1,4 +1,4 @@
-"""One rank's way to the place where the ranks of its job meet."""
+"""The client of the rendezvous server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from horovod.control.rendezvous import (
 
 
 class RendezvousClient:
-    """One rank's connection to the server; a context manager. For one thread at a time.
+    """One rank's connection to the server, a context manager. For one thread at a time.
 
     Args:
         address: of the server, or several at which it may be; a host that is several, separated by commas, is reached at any.
@@ -38,17 +38,17 @@ class RendezvousClient:
         self, address: Address | list[Address], secret: Secret, timeout: float, same_user: bool = False
     ) -> None:
         addresses = address if isinstance(address, list) else alternatives(address)
-        self._place = f"the place where the ranks of this job meet, {' or '.join(map(describe, addresses[:4]))},"
+        self._server = f"the rendezvous server of this job, {' or '.join(map(describe, addresses[:4]))},"
         try:
             self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout, same_user)
         except ConnectionError as error:
-            raise ServerGoneError(f"{self._place} is out of reach: {error}") from error
+            raise ServerGoneError(f"{self._server} cannot be reached: {error}") from error
 
     def put(self, key: str, value: bytes, *, only_first: bool = False, timeout: float = 60.0) -> None:
-        """Store a value; with ``only_first`` an earlier value stays.
+        """Store a value. With ``only_first`` an earlier value is kept.
 
         Raises:
-            RendezvousError: the server is gone, or took longer than ``timeout`` seconds.
+            RendezvousError: the server has ended, or took longer than ``timeout`` seconds.
         """
         self._ask(Put(key, value, only_first), timeout, slack=0.0)
 
@@ -56,7 +56,7 @@ class RendezvousClient:
         """Wait for a value.
 
         Raises:
-            TimeoutError: it was not there within ``timeout`` seconds.
+            TimeoutError: no rank stored it within ``timeout`` seconds.
         """
         return self._ask(Get(key, timeout), timeout)[0]
 
@@ -73,13 +73,12 @@ class RendezvousClient:
         """All-gather ``value`` under ``key``: every one of ``size`` ranks must call it. Returns the values by rank.
 
         Args:
-            members: the ranks' numbers in the launched job, where only a part of it takes part.
+            members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
             round_number: of an elastic job.
 
         Raises:
-            TimeoutError: somebody did not come; the message says who.
-            RendezvousError: somebody left, two processes claim one rank, or ranks wait for one another in exchanges of
-                different members.
+            TimeoutError: a rank is missing; the message says which.
+            RendezvousError: a rank has left, or two processes claim one rank.
         """
         return self._ask(Exchange(key, rank, size, value, timeout, list(members), round_number), timeout)
 
@@ -100,16 +99,18 @@ class RendezvousClient:
         self.close()
 
     def _ask(self, request: Request, seconds: float, slack: float = 10.0) -> list[bytes]:
-        """Ask and wait; for ``slack`` seconds longer than the server, which says itself that the time is over."""
+        """Send a request and wait for the answer: ``slack`` seconds longer than the server waits."""
         deadline = time.monotonic() + seconds + slack
         try:
             self._connection.settimeout(seconds + slack)
             self._connection.sendall(frame(encode(request)))
             length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
-            body = receive_exactly(self._connection, length, deadline + (60.0 if slack else 0.0))  # it may be large
+            body = receive_exactly(
+                self._connection, length, deadline + (60.0 if slack else 0.0)
+            )  # the answer may be large
         except OSError as error:
             raise ServerGoneError(
-                f"{self._place} is gone ({error}): the launcher, or rank 0 where it serves the meeting, has ended. Look at its "
+                f"{self._server} has ended ({error}). The launcher runs it, or rank 0 if the launcher does not. Look at their "
                 "output"
             ) from error
         answer: Answer = decode_answer(body)

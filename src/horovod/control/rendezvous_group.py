@@ -1,6 +1,6 @@
-"""Ranks on their way into ``init()``: who has come, who is missing, and who waits for whom in vain. Pure.
+"""The ranks that take part in one rendezvous: which have arrived, which are missing, and what their errors say. Pure.
 
-The rendezvous server keeps one :class:`RendezvousGroup` for each group of ranks that is about to meet.
+The rendezvous server keeps one :class:`RendezvousGroup` for each exchange that is not complete.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from horovod.control.channel import Channel
 
 @dataclass
 class RendezvousGroup:
-    """The ranks of one job, as far as they have come.
+    """The ranks of one exchange.
 
     Attributes:
-        deadline, seconds: when the others must be there (``time.monotonic``), and how long that was from the first.
-        members: by rank, its number in the launched job; empty where all that were launched take part.
+        deadline, seconds: when the last rank must have arrived (``time.monotonic``), and how long that is after the first.
+        members: each rank's number in the launched job, by rank; empty where all launched ranks take part.
         round: of an elastic job; 0 for other jobs.
-        values, guests: what each rank brought, and its connection.
+        values, clients: the value and the connection of each rank that has arrived.
     """
 
     size: int
@@ -28,18 +28,18 @@ class RendezvousGroup:
     members: list[int]
     round: int = 0
     values: dict[int, bytes] = field(default_factory=dict)
-    guests: dict[int, Channel] = field(default_factory=dict)
+    clients: dict[int, Channel] = field(default_factory=dict)
 
     def launched(self, rank: int) -> int:
         """The number in the launched job of rank ``rank``."""
         return self.members[rank] if self.members else rank
 
     def present(self) -> list[int]:
-        """Launched ranks that are here."""
+        """The ranks that have arrived, by their numbers in the launched job."""
         return sorted(map(self.launched, self.values))
 
     def missing(self) -> list[int]:
-        """Launched ranks that are not."""
+        """The ranks that have not arrived, by their numbers in the launched job."""
         return sorted(self.launched(rank) for rank in range(self.size) if rank not in self.values)
 
     def awaits(self, rank: int) -> bool:
@@ -48,28 +48,16 @@ class RendezvousGroup:
         return 0 <= own < self.size and own not in self.values
 
     def call(self) -> str:
-        """What its ranks have called."""
+        """The call that its ranks have made."""
         return f"hvd.init(comm={self.members})" if self.members else "hvd.init()"
 
 
-def contradicting(groups: Mapping[str, RendezvousGroup], key: str) -> list[str]:
-    """The gatherings that can never be complete because each waits for a guest of another, ``key`` among them.
-
-    Whoever is here waits until all have come, so nobody can be expected who is already elsewhere in the circle.
-    """
-    here = {rank: name for name, group in groups.items() for rank in group.present()}
-    awaited = {name: {here[rank] for rank in group.missing() if rank in here} for name, group in groups.items()}
-    return [name for name in _reachable(awaited, key) if key in _reachable(awaited, name)]
-
-
-def disagreement(groups: Sequence[RendezvousGroup]) -> str:
-    """What is wrong with gatherings that wait for one another."""
-    calls = "; ".join(f"{_ranks(group.present())} called {group.call()}" for group in groups)
-    return f"the ranks do not agree on who takes part: {calls}. All ranks of one list must pass the same list in the same order"
-
-
 def lateness(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
-    """Who did not come in time, and what they did instead where that is known."""
+    """The error of a group whose time is over: which ranks are missing, and which other calls they have made, if any.
+
+    Args:
+        others: the groups that are still waiting. Ranks that pass contradicting lists wait in different groups.
+    """
     missing = group.missing()
     text = (
         f"{_ranks(missing)} of {group.size} did not call {group.call()} within {group.seconds:.3g} seconds of the "
@@ -78,7 +66,10 @@ def lateness(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
     for other in others:
         elsewhere = sorted(set(missing) & set(other.present()))
         if elsewhere:
-            text += f"Instead, {_ranks(elsewhere)} called {other.call()}. "
+            text += (
+                f"Instead, {_ranks(elsewhere)} called {other.call()}. All ranks of one list must pass the same list in the "
+                "same order. "
+            )
     return text + (
         "Look at the output of those ranks; if they only need more time to start, raise horovodrun --start-timeout "
         "(HOROVOD_START_TIMEOUT)"
@@ -86,13 +77,13 @@ def lateness(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
 
 
 def abandonment(group: RendezvousGroup, departed: Mapping[int, str]) -> tuple[str, str]:
-    """What is wrong with a gathering that waits for ranks whose processes have ended.
+    """The error of a group that waits for ranks whose processes have ended.
 
     Args:
-        departed: how each of these ranks ended, by its number in the launched job; at least one, in the order of their ends.
+        departed: how each of these ranks ended, by its number in the launched job, in the order of their ends; at least one.
 
     Returns:
-        What the ranks that wait are told, and what can be said of the first that ended.
+        The error of the ranks that wait, and the reason why the first rank that ended is to blame.
     """
     first, ranks, waiting, call = next(iter(departed)), sorted(departed), group.present(), group.call()
     codes = ", ".join(departed[rank].removeprefix("exit code ") for rank in ranks[:16])
@@ -104,17 +95,6 @@ def abandonment(group: RendezvousGroup, departed: Mapping[int, str]) -> tuple[st
     )
     reason = f"it ended ({departed[first]}) instead of calling {call}, where {_ranks(waiting)} waited for it"
     return told, reason
-
-
-def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    """What can be reached from ``start`` in one step or more."""
-    found: set[str] = set()
-    todo = [start]
-    while todo:
-        new = graph[todo.pop()] - found
-        found |= new
-        todo += new
-    return found
 
 
 def _ranks(ranks: Sequence[int]) -> str:

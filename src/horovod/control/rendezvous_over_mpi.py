@@ -1,10 +1,10 @@
-"""Where the ranks of an mpi4py communicator exchange address cards: the communicator itself.
+"""The rendezvous of the ranks of an mpi4py communicator, over that communicator.
 
-It is the user's, or, where mpirun has started ranks on several hosts and given them no other place to meet, that of all ranks.
+The communicator is the user's, or that of all ranks where mpirun has started ranks on several hosts and there is no other way.
 
-Only the cards travel over MPI, and only inside ``init()``; every collective of the job runs on Horovod's own engines. The
-communicator is neither duplicated nor kept busy: two all-gathers on it are over before :func:`exchange` returns, so there
-is nothing to free when MPI is finalized before the job has ended. mpi4py is imported by :func:`world` alone.
+Only ``init()`` uses MPI; every collective of the job runs on other engines, unless MPI is asked for. The communicator is not
+duplicated. The all-gathers are over before :func:`exchange` returns, so MPI may be finalized before the job ends. Only
+:func:`world` imports mpi4py.
 """
 
 from __future__ import annotations
@@ -14,15 +14,40 @@ import importlib.util
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-_abandoned: list[Any] = []
-"""Requests that were given up: MPI cannot take a collective back, and may still write to what they hold."""
+from horovod.control.rendezvous_point import AllGather, Rendezvous
 
-_LOOK_AGAIN = 1e-3
-"""Seconds between looks at whether the others have come; blocking in MPI would look without pause, and without end."""
+_abandoned: list[Any] = []
+"""Requests that timed out. MPI cannot cancel a collective, and may still write to the memory that these hold."""
+
+_POLL_SECONDS = 1e-3
+"""Between two tests of a request. A blocking wait in MPI polls without pause, and without a timeout."""
+
+
+class RendezvousOverMpi(Rendezvous):
+    """All-gathers over a communicator.
+
+    Args:
+        communicator: gives the ``mpi4py.MPI.Comm``; called in the session.
+        call: what the ranks of the script have called, for errors.
+    """
+
+    def __init__(self, communicator: Callable[[], Any], call: str = "hvd.init(comm=...)") -> None:
+        self._communicator = communicator
+        self._call = call
+        self.secret = b""
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        communicator = self._communicator()
+        yield lambda subject, value, seconds: exchange(communicator, value, seconds, self._call)
 
 
 def is_running() -> bool:
@@ -89,7 +114,7 @@ def exchange(communicator: Any, value: bytes, seconds: float, call: str = "hvd.i
         call: what the ranks of the script have called, for an error.
 
     Raises:
-        TimeoutError: some rank did not come within ``seconds``. MPI does not tell which.
+        TimeoutError: a rank did not call within ``seconds``. MPI does not tell which.
     """
     deadline = time.monotonic() + seconds
     size = communicator.Get_size()
@@ -111,4 +136,4 @@ def _await(request: Any, size: int, deadline: float, seconds: float, call: str) 
                 f"not all {size} ranks of the communicator called {call} within {seconds:.3g} seconds. Look at "
                 "their output; if they only need more time to start, raise HOROVOD_START_TIMEOUT"
             )
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)

@@ -1,97 +1,139 @@
-"""Where ``init()`` exchanges address cards: at the launcher's server, or at one that rank 0 runs for the moment."""
+"""How the ranks of a job find each other: the interface, the launcher's server, and one that rank 0 runs in ``init()``."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
 
 from horovod.control.dial import Address
 from horovod.control.rendezvous import RendezvousError
 from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.rendezvous_server import RendezvousServer
 
+AllGather = Callable[[str, bytes, float], list[bytes]]
+"""``all_gather(subject, value, seconds)``: every rank gives a value for the same subject, and gets those of all, by rank.
 
-class RendezvousPoint(NamedTuple):
+Raises TimeoutError where ranks are missing, and :class:`~horovod.control.rendezvous.RendezvousError`; the messages say why.
+"""
+
+
+class Rendezvous(ABC):
     """How the ranks of a job find each other.
 
     Attributes:
-        address: of the launcher's server, or the name of a Unix socket that rank 0 is to serve.
-        secret: the job's secret; empty where the kernel's word on the other side's user stands in for it.
-        hosted: whether rank 0 runs the server itself.
-        round: of an elastic job; 0 for other jobs.
+        secret: the job's, after a session; empty where rank 0 has to send one to the others in the first all-gather.
+        makes_secret: every rank has ``secret`` after a session, although the launcher gave none.
     """
+
+    secret: bytes
+    makes_secret: ClassVar[bool] = False
+
+    @abstractmethod
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> AbstractContextManager[AllGather]:
+        """Where the ranks of the job can exchange data; every rank must enter it.
+
+        Args:
+            calls: how often ``init()`` was called with these ranks. Where rank 0 runs the server, it must agree on all ranks.
+            seconds: after which the ranks give up.
+            members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
+
+        Raises:
+            TimeoutError: ranks are missing after ``seconds``; the message names them.
+            horovod.control.rendezvous.RendezvousError: the server has ended, or ranks contradict each other.
+        """
+
+    def exchange(
+        self, calls: int, rank: int, size: int, value: bytes, seconds: float, members: Sequence[int] = ()
+    ) -> list[bytes]:
+        """A session of one all-gather."""
+        with self.session(calls, rank, size, seconds, members) as all_gather:
+            return all_gather("init", value, seconds)
+
+
+@dataclass(frozen=True)
+class LauncherServer(Rendezvous):
+    """The launcher's server, which runs as long as the job."""
 
     address: Address
     secret: bytes
-    hosted: bool
     round: int = 0
+    """Of an elastic job; 0 for other jobs."""
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        with RendezvousClient(self.address, self.secret, seconds) as client:
+            yield all_gather_by(client, rank, size, members, self.round)
 
 
-def point_on_this_host(job: str) -> RendezvousPoint:
-    """A meeting place for a job whose launcher gave none, all ranks being on this host and of one user.
-
-    Args:
-        job: what the launcher calls this job; nobody else on the host may use it at the same time.
-    """
-    digest = hashlib.sha256(f"{os.getuid()}\n{job}".encode()).hexdigest()[:32]
-    return RendezvousPoint(f"\0horovod-{digest}", b"", hosted=True)
-
-
-def exchange(
-    place: RendezvousPoint,
-    attempt: int,
-    rank: int,
-    size: int,
-    value: bytes,
-    seconds: float,
-    members: Sequence[int] = (),
-    subject: str = "init",
-) -> list[bytes]:
-    """All-gather ``value`` over the ranks of the job; every rank must call it.
+@dataclass(frozen=True)
+class OnThisHost(Rendezvous):
+    """A server that rank 0 runs, for a job whose ranks are all on this host and run as one user.
 
     Args:
-        attempt: how often these ranks have met before; where rank 0 serves the place, all must say the same.
-        members: the ranks' numbers in the launched job, where only some of those that were launched take part.
-        subject: what is exchanged; all ranks must say the same.
-
-    Raises:
-        TimeoutError: somebody did not come within ``seconds``; the message names them.
-        horovod.control.rendezvous.RendezvousError: nobody serves the place, or ranks contradict each other.
+        address: the abstract name of the Unix socket.
     """
+
+    address: str
+    secret: bytes = b""
+
+    @classmethod
+    def of_job(cls, job: str) -> OnThisHost:
+        """For what the launcher calls this job; no other job on this host has that name at the same time."""
+        digest = hashlib.sha256(f"{os.getuid()}\n{job}".encode()).hexdigest()[:32]
+        return cls(f"\0horovod-{digest}")
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        address = f"{self.address}-{calls}"
+        if members:
+            address += "-" + hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:32]
+        with server_of_rank_0(
+            lambda: RendezvousServer(b"", name=address, same_user=True),
+            lambda: RendezvousClient(address, b"", seconds, same_user=True),
+            rank,
+            seconds,
+            members,
+        ) as client:
+            yield all_gather_by(client, rank, size, members)
+
+
+def all_gather_by(
+    client: RendezvousClient, rank: int, size: int, members: Sequence[int], round_number: int = 0
+) -> AllGather:
+    """All-gathers through one connection to a server."""
     group = ",".join(map(str, members))
-    key = f"{subject}/{group}"
-    if not place.hosted:
-        if place.round:
-            key += f"/{place.round}"
-        with RendezvousClient(place.address, place.secret, seconds) as client:
-            return client.exchange(key, rank, size, value, seconds, members, place.round)
-    address = f"{place.address}-{attempt}"
-    if members:
-        address += "-" + hashlib.sha256(group.encode()).hexdigest()[:32]
-    return meet_at_first_rank(
-        lambda: RendezvousServer(place.secret, name=address, same_user=True),
-        lambda: RendezvousClient(address, place.secret, seconds, same_user=True),
-        key, rank, size, value, seconds, members,
-    )  # fmt: skip
+
+    def all_gather(subject: str, value: bytes, seconds: float) -> list[bytes]:
+        key = f"{subject}/{group}" + (f"/{round_number}" if round_number else "")
+        return client.exchange(key, rank, size, value, max(0.1, seconds), members, round_number)
+
+    return all_gather
 
 
-def meet_at_first_rank(
+@contextmanager
+def server_of_rank_0(
     make_server: Callable[[], RendezvousServer],
     make_client: Callable[[], RendezvousClient],
-    key: str,
     rank: int,
-    size: int,
-    value: bytes,
     seconds: float,
     members: Sequence[int],
-) -> list[bytes]:
-    """All-gather ``value`` at a server that rank 0 runs until all have left it; every rank must call it.
+) -> Iterator[RendezvousClient]:
+    """A client of a server that rank 0 runs until all have left it; every rank must enter it.
 
     Raises:
-        TimeoutError, horovod.control.rendezvous.RendezvousError: as :func:`exchange`.
+        TimeoutError, horovod.control.rendezvous.RendezvousError: as :meth:`Rendezvous.session`.
     """
     deadline = time.monotonic() + seconds
     server = None
@@ -100,10 +142,9 @@ def meet_at_first_rank(
         server.start()
     try:
         with _client(make_client, seconds, members) as client:
-            values = client.exchange(key, rank, size, value, max(0.1, deadline - time.monotonic()), members)
+            yield client
             if server is not None:
                 server.wait_until_left(deadline)
-            return values
     finally:
         if server is not None:
             server.stop()

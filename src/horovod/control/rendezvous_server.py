@@ -1,4 +1,4 @@
-"""The place where the ranks of a job meet. One thread serves everybody from one selector loop."""
+"""The rendezvous server: a key-value store, and the all-gather of ``init()``. One thread serves all clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -26,30 +25,21 @@ from horovod.control.rendezvous import (
     decode_request,
     encode,
 )
-from horovod.control.rendezvous_group import RendezvousGroup, abandonment, contradicting, disagreement, lateness
+from horovod.control.rendezvous_group import RendezvousGroup, abandonment, lateness
 from horovod.control.wakeup import WakeUp
 
 _LONGEST_SLEEP = 86400.0
-"""Seconds; epoll takes no more than 24 days, and a client may ask for any number."""
-
-
-@dataclass
-class _Refused:
-    """A gathering that was refused, for ranks that have not heard of it: they may come later, until the deadline."""
-
-    refusal: Refusal
-    deadline: float
-    unaware: set[int]
+"""In seconds. epoll takes at most 24 days, and a client may ask for any number."""
 
 
 class RendezvousServer:
-    """The store. ``start()`` it, hand its ``address`` and the secret to the ranks, ``stop()`` it at the end.
+    """The server. ``start()`` it, pass its ``address`` and the secret to the ranks, ``stop()`` it at the end.
 
     Args:
-        secret: the job's secret; with ``same_user`` on a Unix socket the other side's user id is checked as well.
+        secret: the job's secret; with ``same_user``, on a Unix socket, the client must run as the same user as well.
         host, port: where to listen; port 0 lets the kernel choose.
-        name: listen on this Unix socket name instead (an abstract one starts with NUL).
-        preface: what everybody who connects is sent before the handshake; strangers see it, too.
+        name: listen on this Unix socket instead; an abstract name starts with NUL.
+        preface: what every client is sent before the handshake; strangers see it, too.
     """
 
     def __init__(
@@ -70,12 +60,11 @@ class RendezvousServer:
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[tuple[Channel, float]]] = {}
         self._rendezvous_groups: dict[str, RendezvousGroup] = {}
-        self._refused: dict[str, _Refused] = {}
         self._departed: dict[int, str] = {}
         self._awaited: tuple[int, str] | None = None
         self._passed_on: dict[str, Callable[[str, bytes], None]] = {}
         self._over = (0, "")
-        self._guests: set[Channel] = set()
+        self._clients: set[Channel] = set()
         if name:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         else:
@@ -88,6 +77,7 @@ class RendezvousServer:
             self._listener.close()
             raise
         self._wake_up = WakeUp()
+        self._ending = False
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)
 
@@ -113,16 +103,22 @@ class RendezvousServer:
         self._wake_up.close()
 
     def wait_until_left(self, deadline: float) -> None:
-        """Wait until all guests but one have closed their connection, at most until ``deadline`` (``time.monotonic``)."""
+        """Wait until all clients but one have closed their connections, at most until ``deadline`` (``time.monotonic``).
+
+        A rank may be back already, for its next ``init()``. This server is not the one that it looks for: its connection is
+        closed, and it looks again.
+        """
+        self._ending = True
+        self._wake_up.set()
         with self._lock:
-            self._arrived.wait_for(lambda: len(self._guests) <= 1, max(0.0, deadline - time.monotonic()))
+            self._arrived.wait_for(lambda: len(self._clients) <= 1, max(0.0, deadline - time.monotonic()))
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value from the server's own process."""
         with self._lock:
             self._values[key] = value
             self._arrived.notify_all()
-        self._wake_up.set()  # the loop answers those who wait for it
+        self._wake_up.set()  # so that the loop answers the clients that wait for the key
 
     def forget(self, key: str) -> None:
         """Store a value no longer. Harmless if there is none."""
@@ -159,17 +155,17 @@ class RendezvousServer:
             return self._values[key]
 
     def depart(self, rank: int, how: str) -> None:
-        """Rank ``rank`` of the launched job has ended: whoever waits for it, now or later, is told at once.
+        """Note that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, are told at once.
 
         Args:
-            how: for people, as in "exit code 0".
+            how: in words, as "exit code 0".
         """
         with self._lock:
             self._departed[rank] = how
         self._wake_up.set()
 
     def awaited_in_vain(self) -> tuple[int, str] | None:
-        """The first rank that had departed when others waited for it, and what happened; None if there is none."""
+        """The first rank that had ended while others waited for it, and why it is to blame; None if there is none."""
         with self._lock:
             return self._awaited
 
@@ -181,72 +177,72 @@ class RendezvousServer:
             selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
             listener = Listener(selector, [self._listener], self._secret, self._welcome, self._same_user, self._preface)
             while not self._stopping:
-                for key, events in selector.select(self._sleep(listener.next_deadline())):
+                for key, events in selector.select(self._sleep_limit(listener.next_deadline())):
                     key.data(events)
                 listener.expire()
                 self._answer_waiting()
                 self._refuse_abandoned()
                 self._refuse_over()
                 self._expire()
+                if self._ending:
+                    self._dismiss_newcomers()
             listener.close()
             self._listener.close()
-            for guest in list(self._guests):
-                self._dismiss(guest)
+            for client in list(self._clients):
+                self._dismiss(client)
 
-    def _sleep(self, reception_deadline: float | None) -> float | None:
+    def _sleep_limit(self, handshake_deadline: float | None) -> float | None:
         deadlines = [deadline for queue in self._waiting.values() for _, deadline in queue]
         deadlines += [group.deadline for group in self._rendezvous_groups.values()]
-        if reception_deadline is not None:
-            deadlines.append(reception_deadline)
+        if handshake_deadline is not None:
+            deadlines.append(handshake_deadline)
         return min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_SLEEP) if deadlines else None
 
     def _welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
         if purpose != PURPOSE or rest:
             connection.close()
             return
-        guest = Channel(connection, VALUE_LIMIT)
-        self._guests.add(guest)
-        self._selector.register(guest, selectors.EVENT_READ, lambda events: self._serve_guest(guest, events))
+        client = Channel(connection, VALUE_LIMIT)
+        self._clients.add(client)
+        self._selector.register(client, selectors.EVENT_READ, lambda events: self._serve_client(client, events))
 
-    def _serve_guest(self, guest: Channel, events: int) -> None:
-        if guest not in self._guests:
-            return  # dismissed by another event of the same moment
+    def _serve_client(self, client: Channel, events: int) -> None:
+        if client not in self._clients:
+            return  # another event of the same poll has closed it
         try:
             if events & selectors.EVENT_WRITE:
-                guest.flush()
-                if not guest.wants_write:
-                    self._selector.modify(guest, selectors.EVENT_READ, self._selector.get_key(guest).data)
+                client.flush()
+                if not client.wants_write:
+                    self._selector.modify(client, selectors.EVENT_READ, self._selector.get_key(client).data)
             if events & selectors.EVENT_READ:
-                for message in guest.receive():
-                    self._handle(guest, decode_request(message))
+                for message in client.receive():
+                    self._handle(client, decode_request(message))
         except (ChannelClosed, msgspec.DecodeError):
-            self._dismiss(guest)
+            self._dismiss(client)
 
-    def _handle(self, guest: Channel, request: Request) -> None:
+    def _handle(self, client: Channel, request: Request) -> None:
         if isinstance(request, Put):
             listener = next((each for prefix, each in self._passed_on.items() if request.key.startswith(prefix)), None)
             if listener is not None:
                 listener(request.key, request.value)
-                self._answer(guest, Values([]))
+                self._answer(client, Values([]))
                 return
             with self._lock:
                 if not (request.only_first and request.key in self._values):
                     self._values[request.key] = request.value
                     self._arrived.notify_all()
-            self._answer(guest, Values([]))
+            self._answer(client, Values([]))
         elif isinstance(request, Get):
-            self._waiting.setdefault(request.key, []).append((guest, time.monotonic() + request.seconds))
+            self._waiting.setdefault(request.key, []).append((client, time.monotonic() + request.seconds))
         else:
-            self._gather(guest, request)
+            self._exchange(client, request)
 
-    def _gather(self, guest: Channel, request: Exchange) -> None:
-        if self._was_refused(guest, request):
-            return
+    def _exchange(self, client: Channel, request: Exchange) -> None:
         if 0 < request.round <= self._over[0]:
-            self._answer(guest, Refusal(self._over[1], False))
+            self._answer(client, Refusal(self._over[1], False))
             return
         if len(request.members) not in (0, request.size):
-            self._answer(guest, Refusal(f"{len(request.members)} members for {request.size} ranks", False))
+            self._answer(client, Refusal(f"{len(request.members)} members for {request.size} ranks", False))
             return
         group = self._rendezvous_groups.get(request.key)
         if group is None:
@@ -258,72 +254,46 @@ class RendezvousServer:
                 f"rank {request.rank} says the job has {request.size} ranks, others say {group.size}; "
                 "start all ranks with the same size"
             )
-            self._answer(guest, Refusal(reason, False))
+            self._answer(client, Refusal(reason, False))
             return
         if request.rank in group.values:
             reason = (
                 f"two processes say they are rank {group.launched(request.rank)}; is the job started twice with one "
                 "rendezvous address?"
             )
-            self._answer(guest, Refusal(reason, False))
+            self._answer(client, Refusal(reason, False))
             return
         group.values[request.rank] = request.value
-        group.guests[request.rank] = guest
+        group.clients[request.rank] = client
         if len(group.values) == group.size:
             del self._rendezvous_groups[request.key]
             answer = Values([group.values[rank] for rank in range(group.size)])
-            for waiting in list(group.guests.values()):
+            for waiting in list(group.clients.values()):
                 self._answer(waiting, answer)
-        elif len(self._rendezvous_groups) > 1:
-            self._refuse_contradictions(request.key)
-
-    def _refuse_contradictions(self, key: str) -> None:
-        """End gatherings that wait for one another's guests, which would be in vain: their ranks contradict each other."""
-        names = contradicting(self._rendezvous_groups, key)
-        ended = [self._rendezvous_groups.pop(name) for name in names]
-        refusal = Refusal(disagreement(ended), False)
-        aware = {rank for group in ended for rank in group.present()}
-        for name, group in zip(names, ended, strict=True):
-            if unaware := set(group.missing()) - aware:
-                self._refused[name] = _Refused(refusal, group.deadline, unaware)
-            for waiting in list(group.guests.values()):
-                self._answer(waiting, refusal)
-
-    def _was_refused(self, guest: Channel, request: Exchange) -> bool:
-        """Whether this is a rank whose gathering was refused before it came; it is told once."""
-        refused = self._refused.get(request.key)
-        rank = request.members[request.rank] if 0 <= request.rank < len(request.members) else request.rank
-        if refused is None or rank not in refused.unaware or time.monotonic() >= refused.deadline:
-            return False
-        refused.unaware.discard(rank)
-        self._answer(guest, refused.refusal)
-        return True
 
     def _answer_waiting(self) -> None:
         with self._lock:
             found = {key: self._values[key] for key in self._waiting if key in self._values}
         for key, value in found.items():
-            for guest, _ in self._waiting.pop(key):
-                self._answer(guest, Values([value]))
+            for client, _ in self._waiting.pop(key):
+                self._answer(client, Values([value]))
 
     def _expire(self) -> None:
         now = time.monotonic()
         for key, queue in list(self._waiting.items()):
-            late = [guest for guest, deadline in queue if deadline <= now]
+            late = [client for client, deadline in queue if deadline <= now]
             if late:
-                self._keep_waiting(key, [(guest, deadline) for guest, deadline in queue if deadline > now])
-                for guest in late:
-                    self._answer(guest, Refusal(f"nobody delivered {key!r} in time", True))
-        self._refused = {key: refused for key, refused in self._refused.items() if refused.deadline > now}
-        for key, group in list(self._rendezvous_groups.items()):
-            if group.deadline <= now:
-                del self._rendezvous_groups[key]
-                reason = lateness(group, self._rendezvous_groups.values())
-                for guest in list(group.guests.values()):
-                    self._answer(guest, Refusal(reason, True))
+                self._keep_waiting(key, [(client, deadline) for client, deadline in queue if deadline > now])
+                for client in late:
+                    self._answer(client, Refusal(f"nobody delivered {key!r} in time", True))
+        groups = self._rendezvous_groups
+        reasons = {key: lateness(group, groups.values()) for key, group in groups.items() if group.deadline <= now}
+        for key, reason in reasons.items():
+            for client in list(groups.pop(key).clients.values()):
+                self._answer(client, Refusal(reason, True))
 
     def _refuse_abandoned(self) -> None:
-        """End gatherings that wait for ranks that have departed."""
+        """End the groups that wait for ranks that have ended."""
         with self._lock:
             departed = dict(self._departed) if self._rendezvous_groups else {}
         for key, group in list(self._rendezvous_groups.items()):
@@ -334,7 +304,7 @@ class RendezvousServer:
             told, reason = abandonment(group, missing)
             with self._lock:
                 self._awaited = self._awaited or (next(iter(missing)), reason)
-            for waiting in list(group.guests.values()):
+            for waiting in list(group.clients.values()):
                 self._answer(waiting, Refusal(told, False))
 
     def _refuse_over(self) -> None:
@@ -344,8 +314,13 @@ class RendezvousServer:
         for key, group in list(self._rendezvous_groups.items()):
             if 0 < group.round <= number:
                 del self._rendezvous_groups[key]
-                for waiting in list(group.guests.values()):
+                for waiting in list(group.clients.values()):
                     self._answer(waiting, Refusal(reason, False))
+
+    def _dismiss_newcomers(self) -> None:
+        for key in list(self._rendezvous_groups):
+            for waiting in list(self._rendezvous_groups.pop(key).clients.values()):
+                self._dismiss(waiting)
 
     def _keep_waiting(self, key: str, queue: list[tuple[Channel, float]]) -> None:
         if queue:
@@ -353,31 +328,31 @@ class RendezvousServer:
         else:
             del self._waiting[key]
 
-    def _answer(self, guest: Channel, answer: Answer) -> None:
-        if guest not in self._guests:
+    def _answer(self, client: Channel, answer: Answer) -> None:
+        if client not in self._clients:
             return
         try:
-            guest.send(encode(answer))
+            client.send(encode(answer))
         except ChannelClosed:
-            self._dismiss(guest)
+            self._dismiss(client)
             return
-        if guest.wants_write:
+        if client.wants_write:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(guest, both, self._selector.get_key(guest).data)
+            self._selector.modify(client, both, self._selector.get_key(client).data)
 
-    def _dismiss(self, guest: Channel) -> None:
-        if guest not in self._guests:
+    def _dismiss(self, client: Channel) -> None:
+        if client not in self._clients:
             return
         with self._lock:
-            self._guests.discard(guest)
+            self._clients.discard(client)
             self._arrived.notify_all()
-        self._selector.unregister(guest)
-        guest.close()
+        self._selector.unregister(client)
+        client.close()
         for key, queue in list(self._waiting.items()):
-            self._keep_waiting(key, [(waiting, deadline) for waiting, deadline in queue if waiting is not guest])
+            self._keep_waiting(key, [(waiting, deadline) for waiting, deadline in queue if waiting is not client])
         for key, group in list(self._rendezvous_groups.items()):
-            left = [group.launched(rank) for rank, waiting in group.guests.items() if waiting is guest]
+            left = [group.launched(rank) for rank, waiting in group.clients.items() if waiting is client]
             if left and not self._stopping:
                 del self._rendezvous_groups[key]
-                for waiting in list(group.guests.values()):
-                    self._answer(waiting, Refusal(f"rank {left[0]} left while the ranks were meeting in init()", False))
+                for waiting in list(group.clients.values()):
+                    self._answer(waiting, Refusal(f"rank {left[0]} left while the other ranks waited in init()", False))

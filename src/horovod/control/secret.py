@@ -1,4 +1,4 @@
-"""The job's secret: made by whoever starts the job, known to its ranks, never on a command line, never printed."""
+"""The job's secret. Whoever starts the job makes it; its ranks know it. It is never on a command line, and never printed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_secret() -> bytes:
 
 
 def encode_secret(secret: bytes) -> str:
-    """The form in which a secret stands in an environment variable."""
+    """The secret as the text of an environment variable."""
     return base64.b64encode(secret).decode("ascii")
 
 
@@ -26,7 +26,7 @@ def decode_secret(text: str) -> bytes:
     """The secret of an environment variable.
 
     Raises:
-        ValueError: the text is no such secret. It is not quoted in the message.
+        ValueError: the text is not a secret. The message does not quote it.
     """
     try:
         secret = base64.b64decode(text, validate=True)

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from horovod.control.meeting_at_rank_0 import Directory, Entry
 from horovod.control.mesh import own_addresses
 from horovod.control.rendezvous import RendezvousError
+from horovod.control.rendezvous_at_rank_0 import Directory, Entry
 
 _PAUSE_SECONDS = (0.002, 0.1)
 """Between two looks into the store, at first and at last. Its own blocking wait would hold up Ctrl-C, and its client prints

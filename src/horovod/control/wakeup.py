@@ -1,4 +1,4 @@
-"""A descriptor by which any thread wakes the one that polls it: a pipe that holds a byte while somebody wants attention."""
+"""A descriptor by which any thread wakes the thread that polls it: a pipe that holds a byte until it is cleared."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 
 
 class WakeUp:
-    """To be registered with ``poll``, like a socket; readable from :meth:`set` until :meth:`clear`."""
+    """To be registered with ``poll`` like a socket; readable from :meth:`set` until :meth:`clear`."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
-        # A number that was closed soon belongs to a file of the script, which must get no byte from here. The lock can be
-        # taken again by its thread: a signal's handler may come here while the code that it interrupts is here.
+        # The lock keeps set() from writing to a descriptor that close() has closed: its number may be a file of the script by
+        # then. It is reentrant, because a signal handler may call set() while the interrupted code is inside set().
         self._lock = threading.RLock()
 
     def fileno(self) -> int:
@@ -27,18 +27,18 @@ class WakeUp:
                 if self._writer >= 0:
                     os.write(self._writer, b"x")
             except BlockingIOError:
-                pass  # nobody has looked for a long time, and finds enough
+                pass  # the pipe is full, so it is readable
 
     def clear(self) -> None:
-        """What was set is noticed. For the thread that polls."""
+        """Make it unreadable. For the thread that polls."""
         os.read(self._reader, 4096)
 
     def descriptors(self) -> list[int]:
-        """What a forked child must close."""
+        """The descriptors that a forked child must close."""
         return [self._reader, self._writer]
 
     def close(self) -> None:
-        """Nobody polls it any more."""
+        """Close the pipe."""
         with self._lock:
             reader, writer = self._reader, self._writer
             self._reader = self._writer = -1

@@ -1,8 +1,8 @@
-"""Every environment variable of the project, by name, and the settings one generation of the runtime reads from them.
+"""The names of all environment variables of the project, and the settings that one generation of the runtime reads from them.
 
-This is the one place that knows a variable's name and how its value is parsed. The launcher imports the names to hand
-settings to its workers; the core calls :func:`Config.from_env` once at ``init()``. Imports nothing of ours.
-Source of names and defaults: the public interface that existing scripts rely on.
+No other module knows a variable's name or parses its value. The launcher imports the names to pass settings to the ranks. The
+core calls :func:`Config.from_env` once in ``init()``. This module imports nothing of the project. Source of names and
+defaults: the public interface that existing scripts rely on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
-# Who this process is, and where its peers meet. Set by the launcher.
+# Which rank this process is, and where the rendezvous server listens. Set by the launcher.
 RANK = "HOROVOD_RANK"
 SIZE = "HOROVOD_SIZE"
 LOCAL_RANK = "HOROVOD_LOCAL_RANK"
@@ -24,6 +24,9 @@ HOSTNAME = "HOROVOD_HOSTNAME"
 RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 NETWORK_INTERFACE = "HOROVOD_GLOO_IFACE"
+"""The network interface to use. A launcher of ours sets it to the first of those in NETWORK_INTERFACES that the host has."""
+NETWORK_INTERFACES = "_HOROVOD_NETWORK_INTERFACES"
+"""All network interfaces to use, separated by commas. It holds where NETWORK_INTERFACE is one of them, or is not set."""
 SECRET_KEY = "_HOROVOD_SECRET_KEY"
 USER_SECRET = "HOROVOD_SECRET_KEY"
 """What ranks know one another by where no launcher of ours started them. Set by the user, the same on all ranks."""
@@ -36,7 +39,7 @@ ELASTIC_PROCESS = "HOROVOD_ELASTIC_PROCESS"
 ELASTIC_ROUND = "HOROVOD_ELASTIC_ROUND"
 """The round of an elastic job that this process is a rank of. Set by the runtime."""
 
-# Which engine carries what.
+# Which engine moves which memory.
 CONTROLLER = "HOROVOD_CONTROLLER"
 CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 GPU_OPERATIONS = "HOROVOD_GPU_OPERATIONS"
@@ -48,7 +51,7 @@ NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
 NCCL_SOCKET_INTERFACE = "NCCL_SOCKET_IFNAME"
 MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
 
-# How requests become work.
+# How requests become batches.
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 CYCLE_TIME = "HOROVOD_CYCLE_TIME"
 CACHE_CAPACITY = "HOROVOD_CACHE_CAPACITY"
@@ -66,9 +69,9 @@ STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 STALL_CHECK_TIME = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 STALL_SHUTDOWN_TIME = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 
-# What a job tells about itself.
+# Logs, the timeline, tuning.
 THREADS = "OMP_NUM_THREADS"
-"""How many threads a rank computes with; horovodrun gives each its fair share of the cores."""
+"""How many threads a rank computes with; horovodrun gives each rank an equal share of the cores."""
 TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 LOG_LEVEL = "HOROVOD_LOG_LEVEL"
@@ -81,7 +84,7 @@ AUTOTUNE_MAX_SAMPLES = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
 AUTOTUNE_NOISE = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"
 
 DYNAMIC = "DYNAMIC"
-"""The value of TIMELINE that leaves starting it to the script."""
+"""The value of TIMELINE with which the script starts the timeline."""
 
 MEBIBYTE = 1 << 20
 
@@ -151,15 +154,17 @@ def _controller(text: str) -> None:
         )
 
 
-def _device_engine(text: str) -> None:
-    raise ValueError(
-        "there is no such engine for GPU memory in this version; available is none. Without this variable, tensors on GPUs "
-        "travel through host memory"
-    )
+def _device_engine(text: str) -> str:
+    if text.lower() != "host":
+        raise ValueError(
+            "there is no such engine for GPU memory in this version; available is host, with which tensors on GPUs travel "
+            f"through host memory by the engine that {CPU_OPERATIONS} names"
+        )
+    return "host"
 
 
 LONGEST = timedelta(days=20)
-"""What a longer duration is taken for: the kernel counts the milliseconds of a sleep in 31 bits."""
+"""The longest duration; a longer one counts as this. The kernel counts the milliseconds of a sleep in 31 bits."""
 
 
 def _seconds(minimum: float, unit: float = 1.0) -> Callable[[str], timedelta]:
@@ -167,59 +172,77 @@ def _seconds(minimum: float, unit: float = 1.0) -> Callable[[str], timedelta]:
     return lambda text: timedelta(seconds=min(parse(text) * unit, LONGEST.total_seconds()))
 
 
+def network_interfaces(env: Mapping[str, str]) -> str:
+    """The network interfaces to use, separated by commas; "" for all. A script may have chosen another than its launcher."""
+    chosen = env.get(NETWORK_INTERFACE, "").strip()
+    every = env.get(NETWORK_INTERFACES, "").strip()
+    return every if not chosen or chosen in every.split(",") else chosen
+
+
 @dataclass(frozen=True)
 class Config:
-    """The settings of one generation, the same object for every room of the process."""
+    """The settings of one generation."""
 
     fusion_threshold: int = 128 * MEBIBYTE
-    """Bytes that may travel as one batch; 0 turns fusion off."""
+    """The size of a batch in bytes; 0 turns fusion off."""
     cycle_time: timedelta = timedelta(0)
-    """An optional window in which the coordinator gathers more requests before it sends; 0 sends at once."""
+    """How long the coordinator waits for more requests after the first that is ready; 0: not at all."""
     cache_capacity: int = 1024
-    """Announcements each rank may abbreviate; 0 sends every one in full."""
+    """How many requests the announcements of a rank abbreviate; 0: none."""
     disable_group_fusion: bool = False
     dynamic_process_sets: bool = False
     cpu_operations: str = ""
     """The engine forced for host memory, or "" to choose."""
-    network_interface: str = ""
+    gpu_operations: str = ""
+    """The engine forced for the memory of GPUs, or "" to choose."""
+    hierarchical_allreduce: bool | None = None
+    """Whether allreduces between hosts go in three steps, in the host, between hosts, and in the host; None: where
+    that pays."""
+    hierarchical_allgather: bool | None = None
+    mpi_threads_disable: bool = False
+    """MPI is not initialised for calls from several threads at a time."""
+    network_interfaces: str = ""
+    """Those whose addresses a rank offers, separated by commas; "": all."""
     shm_piece_bytes: int = 0
-    """Bytes each rank moves through shared memory at a time; 0 sizes pieces to the machine's caches."""
+    """Bytes that each rank moves through shared memory at a time; 0: as many as suit the machine's caches."""
     shm_direct: str = "auto"
-    """Whether the ranks of a host read one another's memory: where it is quicker, "always" where they can, or "never"."""
+    """Whether the ranks of a host read one another's memory: "auto" where it is faster, "always" where they can, or "never"."""
     bucket_bytes: int = 0
-    """Bytes of gradients that an optimizer submits at a time; 0 leaves it to the optimizer."""
+    """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     thread_affinity: tuple[int, ...] = ()
-    """Core for the worker thread, by local rank; empty leaves placement to the kernel."""
+    """The core of the worker thread, by local rank; empty: the kernel decides."""
     start_timeout: timedelta = timedelta(seconds=30)
     timeout: timedelta = timedelta(seconds=30)
-    """How long one rank may make no progress inside a collective, or not answer at all, before the job is ended."""
+    """How long a rank may make no progress in a collective, or not answer at all, before the job is ended."""
     stall_check: bool = True
     stall_warning_time: timedelta = timedelta(seconds=60)
     stall_shutdown_time: timedelta = timedelta(0)
-    """0: a stalled tensor is reported, never ended."""
+    """When a stalled tensor ends the job; 0: never."""
     elastic: bool = False
     timeline: str = ""
-    """The file rank 0 writes its timeline to, ``DYNAMIC`` to let the script start and stop it, or "" for none."""
+    """The file that rank 0 writes the timeline to; ``DYNAMIC``: the script starts and stops it; "": none."""
     timeline_mark_cycles: bool = False
     log_level: str = "warning"
-    """The least severe messages to show. What is no level means "warning"."""
+    """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = False
     autotune: bool = False
 
     @property
     def stall_limit(self) -> timedelta:
-        """How long a rank is waited for until the job is ended; 0: without end, as where a warning would come later."""
+        """How long a rank is waited for before the job is ended; 0: without end, also where a warning would come later."""
         off = not self.stall_check or self.stall_shutdown_time < self.stall_warning_time
         return timedelta(0) if off else self.stall_shutdown_time
 
     def common(self) -> dict[str, str]:
-        """What must be the same on all ranks, by variable, as text: what each rank does follows from it."""
+        """The settings that must be the same on all ranks, by variable, as text."""
         return {
             FUSION_THRESHOLD: str(self.fusion_threshold),
             CYCLE_TIME: f"{self.cycle_time / timedelta(milliseconds=1):g}",
             CACHE_CAPACITY: str(self.cache_capacity),
             DISABLE_GROUP_FUSION: str(int(self.disable_group_fusion)),
             DYNAMIC_PROCESS_SETS: str(int(self.dynamic_process_sets)),
+            HIERARCHICAL_ALLREDUCE: str(self.hierarchical_allreduce),
+            HIERARCHICAL_ALLGATHER: str(self.hierarchical_allgather),
             SHM_PIECE_BYTES: str(self.shm_piece_bytes),
             SHM_DIRECT: self.shm_direct,
             BUCKET_BYTES: str(self.bucket_bytes),
@@ -231,12 +254,14 @@ class Config:
         """Parse the settings of ``env`` (default: this process's environment).
 
         Raises:
-            ValueError: a variable does not parse, or names what does not exist; the message names it and its value.
+            ValueError: a variable does not parse, or names something that does not exist; the message has its name and value.
         """
         env = os.environ if env is None else env
-        # What exists is used in any case, so nothing is left to choose.
+        # There is one controller, and no engine for devices: these variables are only checked.
         _read(env, CONTROLLER, None, _controller)
-        _read(env, GPU_OPERATIONS, None, _device_engine)
+        torus: bool | None = (
+            _read(env, TORUS_ALLREDUCE, False, _flag) or None
+        )  # the same steps, with NCCL between the hosts
         return Config(
             fusion_threshold=_read(env, FUSION_THRESHOLD, 128 * MEBIBYTE, _integer(0)),
             cycle_time=_read(env, CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3)),
@@ -244,7 +269,11 @@ class Config:
             disable_group_fusion=_read(env, DISABLE_GROUP_FUSION, False, _flag),
             dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),
             cpu_operations=env.get(CPU_OPERATIONS, "").strip().lower(),
-            network_interface=env.get(NETWORK_INTERFACE, "").strip(),
+            gpu_operations=_read(env, GPU_OPERATIONS, "", _device_engine),
+            hierarchical_allreduce=_read(env, HIERARCHICAL_ALLREDUCE, torus, _flag),
+            hierarchical_allgather=_read(env, HIERARCHICAL_ALLGATHER, None, _flag),
+            mpi_threads_disable=_read(env, MPI_THREADS_DISABLE, False, _flag),
+            network_interfaces=network_interfaces(env),
             shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
             shm_direct=_read(env, SHM_DIRECT, "auto", _one_of("auto", "always", "never")),
             bucket_bytes=_read(env, BUCKET_BYTES, 0, _integer(1)),

@@ -1,4 +1,4 @@
-"""The errors that users of the runtime catch."""
+"""The errors that scripts catch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Process sets as users see them: a subset of the job's ranks that runs collectives of its own.
+"""Process sets of the public interface: subsets of the job's ranks that run collectives of their own.
 
-Source: the common contract of the public interface, section 9. ``membership`` says which sets the running generation has;
-``core.lifecycle.generation`` fills it, the objects here only look.
+``membership`` has the sets of the running generation, which fills it in. A :class:`ProcessSet` only reads it.
+Source: the common contract of the public interface, section 9.
 """
 
 from __future__ import annotations
@@ -118,5 +118,5 @@ class ProcessSet:
 
 
 global_process_set = ProcessSet([])
-"""All ranks of the job; its ``ranks`` are filled in by ``init()``."""
+"""All ranks of the job. ``init()`` fills in its ``ranks``."""
 global_process_set.process_set_id = 0

@@ -1,4 +1,4 @@
-"""Who am I? Whichever launcher started this process, its variables become one :class:`Identity`.
+"""Which rank is this process? Reads the variables of the launcher that started it as one :class:`Identity`.
 
 The core asks :func:`identity` once at ``init()``. A new launcher is one sibling file and one line in ``ENVIRONMENTS``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from horovod.environments.base import Environment, HostList, Identity, Rank0
 from horovod.environments.horovodrun import HorovodRun
@@ -23,7 +24,7 @@ from horovod.environments.unclear import Unclear
 
 __all__ = ["ENVIRONMENTS", "Environment", "HostList", "Identity", "Rank0", "detect", "host_list", "identity"]
 
-# The launcher nearest to the process comes first: batch systems start the launchers that stand before them.
+# Batch systems start other launchers, so a launcher that starts ranks itself comes before the batch systems.
 ENVIRONMENTS: tuple[Environment, ...] = (
     HorovodRun(),
     TorchRun(),
@@ -52,7 +53,10 @@ def identity(env: Mapping[str, str] | None = None) -> Identity:
         ValueError: the launcher's variables do not parse or contradict one another.
     """
     env = os.environ if env is None else env
-    return detect(env).identity(env)
+    environment = detect(env)
+    found = environment.identity(env)
+    several = found.local_size < found.size
+    return replace(found, hosts=environment.host_list(env) if several else None, over_mpi=environment.over_mpi)
 
 
 def host_list(env: Mapping[str, str] | None = None) -> HostList | None:

@@ -1,4 +1,4 @@
-"""What every launcher tells a process about itself, in one form: :class:`Identity`.
+"""What a process learns about itself from its launcher, in one form for all launchers: :class:`Identity`.
 
 A sibling file per launcher turns that launcher's variables into an Identity; the core asks for it once at ``init()``.
 Nothing here opens a connection, starts a process or imports a framework.
@@ -23,6 +23,17 @@ class Rank0:
     """torchrun's name for the job, where torchrun's store listens there; "" where rank 0 itself is expected to listen."""
 
 
+class HostList(NamedTuple):
+    """The hosts of a job whose launcher runs no server for the ranks; rank 0, or the first of a part, runs one there."""
+
+    hosts: tuple[str, ...]
+    """Names as the launcher knows them."""
+    of_rank_0: str
+    """The host of rank 0; "" where the launcher does not tell."""
+    ports: tuple[int, ...]
+    """What the launcher has reserved for the job; empty where it reserves none."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """Who this process is among the processes of its job."""
@@ -37,31 +48,27 @@ class Identity:
     """The host name the launcher gave this rank, else the machine's."""
     launcher: str
     job: str
-    """Tells this job, and this start of it, from all others on this host; "" where a rendezvous server does that."""
+    """A name that no other job on this host, and no other start of this job, has; "" if a rendezvous server is given."""
     placed: bool = True
-    """Whether the local and cross numbers are known. If not, they follow from where the ranks are, once these have met."""
+    """Whether the local and cross numbers are known. If not, the rendezvous finds them from the ranks' hosts."""
     node: str = ""
     """What the launcher counts as one host, where that may be less than a machine; "" for the host name."""
     rank_0: Rank0 | None = None
-    """How the other ranks find rank 0, where the launcher says so and runs no server of ours."""
-
-
-class HostList(NamedTuple):
-    """The hosts of a job whose launcher runs no server for the ranks; rank 0, or the first of a part, runs one there."""
-
-    hosts: tuple[str, ...]
-    """Names as the launcher knows them."""
-    of_rank_0: str
-    """The host of rank 0; "" where the launcher does not tell."""
-    ports: tuple[int, ...]
-    """What the launcher has reserved for the job; empty where it reserves none."""
+    """How the other ranks find rank 0, if the launcher tells it and runs no rendezvous server."""
+    hosts: HostList | None = None
+    """The hosts of a job on several hosts, if the launcher tells them."""
+    over_mpi: bool = False
+    """Whether the ranks can exchange data through MPI, or through what MPI itself is started by."""
 
 
 class Environment(ABC):
     """One kind of launcher. Siblings are stateless; the variables are passed in."""
 
     name: ClassVar[str]
-    """What people call the launcher; shown in errors."""
+    """The launcher's usual name; shown in errors."""
+
+    over_mpi: ClassVar[bool] = False
+    """Whether its ranks can exchange data through MPI, or through what MPI itself is started by."""
 
     @staticmethod
     @abstractmethod
@@ -144,7 +151,7 @@ class Variables:
         """Check the numbers against one another and make them an Identity."""
         for position, count in ((rank, size), (local_rank, local_size), (cross_rank, cross_size)):
             if count.value < 1:
-                raise self.error(f"{count.source} counts no process, not even this one")
+                raise self.error(f"{count.source} must be at least 1")
             if position.value >= count.value:
                 raise self.error(f"{position.source} must be below {count.source}")
         for part in (local_size, cross_size):
@@ -166,10 +173,10 @@ class Variables:
         )
 
     def unplaced(self, *, rank: Number, size: Number, hostname: str, rank_0: Rank0 | None = None) -> Identity:
-        """An Identity whose local and cross numbers follow from the hosts, once the ranks have met."""
-        alone, nobody = Number(1, "1"), Number(0, "0")
+        """An Identity whose local and cross numbers the rendezvous finds from the ranks' hosts."""
+        one, zero = Number(1, "1"), Number(0, "0")
         return self.identity(
-            rank=rank, size=size, local_rank=nobody, local_size=alone, cross_rank=nobody, cross_size=alone,
+            rank=rank, size=size, local_rank=zero, local_size=one, cross_rank=zero, cross_size=one,
             hostname=hostname, job="", placed=False, rank_0=rank_0,
         )  # fmt: skip
 
@@ -187,7 +194,7 @@ class Variables:
 def consecutive(rank: Number, size: Number, local_size: Number) -> tuple[Number, Number]:
     """Cross rank and cross size where the launcher gives none, as if ranks filled equal hosts one after the other.
 
-    This is a guess: make it an identity that is not ``placed``, so that the right numbers replace it when the ranks have met.
+    This is a guess: make it an identity that is not ``placed``, so that the rendezvous replaces it by the right numbers.
     """
     assumed = f"assumed from {rank.source}, {size.source} and {local_size.source}"
     per_host = max(1, local_size.value)

@@ -1,4 +1,4 @@
-"""Ranks started by ``horovodrun`` or ``horovod.run``, or by anything else that speaks their variables."""
+"""Ranks started by ``horovodrun`` or ``horovod.run``, or by another launcher that sets the same variables."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ class HorovodRun(Environment):
         )
         size = read.number(config.SIZE)
         if size.value > 1 and not read.text(config.RENDEZVOUS_ADDRESS):
-            raise read.error(f"{size.source}, but {config.RENDEZVOUS_ADDRESS} does not say where the ranks meet")
+            raise read.error(
+                f"{size.source}, but {config.RENDEZVOUS_ADDRESS} is not set, so the ranks have no rendezvous server"
+            )
         one_host = size.value == 1 or read.text(config.LOCAL_SIZE) == read.text(config.SIZE)
-        if not one_host and not all(map(read.text, _LOCAL + _CROSS)):  # set by hand, where nobody counts ranks by hosts
+        if not one_host and not all(
+            map(read.text, _LOCAL + _CROSS)
+        ):  # set by hand, without the local and cross numbers
             return read.unplaced(rank=read.number(config.RANK), size=size, hostname=read.hostname(config.HOSTNAME))
         return read.identity(
             rank=read.number(config.RANK),

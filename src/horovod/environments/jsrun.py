@@ -1,6 +1,6 @@
 """Ranks started by ``jsrun``, the launcher of LSF on IBM's systems.
 
-Its variables are those that IBM's Job Step Manager documents. No such system was there to try them on.
+Its variables are those that IBM's Job Step Manager documents. They have not been tried on such a system.
 """
 
 from __future__ import annotations

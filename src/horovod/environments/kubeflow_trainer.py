@@ -38,6 +38,6 @@ class KubeflowTrainer(Environment):
             return read.unplaced(rank=read.number("PET_NODE_RANK", 0), size=size, hostname=read.hostname())
         address = read.text("PET_MASTER_ADDR")
         if not address:
-            raise read.error("environment variable PET_MASTER_ADDR is missing, so the ranks cannot meet")
+            raise read.error("environment variable PET_MASTER_ADDR is missing, so the ranks cannot find rank 0")
         rank_0 = Rank0(address, read.port("PET_MASTER_PORT"))
         return read.unplaced(rank=read.number("PET_NODE_RANK"), size=size, hostname=read.hostname(), rank_0=rank_0)

@@ -1,4 +1,4 @@
-"""Ranks started by MPICH's Hydra (``mpiexec``, ``mpirun``) and its relatives, such as Intel MPI, that speak PMI."""
+"""Ranks started by MPICH's Hydra (``mpiexec``, ``mpirun``) and by its relatives, such as Intel MPI. They use PMI."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _LAUNCHERS = ("hydra_pmi_proxy", "pmi_proxy", "mpiexec", "mpirun")
 
 class MPICH(Environment):
     name = "MPICH"
+    over_mpi = True
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:
@@ -33,7 +34,9 @@ class MPICH(Environment):
         cross_rank, cross_size = consecutive(rank, size, local_size)
         launcher = _launcher_process()
         if launcher is None:
-            raise read.error(f"none of {', '.join(_LAUNCHERS)} is an ancestor of this process, so its job has no name")
+            raise read.error(
+                f"none of {', '.join(_LAUNCHERS)} is an ancestor of this process, so its job cannot be identified"
+            )
         return read.identity(
             rank=rank,
             size=size,

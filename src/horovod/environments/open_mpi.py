@@ -9,6 +9,7 @@ from horovod.environments.base import Environment, Identity, Variables, consecut
 
 class OpenMPI(Environment):
     name = "Open MPI"
+    over_mpi = True
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:

@@ -1,7 +1,7 @@
 """Ranks started on Cray systems: by PALS (``mpiexec``, ``aprun``), or by the older ALPS (``aprun``).
 
 PALS gives each rank its place. The number of ranks comes from PMI, which PALS offers unless ``mpiexec --pmi`` says otherwise.
-ALPS alone says too little.
+ALPS alone does not tell enough.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from horovod.environments.base import Environment, Identity, Variables, consecut
 
 class PALS(Environment):
     name = "PALS"
+    over_mpi = True
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:

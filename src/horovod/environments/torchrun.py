@@ -22,8 +22,8 @@ class TorchRun(Environment):
             TorchRun.name,
             "start the script with `torchrun --nproc-per-node N ...` and leave its variables as they are.",
         )
-        # A restarted worker group keeps run id, address and often the port; only the restart count tells it apart. On several
-        # hosts it does not: their agents count restarts each for itself.
+        # A restarted worker group keeps run id, address and often the port; only the restart count differs. On several
+        # hosts the restart count is no use, because each agent counts its own restarts.
         parts = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
         size, local_size = read.number("WORLD_SIZE"), read.number("LOCAL_WORLD_SIZE")
         several = local_size.value < size.value
@@ -37,7 +37,7 @@ class TorchRun(Environment):
             cross_size=read.number("GROUP_WORLD_SIZE", 1),
             hostname=read.hostname(),
             job="torchrun/" + "/".join(read.text(part) for part in parts),
-            placed=not several,  # an agent knows how many ranks it starts, and not how many the others do
+            placed=not several,  # an agent knows how many ranks it starts itself, and not how many the others start
             node=f"torchrun's node {group.value}",
             rank_0=_rank_0(read) if several else None,
         )
@@ -46,7 +46,9 @@ class TorchRun(Environment):
 def _rank_0(read: Variables) -> Rank0:
     address = read.text("MASTER_ADDR")
     if not address:
-        raise read.error("environment variable MASTER_ADDR is missing, so the ranks of several hosts cannot meet")
-    # Only where the agent says so is its store at that port; else the port is for rank 0 itself to listen at.
+        raise read.error(
+            "environment variable MASTER_ADDR is missing, so the ranks of several hosts cannot find rank 0"
+        )
+    # The agent's store listens at that port only if this variable is set; otherwise rank 0 itself listens there.
     shared = read.text("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Rank0(address, read.port("MASTER_PORT"), read.text("TORCHELASTIC_RUN_ID") if shared else "")

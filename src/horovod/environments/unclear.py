@@ -1,6 +1,7 @@
-"""Variables that speak of one rank among several, and that no launcher we know sets like that: an error, never a job of one.
+"""Variables of one rank among several, in a form that no known launcher sets: an error, never a job of one process.
 
-What ordinary shells carry is no such sign: a size of 1, a size without a rank, a batch system's description of an allocation.
+An ordinary shell may have a size of 1, a size without a rank, or a batch system's variables for an allocation. These are no
+error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from horovod.environments.base import Environment, Identity
 
 
 class Sign(NamedTuple):
-    """What one kind of launcher tells each of its ranks."""
+    """The variables that one kind of launcher gives each of its ranks."""
 
     launcher: str
     rank: str
@@ -39,11 +40,11 @@ _RANKS_ALONE = (
     ("Cray PALS", "PALS_RANKID"),
     ("Cray ALPS", "ALPS_APP_PE"),
 )
-"""Ranks that come without a size; only one above 0 shows that there are several."""
+"""Ranks without a size; only a rank above 0 shows that there are several."""
 
 
 def complaint(env: Mapping[str, str]) -> str:
-    """What cannot be understood, which launcher it looks like, and what to do; "" if there is nothing of the kind. Pure."""
+    """Which variables are incomplete, which launcher they look like, and what to do; "" if there are none. Pure."""
 
     def number(name: str) -> int | None:
         text = env.get(name, "").strip()

@@ -1,4 +1,4 @@
-"""Horovod for Keras 3, on whichever backend it runs (TensorFlow, PyTorch, JAX), and for Keras 2 with TF_USE_LEGACY_KERAS=1::
+"""Horovod for Keras 3 on any backend (TensorFlow, PyTorch, JAX), and for Keras 2 with TF_USE_LEGACY_KERAS=1::
 
 import horovod.keras as hvd
 hvd.init()
@@ -69,30 +69,30 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Make an optimizer like ``optimizer`` whose steps use gradients that are reduced over the ranks. Every rank calls it.
+    """Make an optimizer like ``optimizer`` whose steps use gradients that are reduced over the ranks. Every rank must call it.
 
-    Returns an instance of a class derived from ``optimizer``'s, of its name, with its configuration and state, for
-    ``model.compile``. Whatever Keras does with gradients (loss scaling, clipping, weight decay) comes after the reduction.
+    Returns an instance of a class derived from that of ``optimizer``, with the same class name, configuration and state, for
+    ``model.compile``. Loss scaling, clipping and weight decay come after the reduction.
 
     Args:
-        optimizer: a ``keras.optimizers.Optimizer``; where TensorFlow's Keras is Keras 2 (``TF_USE_LEGACY_KERAS=1``), also one
-            of ``tf.keras.optimizers``: then as :func:`horovod.tensorflow.keras.DistributedOptimizer`.
-        name: of the distributed optimizer.
+        optimizer: a ``keras.optimizers.Optimizer``. With ``TF_USE_LEGACY_KERAS=1``, also an optimizer of
+            ``tf.keras.optimizers``, see :func:`horovod.tensorflow.keras.DistributedOptimizer`.
+        name: the name of the distributed optimizer.
         device_dense, device_sparse: accepted for compatibility.
-        compression: how gradients travel: one of ``hvd.Compression``, or a class with its two methods.
+        compression: one of ``hvd.Compression``, or a class with the same methods. Compresses gradients before they are sent.
         sparse_as_dense: make gradients of embeddings dense before they are reduced (TensorFlow).
-        gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
+        gradient_predivide_factor: f: an Average divides gradients by f before the sum, and by size / f afterwards.
         op: ``hvd.Average`` or ``hvd.Sum``.
         num_groups: deprecated; the same as an integer for ``groups``.
-        groups: a number of requests to cut the gradients into, or lists of variables that travel together.
-        backward_passes_per_step: gradients accumulate locally over this many batches before they are reduced and applied,
-            by Keras's own ``gradient_accumulation_steps``.
-        average_aggregated_gradients: accumulate means, not sums.
-        process_set: reduce over these ranks only; other ranks step with their own gradients.
-        scale_local_gradients: divide gradients of variables given to ``register_local_var`` by the number of ranks.
+        groups: a number of requests, or lists of variables whose gradients form one request.
+        backward_passes_per_step: gradients accumulate locally over this number of batches before they are reduced and applied.
+            Keras's ``gradient_accumulation_steps`` does this.
+        average_aggregated_gradients: average the accumulated gradients. Otherwise they are summed.
+        process_set: the ranks that reduce. Other ranks step with their own gradients.
+        scale_local_gradients: divide the gradients of variables passed to ``register_local_var`` by the number of ranks.
 
     Raises:
-        ValueError: an argument is wrong; the text says which.
+        ValueError: an argument is wrong. The text says which.
     """
     return _distribute(
         optimizer,
@@ -130,14 +130,14 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A :func:`DistributedOptimizer` that leaves the weights of some layers to each rank.
+    """A :func:`DistributedOptimizer` that does not reduce the gradients of some layers.
 
     Args:
-        local_layers: a layer or layers; they need not be built yet.
+        local_layers: one or several layers. They need not be built yet.
         others: as for :func:`DistributedOptimizer`.
 
     Raises:
-        ValueError: as there; or ``local_layers`` has something else in it.
+        ValueError: ``local_layers`` contains something else. Otherwise as :func:`DistributedOptimizer`.
     """
     layers = [local_layers] if _is_layer(local_layers) else local_layers or []
     if not isinstance(layers, Iterable):
@@ -179,10 +179,10 @@ def _distribute(optimizer: Any, settings: Any) -> Any:
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """For graphs of TensorFlow 1, which Keras 3 has none of.
+    """Not supported: Keras 3 has no graphs of TensorFlow 1.
 
     Raises:
-        RuntimeError: always; the text says what to use.
+        RuntimeError: always. The text says what to use instead.
     """
     raise RuntimeError(
         "broadcast_global_variables() does not support eager execution: Keras 3 keeps no list of all variables. "
@@ -197,16 +197,16 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a model saved with Keras; its optimizer is a :func:`DistributedOptimizer` afterwards and goes on where it was.
+    """Load a saved model, and make its optimizer a :func:`DistributedOptimizer`. The optimizer keeps its state.
 
     The file may have been saved with a distributed optimizer or a plain one.
 
     Args:
-        filepath: a ``.keras`` or ``.h5`` file; where TensorFlow's Keras is Keras 2, what that has saved is read with it.
-        custom_optimizers: classes of the user's own.
-        custom_objects: other things of the user's own, by name.
+        filepath: a ``.keras`` or ``.h5`` file. With ``TF_USE_LEGACY_KERAS=1``, Keras 2 loads what it has saved.
+        custom_optimizers: optimizer classes of the user.
+        custom_objects: other objects of the user, by name.
         compression: as for :func:`DistributedOptimizer`.
-        legacy_opts: accepted for compatibility; it concerns Keras 2.
+        legacy_opts: accepted for compatibility.
     """
     settings = _checked(compression=compression)
     legacy_keras = _versions.legacy_tensorflow_keras()

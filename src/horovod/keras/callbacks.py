@@ -1,6 +1,6 @@
 """Callbacks for models that train on many ranks, for Keras on any of its backends.
 
-Every rank passes the same ones to ``fit``, those of this module first.
+Every rank must pass the same callbacks to ``fit``, with those of this module first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def _base() -> Any:
-    """The class of Keras's callbacks; where TensorFlow's Keras is Keras 2, of both versions, since models are of either."""
+    """The base class of callbacks. If TensorFlow's Keras is Keras 2, it is derived from the classes of both versions."""
     legacy = versions.legacy_tensorflow_keras()
     bases = (keras.callbacks.Callback,) if legacy is None else (keras.callbacks.Callback, legacy.callbacks.Callback)
     return type("Callback", bases, {})

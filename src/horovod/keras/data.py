@@ -1,8 +1,8 @@
-"""Data for Keras's ranks, on any backend: arrays, or a ``tf.data.Dataset`` where TensorFlow is installed."""
+"""Data for Keras's ranks on any backend: arrays, or a ``tf.data.Dataset`` if TensorFlow is installed."""
 
 from __future__ import annotations
 
-from horovod._keras.evaluation import evaluate
-from horovod.common.sharding import shard, steps_per_epoch
+from horovod._models.evaluation import evaluate
+from horovod.common.sharding.shard import shard, steps_per_epoch
 
 __all__ = ["evaluate", "shard", "steps_per_epoch"]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from horovod._keras import elastic
 from horovod._keras.backends import backend
+from horovod._models.state import ModelState
 from horovod.keras.callbacks import _Callback
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
@@ -30,8 +31,8 @@ else:
 run = elastic.make_run(shutdown, init)
 
 
-class KerasState(elastic.ModelState):
-    __doc__ = elastic.ModelState.__doc__
+class KerasState(ModelState):
+    __doc__ = ModelState.__doc__
 
 
 class CommitStateCallback(elastic.CommitState, _Callback):  # type: ignore[misc]  # Keras is untyped

@@ -13,7 +13,8 @@ try:
 except Exception as error:  # with a NumPy that is too new for it, MXNet fails with an AttributeError
     raise ImportError(
         f"horovod.mxnet needs MXNet 1.9.1, which cannot be imported here: {error}. "
-        "Install it with: pip install 'horovod[mxnet]', in an environment of its own, since it needs NumPy 1.23"
+        "Install it with: pip install '.[mxnet]', in the folder of Horovod's repository and in a separate environment, "
+        "since it needs NumPy 1.23"
     ) from error
 
 from horovod.common.util import check_extension, split_list

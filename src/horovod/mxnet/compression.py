@@ -1,4 +1,4 @@
-"""How arrays are made smaller for the way, and restored afterwards. A compressor is two static methods; write your own."""
+"""Compressors of arrays. A compressor is a class with two static methods; scripts may pass their own."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common.compression import Compressor, NoneCompressor
+from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class FP16Compressor(Compressor):
-    """Casts float32 and float64 to float16; other arrays stay. Gradients above 65504 overflow."""
+class FP16Compressor(CastCompressor):
+    """Casts float32 and float64 to float16. Gradients above 65504 overflow."""
+
+    narrow = np.float16
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        dtype = np.dtype(tensor.dtype)
-        return (tensor.astype("float16") if dtype in (np.float32, np.float64) else tensor), dtype
+    def can_cast(tensor: Any) -> bool:
+        return np.dtype(tensor.dtype) in (np.float32, np.float64)
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if np.dtype(tensor.dtype) == ctx else tensor.astype(ctx)
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor if np.dtype(tensor.dtype) == dtype else tensor.astype(dtype)
 
 
 class Compression:

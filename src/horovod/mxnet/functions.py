@@ -1,4 +1,4 @@
-"""Bringing all ranks to one state: parameters, and any picklable object."""
+"""Broadcasts of parameters and of picklable objects, and all-gathers of objects."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
     """Overwrite parameters on every rank with those of rank ``root_rank``, in place. Every rank must call it.
 
-    It returns at once; whoever uses a parameter waits for it. A Gluon parameter whose shape is not known yet is broadcast when
-    the first forward pass has initialised it, on every rank for itself: some may know the shape already.
+    It returns immediately. MXNet's engine lets later operations on a parameter wait. A Gluon parameter of unknown shape is
+    broadcast when the first forward pass has initialised it. Other ranks may know its shape earlier.
 
     Args:
-        params: a dict of NDArrays, as ``Module.get_params()`` has two, or of Gluon parameters, as ``Block.collect_params()``.
-        root_rank: whose values count.
-        prefix: put before the names. Needed where two models have parameters of one name.
+        params: a dict of NDArrays, such as each of the two that ``Module.get_params()`` returns, or of Gluon parameters,
+            such as ``Block.collect_params()``.
+        root_rank: the rank whose values are used.
+        prefix: a prefix of the names. It is needed if two models have parameters of the same name.
 
     Raises:
-        ValueError: ``params`` is no such thing.
+        ValueError: ``params`` is something else.
         as ``hvd.broadcast_``.
     """
     if not isinstance(params, Mapping | mx.gluon.ParameterDict):
@@ -65,15 +66,15 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 def _broadcast_parameter(parameter: Any, root_rank: int, name: str) -> None:
     first, *others = parameter.list_data()
     broadcast_(first, root_rank, name)
-    for other in others:  # of other devices
+    for other in others:  # on other devices
         first.copyto(other)
 
 
 def _broadcast_when_initialised(parameter: Any, root_rank: int, name: str) -> None:
-    """Have the parameter broadcast right after Gluon has given it its shape and its first values."""
+    """Broadcast the parameter as soon as Gluon has initialised it."""
 
     def initialise(*args: Any, **kwargs: Any) -> None:
-        del parameter._init_impl  # that of its class again
+        del parameter._init_impl  # restores the method of the class
         parameter._init_impl(*args, **kwargs)
         _broadcast_parameter(parameter, root_rank, name)
 

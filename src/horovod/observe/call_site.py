@@ -1,4 +1,4 @@
-"""Where in the user's script something happens: for errors that quote a line, and for reports on who waits where."""
+"""Finds the line of the user's script that led to a call, for errors, and where the script is now, for reports of stalls."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _STANDARD = str(Path(threading.__file__).resolve().parent) + "/"
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's own code: not of this package, of a library, or generated."""
+    """Whether a file is the user's own code: not part of this package or of a library, and not generated."""
     if filename.startswith(("<frozen", _OURS, _STANDARD)) or _GENERATED in filename:
         return False
     return not any(part in filename for part in _LIBRARIES)
 
 
 _REMEMBERED = 4096
-"""Files and lines. Notebooks and compilers of graphs make new ones for ever."""
+"""How many files and lines are remembered. Notebooks and compilers of graphs make new ones all the time."""
 
 _users: dict[str, bool] = {}
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's own code; the outermost frame looked at where there is none."""
+    """The innermost frame of the user's own code; the outermost frame if there is none."""
     last = frame
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -45,7 +45,7 @@ def _users_frame(frame: FrameType | None) -> FrameType | None:
 
 
 _lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
-"""Lines that were asked for, by code and place in it. To find a line's number takes longer than to find its code."""
+"""Lines that were found before, by code and instruction. Finding a line's number takes longer than finding its code."""
 
 
 def _line(frame: FrameType | None) -> str:
@@ -57,40 +57,40 @@ def _line(frame: FrameType | None) -> str:
     if known is None or known[0] is not code:
         if len(_lines) >= _REMEMBERED:
             _lines.clear()
-        # A file's name need not be valid Unicode; what is sent to other ranks must be.
+        # The name of a file need not be valid Unicode; a message to other ranks must be.
         line = f"{code.co_filename}:{frame.f_lineno}".encode(errors="backslashreplace").decode()
         known = _lines[place] = code, line
     return known[1]
 
 
-class _Instead(threading.local):
+class _Override(threading.local):
     line = ""
 
 
-_instead = _Instead()
+_override = _Override()
 
 
 @contextmanager
 def on_behalf_of(line: str) -> Iterator[None]:
-    """A block in which :func:`caller` is ``line`` on this thread: for a framework that runs later what the user wrote there."""
-    before, _instead.line = _instead.line, line
+    """A block in which :func:`caller` returns ``line`` on this thread: for a framework that runs the user's line later."""
+    before, _override.line = _override.line, line
     try:
         yield
     finally:
-        _instead.line = before
+        _override.line = before
 
 
 def caller(above: int = 0) -> str:
     """``file:line`` of the user's code that led to this call.
 
     Args:
-        above: how many of the innermost frames, beginning with that of who asks, are known not to be the user's.
+        above: how many of the innermost frames, beginning with the caller's, are known not to be the user's.
     """
-    if _instead.line:
-        return _instead.line
+    if _override.line:
+        return _override.line
     frame = sys._getframe(1 + above)
     known = _lines.get((id(frame.f_code), frame.f_lasti))
-    if known is not None and known[0] is frame.f_code:  # mostly it is the user's, and has been here before
+    if known is not None and known[0] is frame.f_code:  # the usual case: a line of the user's that was found before
         return known[1]
     return _line(_users_frame(frame))
 
@@ -104,7 +104,7 @@ def main_thread() -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """``file:line`` of the user's code at which an exception passed last."""
+    """``file:line`` of the innermost line of the user's code that an exception has passed."""
     line = ""
     trace = error.__traceback__
     while trace is not None:

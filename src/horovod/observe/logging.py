@@ -1,8 +1,7 @@
-"""The project's log lines: ``[2026-01-31 12:00:00.000000: W worker.py:120] [3]: text``, level and time as the user has
-set them.
+"""The format of log lines: ``[2026-01-31 12:00:00.000000: W worker.py:120] [3]: text``, with the level and time that are set.
 
-Source of the format and the variables: the public interface that existing scripts rely on. TRACE to INFO go to standard
-output, the rest to standard error. Nothing is configured for an application that has set up the ``horovod`` logger itself.
+TRACE to INFO go to standard output, the rest to standard error. An application that has set up the ``horovod`` logger itself
+keeps its configuration. Source of the format and the variables: the public interface that existing scripts rely on.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Handler(logging.Handler):
-    """Writes to whatever ``sys.stdout`` and ``sys.stderr`` are at the moment, so that notebooks and tests see it."""
+    """Writes to the present ``sys.stdout`` and ``sys.stderr``, which notebooks and tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
@@ -52,10 +51,10 @@ class _Handler(logging.Handler):
 
 
 def configure(rank: int, level: str, *, hide_time: bool) -> None:
-    """Set the ``horovod`` logger up for this rank, once per ``init()``.
+    """Set up the ``horovod`` logger for this rank; called by each ``init()``.
 
     Args:
-        level: a key of ``LEVELS``, in any letter case; another one means "warning".
+        level: a key of ``LEVELS``, in any letter case; anything else means "warning".
         hide_time: leave the time out of each line.
     """
     logger = logging.getLogger("horovod")

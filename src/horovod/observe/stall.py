@@ -1,4 +1,4 @@
-"""Finds tensors that some ranks submitted and others do not. Pure: the coordinator's worker thread asks it now and then."""
+"""Reports tensors that some ranks have submitted and others have not. Pure; the coordinator calls it from time to time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHOWN = 6
 
 
 class Stalled(NamedTuple):
-    """One incomplete name: what it is, since when, and which global ranks have and have not submitted it."""
+    """One incomplete name: its request in words, since when, and which global ranks have and have not submitted it."""
 
     name: str
     view: str
@@ -22,8 +22,8 @@ class StallInspector:
     """Decides when to report, and writes the report.
 
     Args:
-        warning_seconds: age at which a name is reported, and again after as long.
-        shutdown_seconds: age at which the job is to be ended; 0 for never.
+        warning_seconds: the age at which a name is reported; it is reported again after the same time.
+        shutdown_seconds: the age at which the job is ended; 0: never.
     """
 
     def __init__(self, warning_seconds: float, shutdown_seconds: float) -> None:
@@ -32,14 +32,14 @@ class StallInspector:
         self._next_report = 0.0
 
     def report(self, stalled: Sequence[Stalled], now: float, call_sites: Mapping[int, str]) -> tuple[str, int]:
-        """What to log now, and which rank to blame for ending the job.
+        """The text to log now, and the rank to blame if the job is to be ended.
 
         Args:
             stalled: all incomplete names, oldest first.
-            call site: where ranks said they are, as far as known.
+            call_sites: where in the script ranks are, as far as known.
 
         Returns:
-            The text, "" when nothing is to be said; and the global rank to blame, -1 while the job may go on.
+            The text, "" if there is none; and the global rank to blame, -1 while the job goes on.
         """
         late = [item for item in stalled if now - item.since >= self._warning and item.missing]
         if not late:

@@ -1,12 +1,12 @@
-"""The timeline: what happened to every tensor and when, as a file for chrome://tracing or Perfetto.
+"""The timeline: what happens to every tensor and when, as a file for chrome://tracing or Perfetto.
 
-Rank 0 writes it. Every tensor is a row ("process") of its own: ``NEGOTIATE_<OPERATION>``, with a mark when each rank was
-ready, then ``<OPERATION>`` with the engine's activity inside. Event names and nesting are those that existing tools read.
+Rank 0 writes it. Each tensor has a row ("process"): ``NEGOTIATE_<OPERATION>``, with a mark when each rank was ready, then
+``<OPERATION>`` with the engine's activity inside. Event names and nesting are those that existing tools read.
 
-Worker threads only append to a queue; a thread writes. The file is a JSON array that is complete after every write,
-because each write begins by overwriting the closing bracket: a job that is killed leaves a file that can be read. A
-process can be killed in the middle of a long write, between two pages of the file; so a write holds a few events, and
-reaches into a second page only where an event does.
+Worker threads append to a queue, and a thread of its own writes. The file is a JSON array that is complete after every write,
+because each write begins by overwriting the closing bracket. So a job that is killed leaves a file that can be read. A
+process can be killed in the middle of a write between two pages of the file; so a write holds a few events, and crosses a
+page boundary only where one event does.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Event = dict[str, Any]
 
 PAGE_BYTES = 4096
 MOST_ROWS = 4096
-"""Names that are remembered. Of more, those that have been idle get a new row when they come again."""
+"""How many names keep their rows. An idle name beyond that gets a new row when it comes again."""
 
 LONGEST_EVENT = 200
-"""Bytes of an event whose tensor has a name of usual length."""
+"""The size of an event whose tensor has a name of usual length, in bytes."""
 
 
 class TensorLabel:
-    """What the timeline shows of a tensor: its name, data type and shape, as text."""
+    """A tensor in the timeline: its name, data type and shape."""
 
     __slots__ = ("data_type", "name", "shape")
 
@@ -47,7 +47,7 @@ class Timeline:
     """One timeline file, from construction to :meth:`close`. Any thread may record.
 
     Args:
-        path: of the file; an older one is replaced.
+        path: of the file; an existing file is replaced.
         mark_cycles: also mark every time the coordinator sends orders.
 
     Raises:
@@ -95,7 +95,7 @@ class Timeline:
         with self._lock:
             events: list[Event] = []
             for tensor in tensors:
-                if tensor.name in self._negotiating:  # else it was submitted before the timeline began
+                if tensor.name in self._negotiating:  # else it was submitted before the timeline was started
                     self._negotiating.discard(tensor.name)
                     events.append({"ph": "E", "ts": now, "pid": self._row(tensor.name, events)})
             self._events.put(events)
@@ -131,7 +131,7 @@ class Timeline:
             self._events.put([{"ph": "i", "name": "CYCLE_START", "ts": self._now(), "s": "g", "pid": 0}])
 
     def close(self) -> None:
-        """Write what is recorded so far and end the thread."""
+        """Write everything that was recorded, and end the thread."""
         self._events.put(None)
         self._thread.join()
         os.close(self._file)
@@ -151,7 +151,7 @@ class Timeline:
         return row
 
     def _forget_a_row(self) -> None:
-        """The one that was made first of those on which nothing is going on."""
+        """Forget the oldest row of a tensor on which nothing is going on."""
         for name in self._rows:
             if name not in self._negotiating and name not in self._running:
                 del self._rows[name]
@@ -165,7 +165,7 @@ class Timeline:
                 batches.append(self._events.get())
             running = None not in batches
             if not writable:
-                continue  # thrown away, so that a full disk does not fill the memory as well
+                continue  # dropped, so that events do not fill the memory when the disk is full
             try:
                 self._write([event for batch in batches if batch is not None for event in batch])
             except OSError as error:
@@ -183,6 +183,6 @@ class Timeline:
             self._append(text)
 
     def _append(self, text: str) -> None:
-        """Put events, in ASCII, in the place of the closing bracket, and a new one behind them."""
+        """Write events, in ASCII, over the closing bracket, and a new closing bracket behind them."""
         os.pwrite(self._file, (text + "\n]\n").encode(), self._end)
         self._end += len(text)

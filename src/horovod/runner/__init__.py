@@ -1,6 +1,6 @@
 """The launcher: ``horovodrun``, :func:`horovod.run`, and the supervision of the processes they start.
 
-Imports of this package stay light: ``python -m horovod.runner.launch``, the guardian and every worker pass here.
+Importing this package must stay fast: the launcher, the guardian and every rank import it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def run(
         num_proc: how many ranks.
         hosts: where, as ``"h1:2,h2:4"``; or
         hostfile: a file with lines ``h1 slots=2``. Default: this machine.
-        start_timeout: seconds until all ranks must have met in ``hvd.init()``.
+        start_timeout: seconds until all ranks must have joined the rendezvous in ``hvd.init()``.
         output_filename: a folder that also gets each rank's output.
-        verbose: say what is being done.
+        verbose: describe the job on stderr before it starts.
         executable: the Python to run the ranks with. Default: this one.
         min_num_proc, max_num_proc: the fewest and the most ranks of an elastic job, which goes on when ranks are lost, and
             takes in ranks that are added; the function trains with ``hvd.elastic.run``.
@@ -97,7 +97,7 @@ def run(
 
     from horovod.runner.function import run_function
     from horovod.runner.options import Options
-    from horovod.runner.standard_input import NOBODY
+    from horovod.runner.output.standard_input import NOBODY
 
     if min_num_proc is not None:
         num_proc = max(num_proc, min_num_proc)
@@ -123,7 +123,7 @@ def run(
         use_mpi=bool(use_mpi),
         mpi_args=mpi_args,
         nics=tuple(network_interfaces or ()),
-        stdin=NOBODY,  # in a notebook or a script that is read from there, it is not the ranks' to read
+        stdin=NOBODY,  # a notebook, or a script that Python reads from standard input, needs it itself
     )
     return run_function(func, args, kwargs or {}, options, executable)
 

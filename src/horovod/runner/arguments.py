@@ -1,7 +1,7 @@
-"""The command line of ``horovodrun``: from words to :class:`Options`.
+"""The command line of ``horovodrun``: parsed into :class:`Options`.
 
-What stands on the command line beats the YAML file, wherever it stands. Everything after the first word that is no flag
-belongs to the user's program and is not looked at.
+A flag overrides the same setting of the YAML file. Everything after the first argument that is not a flag belongs to the
+user's program and is not parsed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import horovod
 from horovod.core import config
 from horovod.runner.errors import UsageError
 from horovod.runner.options import Options
-from horovod.runner.standard_input import NOBODY
+from horovod.runner.output.standard_input import NOBODY
 from horovod.runner.tunables import TUNABLES, Tunable, Value
 
 USAGE = "horovodrun -np N [-H host:slots,...] [options] command [arguments of the command]"
@@ -26,7 +26,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """Read a command line.
 
     Raises:
-        ValueError: the words or the configuration file are wrong.
+        ValueError: an argument or the configuration file is wrong.
         SystemExit: ``--help`` and ``--version`` print and end here; argparse's own complaints exit with status 2.
     """
     parser = build_parser()
@@ -51,9 +51,9 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def split_command(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Cut a command line into the launcher's own words and the user's command.
+    """Split a command line into the launcher's own arguments and the user's command.
 
-    argparse's REMAINDER would take what follows a misspelt flag for the command, and so blame the wrong word.
+    argparse's REMAINDER would take what follows a misspelt flag for the command, and report the wrong argument.
     """
     position = 0
     while position < len(arguments):
@@ -67,7 +67,7 @@ def split_command(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], 
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, which also tells how many words a flag takes, and answers errors with a short usage."""
+    """argparse, which also knows how many arguments each flag takes."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"{name} takes no value, but was given {value!r}")
         if name in self._arity:
             return 0 if equals else self._arity[name]
-        if name.startswith("--"):  # any unique beginning of a long flag will do
+        if name.startswith("--"):  # a unique prefix of a long flag is enough
             full = [known for known in self._arity if known.startswith(name)]
             if full:
                 return 0 if equals else self._arity[full[0]]
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(name, self._arity, n=1)
         hint = f", did you mean {near[0]}?" if near else "."
         raise UsageError(
-            f"unknown flag {word}{hint} Flags of your own program stand behind its name (see horovodrun --help)"
+            f"unknown flag {word}{hint} Flags of your own program belong after its name (see horovodrun --help)"
         )
 
 
@@ -245,7 +245,7 @@ def _add_launchers(parser: Parser) -> None:
 
 
 def _translate_old_flags(given: dict[str, Any]) -> None:
-    """Flags that have a newer name still work, and say so."""
+    """Accept flags that have a newer name, with a warning."""
     if "old_hide_timestamp" in given:
         print("horovodrun: --log-hide-timestamp is deprecated; use --log-without-timestamp", file=sys.stderr)
         given["log_with_timestamp"] = not given.pop("old_hide_timestamp")

@@ -1,7 +1,7 @@
 """What ``horovodrun --check-build`` shows: what can be used here, as far as that can be tried in a few seconds.
 
-First the table that tools know, in their words; then launchers; then, for each row, the version, or what is missing and the one
-command that adds it.
+First the table that tools parse, with its fixed names; then launchers; then, for each row, the version, or what is missing and
+the command that installs it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TABLE = {
 
 
 def check_build() -> str:
-    """The table, and what stands behind each row. Takes a few seconds."""
+    """The table, and the details of each row. Takes a few seconds."""
     engines = probes.together({name: partial(probes.engine, engine) for name, engine in _ENGINES.items()})
     frameworks = probes.together(
         {name: partial(probes.framework, *words) for name, words in _FRAMEWORKS.items()}

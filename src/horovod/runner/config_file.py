@@ -1,6 +1,6 @@
 """The YAML file of ``--config-file``: the same settings as the flags, in sections.
 
-Only plain data is read from it. What it does not know, it refuses: a misspelt setting must not be lost in silence.
+Only plain data is read from it. An unknown setting is an error, so that a misspelt one is noticed.
 """
 
 from __future__ import annotations

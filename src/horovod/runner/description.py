@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from horovod.runner import worker_environment
 from horovod.runner.agent.base import Agent
-from horovod.runner.hosts import SlotInfo
+from horovod.runner.hosts.slots import SlotInfo
 
 
 def describe(
@@ -20,18 +20,18 @@ def describe(
     memory: Mapping[str, str],
     reader: int | None,
 ) -> str:
-    """The job in words.
+    """The job, for people.
 
     Args:
-        agents: all of them ready.
-        meeting: where the ranks of each reach the rendezvous server.
+        agents: one for each host, all ready.
+        rendezvous: where the ranks of each host reach the rendezvous server.
         environment: the launcher's own.
-        asked, memory: what ranks have in theirs by the user's wish, and for the allocator.
+        asked, memory: variables that the user's flags set for the ranks, and variables for the memory allocator.
         reader: the rank that reads standard input, or None.
     """
     words = [f"horovodrun: {len(slots)} ranks of: {' '.join(command)}"]
     words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in slots]
-    words += [f"  they meet at {host}:{port}" for host, port in dict.fromkeys(rendezvous)]
+    words += [f"  rendezvous server at {host}:{port}" for host, port in dict.fromkeys(rendezvous)]
     if reader is not None:
         words.append(f"  rank {reader} reads standard input")
     words += [f"  {name}={value}" for name, value in sorted(asked.items())]

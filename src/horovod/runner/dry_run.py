@@ -10,7 +10,7 @@ from horovod.core import config
 from horovod.runner.agent.messages import ProcessPlan
 
 PORT, SECRET, ADDRESS, CORES = "PORT", "SECRET", "ADDRESS", "CORES"
-"""What is known only when the job starts, and what is never shown."""
+"""Words in the place of values that are known only when the job starts, or that are never shown."""
 _NOTES = {
     PORT: "the launcher's, which the kernel chooses when the job starts",
     SECRET: "made for each job, and never shown",
@@ -34,7 +34,7 @@ class HostPart(NamedTuple):
 
 
 def describe(parts: Sequence[HostPart], addresses: Sequence[str]) -> str:
-    """The job in words.
+    """The job, for people.
 
     Args:
         addresses: of the launcher's host, at which agents would try to reach it.
@@ -70,7 +70,7 @@ def describe(parts: Sequence[HostPart], addresses: Sequence[str]) -> str:
 
 
 def hide(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with words in the place of what is not known before the job starts."""
+    """``environment`` with ``PORT`` and ``SECRET`` in the place of the values."""
     return {**environment, config.RENDEZVOUS_PORT: PORT, config.SECRET_KEY: SECRET}
 
 

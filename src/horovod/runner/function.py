@@ -1,4 +1,4 @@
-"""The caller's side of ``horovod.run``: a job whose ranks call one function, and whose results come back."""
+"""The caller's side of ``horovod.run``: runs a job whose ranks call one function, and collects the results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from horovod.runner import remote_call
 from horovod.runner.jobs import make_job
 from horovod.runner.options import Options
-from horovod.runner.outcome import Outcome
-from horovod.runner.output import StreamSink
+from horovod.runner.output.outcome import Outcome
+from horovod.runner.output.output import StreamSink
 from horovod.runner.remote_call import REMOTE_CALL_KEY, RemoteCall, Result
 
 
@@ -49,7 +49,7 @@ def run_function(
 
 def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
     culprit = outcome.culprit if outcome.called == "rank" else None
-    if culprit is None:  # whoever started the ranks did not learn which of them failed first
+    if culprit is None:  # the program that started the ranks does not report which failed first
         culprit = next((rank for rank in sorted(results) if results[rank].traceback), None)
     result = None if culprit is None else results.get(culprit)
     if result is None or not result.traceback:
@@ -60,6 +60,6 @@ def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
 def _exception(result: Result) -> BaseException | None:
     try:
         error = remote_call.loads(result.error)
-    except Exception:  # its class may run anything while it is unpickled; the text tells the same
+    except Exception:  # its class may run any code while it is unpickled; the traceback's text is enough then
         return None
     return error if isinstance(error, BaseException) else None

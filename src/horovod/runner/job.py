@@ -17,22 +17,23 @@ from pathlib import Path
 from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
-from horovod.runner import host_sources, worker_environment
+from horovod.runner import worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.errors import LaunchError, UsageError
-from horovod.runner.hosts import HostInfo, SlotInfo, get_host_assignments
+from horovod.runner.hosts import host_sources
+from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.loop import Loop
 from horovod.runner.machine import is_local, usable_cores
-from horovod.runner.notices import without_effect
 from horovod.runner.options import Options
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output, Sink
+from horovod.runner.output.notices import without_effect
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output, Sink
+from horovod.runner.output.standard_input import choose_reader, in_background
 from horovod.runner.policy import StaticPolicy
 from horovod.runner.signals import SignalPipe
-from horovod.runner.standard_input import choose_reader, in_background
 from horovod.runner.supervisor import Plans, Supervisor
 
 MOST_RANKS = 1 << 16
@@ -142,7 +143,7 @@ class Job:
                 )
             port = server.address[1]
             if self._elsewhere:
-                from horovod.runner.reach import reach  # costs time, which a job on one host need not spend
+                from horovod.runner.reach.reach import reach  # costs time, which a job on one host need not spend
 
                 agents += reach(
                     [self._hosts[name] for name in self._elsewhere],
@@ -181,7 +182,8 @@ class Job:
             ValueError: what the environment says about ssh does not parse.
             LaunchError: this host has none of the network interfaces that the job may use.
         """
-        from horovod.runner import dry_run, reach
+        from horovod.runner import dry_run
+        from horovod.runner.reach import reach
 
         own = self._launcher_environment
         directory = reach.working_directory(own)

@@ -34,13 +34,13 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: Options) -> int:
     if options.dry_run:
-        from horovod.runner.job import Job
+        from horovod.runner.jobs import make_job
 
-        print(Job(options, os.environ).dry_run())
+        print(make_job(options, os.environ).dry_run())
         return 0
     # The rooms that cost time to enter are entered when the command line is known to be sound.
     from horovod.runner.jobs import make_job
-    from horovod.runner.output import console
+    from horovod.runner.output.output import console
     from horovod.runner.signals import Insisted, SignalPipe
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the ranks end

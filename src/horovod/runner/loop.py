@@ -20,7 +20,7 @@ class Loop:
         """Call ``act`` whenever ``descriptor`` can be read, or written. At most one of the two at a time.
 
         Raises:
-            PermissionError: it is an ordinary file, for which nobody needs to wait.
+            PermissionError: it is an ordinary file, which is always ready.
         """
         self._selector.register(descriptor, selectors.EVENT_WRITE if for_writing else selectors.EVENT_READ, act)
 

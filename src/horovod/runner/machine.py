@@ -1,4 +1,4 @@
-"""What this machine is: which host names mean it, and how many cores a job may use."""
+"""This machine: which host names are its own, and how many cores a job may use."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Options:
     """``h1:2,h2:4``"""
     hostfile: str | None = None
     start_timeout: int | None = None
-    """Seconds until all ranks must have met in ``init()``."""
+    """Seconds until all ranks must have joined the rendezvous in ``init()``."""
     nics: tuple[str, ...] = ()
     """Network interfaces the job may use."""
     output_filename: str | None = None

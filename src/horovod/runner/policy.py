@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from horovod.runner.agent.messages import Exit
 from horovod.runner.agent.process_tree import GRACE_SECONDS
-from horovod.runner.outcome import Failure
+from horovod.runner.output.outcome import Failure
 
 _REPORTED_SECONDS = 1.0
 """How long to wait for the end of the rank that others accuse, before everybody is ended."""

@@ -1,7 +1,6 @@
-"""What can really be used on this machine: imports frameworks, runs a job with each engine, asks launchers for their versions.
+"""Finds out what works on this machine: imports frameworks, runs a job with each engine, asks launchers for their versions.
 
-Each probe is a process of its own with a time limit, so nothing that it imports stays, and nothing that hangs holds up the
-answer.
+Each probe is a process of its own with a time limit, so an import that hangs does not delay the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import NamedTuple
 from horovod.core import config
 
 SECONDS = 5.0
-"""What one probe may take. Some frameworks take longer to import on a slow disk; then that is said."""
+"""The time limit of one probe. A framework that takes longer to import, as on a slow disk, is reported as such."""
 
 
 class Finding(NamedTuple):

@@ -1,7 +1,7 @@
-"""What ``horovod.run`` and its ranks send one another: the function out, the results back.
+"""What ``horovod.run`` and its ranks exchange: the function, and its results.
 
-Both travel through the job's rendezvous store, over authenticated connections only; that is why pickles may be used here.
-A value that is too large for one message goes in parts.
+Both are stored at the job's rendezvous server, over authenticated connections only; that is why pickles may be used here. A
+value that is too large for one message is stored in parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def result_key(rank: int) -> str:
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """A function for every rank. The call stays pickled until the rank can import what the caller could."""
+    """A function for every rank. The call is unpickled only after the rank's import path is set to the caller's."""
 
     import_path: tuple[str, ...]
     """The caller's ``sys.path``."""
@@ -35,7 +35,7 @@ class RemoteCall:
 
     @staticmethod
     def of(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> RemoteCall:
-        """An remote call from the calling process.
+        """The call, as the calling process would make it.
 
         Raises:
             TypeError, pickle.PicklingError: the function or an argument cannot be sent.
@@ -55,7 +55,7 @@ class RemoteCall:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of the function on one rank."""
+    """The result of the function on one rank."""
 
     value: bytes = b""
     """The pickled return value."""

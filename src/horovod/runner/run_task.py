@@ -1,6 +1,7 @@
 """What a rank of ``horovod.run`` executes: fetch the function, call it, deliver what it returned or raised.
 
-Runs as ``python -m horovod.runner.run_task``; where the ranks meet and the job's secret come from the environment.
+Runs as ``python -m horovod.runner.run_task``. The address of the rendezvous server and the job's secret come
+from the environment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from horovod.environments import identity
 from horovod.runner import remote_call
 from horovod.runner.remote_call import REMOTE_CALL_KEY, RemoteCall, Result
 
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 
 
 def main() -> int:
@@ -25,7 +26,7 @@ def main() -> int:
     task: RemoteCall = remote_call.loads(remote_call.from_parts(REMOTE_CALL_KEY, _fetch) or b"")
     result = _call(task)
     rank = identity().rank  # only now: an elastic job may have given it another one
-    with _rendezvous_point() as client:
+    with _connect() as client:
         for key, part in remote_call.to_parts(remote_call.result_key(rank), remote_call.dumps(result)):
             client.put(key, part)
     if result.traceback:
@@ -37,9 +38,9 @@ def main() -> int:
 def _call(task: RemoteCall) -> Result:
     try:
         value = task.run()
-    except BaseException as error:  # SystemExit too: the caller waits for a value and must learn why there is none
+    except BaseException as error:  # SystemExit too: the caller waits for a value, and gets the reason instead
         if isinstance(error, Exception):
-            sys.last_value = error  # as Python notes what ends a script: the runtime tells the other ranks of it
+            sys.last_value = error  # as Python does for what ends a script; the runtime reports it to the other ranks
         text = "".join(traceback.format_exception(error.with_traceback(_users_part(error.__traceback__))))
         try:
             return Result(error=remote_call.dumps(error), traceback=text)
@@ -60,14 +61,14 @@ def _users_part(frames: TracebackType | None) -> TracebackType | None:
     return rest or frames
 
 
-def _rendezvous_point() -> RendezvousClient:
+def _connect() -> RendezvousClient:
     address = os.environ[config.RENDEZVOUS_ADDRESS], int(os.environ[config.RENDEZVOUS_PORT])
-    return RendezvousClient(address, decode_secret(os.environ[config.SECRET_KEY]), _PATIENCE_SECONDS)
+    return RendezvousClient(address, decode_secret(os.environ[config.SECRET_KEY]), _TIMEOUT_SECONDS)
 
 
 def _fetch(key: str) -> bytes:
-    with _rendezvous_point() as client:
-        return client.get(key, _PATIENCE_SECONDS)
+    with _connect() as client:
+        return client.get(key, _TIMEOUT_SECONDS)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ import time
 from types import FrameType, TracebackType
 
 _SAME_SIGNAL_SECONDS = 0.3
-"""A wrapper that forwards Ctrl-C beside the terminal's own must not count as a second, impatient one."""
+"""A wrapper that forwards Ctrl-C beside the terminal's own must not count as a second one."""
 _INSISTING_SECONDS = 1.0
-"""A Ctrl-C that comes so soon after one that a rank got means the job, not the rank."""
+"""A second Ctrl-C within this time, after one that was passed on to a rank, ends the job."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Insisted(BaseException):
-    """A second signal came while the first was being obeyed: end at once, without any courtesy."""
+    """A second signal came while the job was ending: kill everything at once."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

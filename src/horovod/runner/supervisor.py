@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from horovod.runner import standard_input
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import (
     Closed,
@@ -29,9 +28,10 @@ from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.agent.processes import STREAMS
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output as JobOutput
-from horovod.runner.output import RankStream, ReaderGone
+from horovod.runner.output import standard_input
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output as JobOutput
+from horovod.runner.output.output import RankStream, ReaderGone
 from horovod.runner.policy import Decisions, EndAll, Policy, Say, Wake
 from horovod.runner.signals import Insisted, SignalPipe
 

@@ -37,8 +37,8 @@ class Tunable:
     ``name`` is the flag's name with underscores; ``place`` its section and key in the YAML file; ``off`` the flag that
     says the opposite, for booleans; ``inverted`` that the file's boolean means the opposite of the flag's; ``when`` the
     setting without which this one is not exported; ``pattern`` what a text must look like; ``without_effect`` why the setting,
-    switched on, changes nothing in this version; ``on_several_hosts`` why, where
-    several machines take part, if that is another reason.
+    switched on, changes nothing in this version; ``effect_between_hosts`` whether it changes something where
+    several machines take part.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Tunable:
     inverted: bool = False
     when: str = ""
     without_effect: str = ""
-    on_several_hosts: str = ""
+    effect_between_hosts: bool = False
     export: Callable[[Value], str] = _text
 
     def check(self, value: Value, said: str) -> Value:
@@ -96,7 +96,7 @@ def _engine(name: str, variable: str, what: str) -> Tunable:
     return Tunable(
         name, bool, variable, ("params", name), f"{what}, where several hosts have several ranks", off=off,
         without_effect="all ranks run on this machine",
-        on_several_hosts="between hosts every rank is connected with every other, in one level",
+        effect_between_hosts=True,
     )  # fmt: skip
 
 
@@ -163,7 +163,6 @@ TUNABLES: tuple[Tunable, ...] = (
     Tunable(
         "mpi_threads_disable", bool, config.MPI_THREADS_DISABLE, ("library_options", "mpi_threads_disable"),
         "run MPI without its thread support", off="--no-mpi-threads-disable", off_hidden=True,
-        without_effect="no rank communicates by MPI",
     ),
     Tunable(
         "num_nccl_streams", int, config.NUM_NCCL_STREAMS, ("library_options", "num_nccl_streams"),

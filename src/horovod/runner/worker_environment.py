@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from horovod.core import config
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import SlotInfo
+from horovod.runner.hosts.slots import SlotInfo
 from horovod.runner.options import Options
 from horovod.runner.tunables import exported
 
@@ -74,7 +74,8 @@ def interfaces(names: Sequence[str]) -> dict[str, str]:
     """The network interfaces to use, as far as the host has them; nothing if they are not restricted."""
     if not names:
         return {}
-    return dict.fromkeys([config.NETWORK_INTERFACE, config.NCCL_SOCKET_INTERFACE], ",".join(names))
+    every = ",".join(names)
+    return {config.NETWORK_INTERFACE: names[0], config.NETWORK_INTERFACES: every, config.NCCL_SOCKET_INTERFACE: every}
 
 
 def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "horovod.tensorflow needs TensorFlow 2.16 or newer, which cannot be imported here: "
-        f"{error}. Install it with: pip install 'horovod[tensorflow]'"
+        f"{error}. Install it with: pip install '.[tensorflow]', in the folder of Horovod's repository"
     ) from error
 
 from horovod.common.util import split_list

@@ -1,4 +1,4 @@
-"""How tensors are made smaller for the way, and restored afterwards. A compressor is two static methods; write your own."""
+"""Compressors of tensors. A compressor is a class with two static methods; scripts may pass their own."""
 
 from __future__ import annotations
 
@@ -6,32 +6,28 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.compression import Compressor, NoneCompressor
+from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _CastCompressor(Compressor):
-    """Casts floating-point tensors to a narrower type; others stay."""
-
-    narrow: tf.DType
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        return (tf.cast(tensor, cls.narrow) if tensor.dtype.is_floating else tensor), tensor.dtype
+class _Cast(CastCompressor):
+    @staticmethod
+    def can_cast(tensor: Any) -> bool:
+        return bool(tensor.dtype.is_floating)
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tf.cast(tensor, ctx)
+    def cast(tensor: Any, dtype: tf.DType) -> Any:
+        return tf.cast(tensor, dtype)
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """float16: three more bits of precision than bfloat16, but gradients above 65504 overflow."""
 
     narrow = tf.float16
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
     narrow = tf.bfloat16

@@ -1,4 +1,4 @@
-"""Elastic training with TensorFlow, in a loop of one's own::
+"""Elastic training with TensorFlow in a custom loop::
 
 @hvd.elastic.run
 def train(state):
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from horovod._keras import contents
-from horovod._keras.elastic import ModelState
+from horovod._models import contents
+from horovod._models.state import ModelState
 from horovod.comm.datatypes import Array
 from horovod.elastic.failures import converting
 from horovod.elastic.loop import run_fn
@@ -31,22 +31,22 @@ _Result = TypeVar("_Result")
 
 
 def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Decorate a training function so that it goes on when ranks are lost, added or removed.
+    """Decorate a training function so that it continues when ranks are lost, added or removed.
 
-    Its first argument is the state. See :func:`horovod.elastic.loop.run_fn`. Errors with which TensorFlow reports a failed
-    collective of a graph are recognised; its other errors are raised.
+    Its first argument is the state. See :func:`horovod.elastic.loop.run_fn`. The errors with which TensorFlow reports a
+    failed collective of a graph are recognised. Its other errors are raised.
     """
     return run_fn(converting(func, tf.errors.OpError), Reset(shutdown, init))
 
 
 class TensorFlowKerasState(ModelState):
-    """The state of an elastic job that trains a Keras model in a loop of its own.
+    """The state of an elastic job that trains a Keras model in a custom loop.
 
-    Arguments as :class:`horovod._keras.elastic.ModelState`: a model that is built, its optimizer (default: the one that it was
+    Arguments as :class:`horovod._models.state.ModelState`: a built model, its optimizer (by default the one that the model was
     compiled with), and plain objects.
 
     Args:
-        backend: accepted for compatibility; variables are found by what they are.
+        backend: accepted for compatibility.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -56,16 +56,15 @@ class TensorFlowKerasState(ModelState):
 class TensorFlowState(VariablesState):
     """The state of an elastic job: TensorFlow variables and plain objects.
 
-    All ranks make it with variables of the same shapes in the same order, and wait for each other: from the start all have
-    the values of rank 0.
+    Every rank must make it with variables of the same shapes in the same order. It broadcasts the values of rank 0.
 
     Args:
-        variables: default: all global variables of the graph (TensorFlow 1).
+        variables: the default is all global variables of the graph (TensorFlow 1).
         session: the session that holds them (TensorFlow 1).
         kwargs: plain objects, for example ``batch=0``.
 
     Raises:
-        ValueError: no variables in eager execution, which keeps no list of them; or an attribute would hide a method.
+        ValueError: no variables in eager execution, which keeps no list of them, or an attribute has the name of a method.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
@@ -78,7 +77,7 @@ class TensorFlowState(VariablesState):
         self._assignments: list[Any] = []
         super().__init__(**kwargs)
         self.sync()
-        self._progress.rounds = 0  # a process that has made its state is still a new one
+        self._progress.rounds = 0  # this first sync is not a round of training
 
     def _variables(self) -> Variables:
         return Variables(self.variables)

@@ -1,7 +1,7 @@
-"""The errors of the operations: those of every binding and those of TensorFlow at the same time.
+"""The errors of the operations. Each is an error of TensorFlow and an error of all bindings, so scripts can catch either.
 
-Scripts catch either. What an eager call raises is of both kinds. In a graph TensorFlow itself makes an error of what Python
-code raised: InvalidArgumentError of a ValueError or TypeError, UnknownError of everything else, with the text in its message.
+This holds for eager calls. In a graph, TensorFlow converts the errors of Python code: a ValueError or TypeError becomes an
+InvalidArgumentError, everything else an UnknownError, with the text in its message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from horovod.core.lifecycle import context
 
 
 class _WithMessage:
-    """Made from its text alone, as errors of Python are; those of TensorFlow want the operation too."""
+    """Takes only a text, as errors of Python do. Errors of TensorFlow also take the operation."""
 
     def __init__(self, message: str) -> None:
         super().__init__(None, None, message)  # type: ignore[call-arg]  # the next class is TensorFlow's
@@ -31,15 +31,15 @@ class _WithMessage:
 
 
 class UnsupportedType(_WithMessage, tf.errors.InvalidArgumentError, TypeError):  # type: ignore[misc]  # untyped base
-    """Elements of a type that no collective moves."""
+    """The elements are of a type that cannot be communicated."""
 
 
 class InvalidArgument(_WithMessage, tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]  # untyped base
-    """A wrong argument, found before anything was sent."""
+    """An argument is wrong. Nothing was sent."""
 
 
 class PreconditionFailed(_WithMessage, tf.errors.FailedPreconditionError, HorovodInternalError):  # type: ignore[misc]  # as above
-    """The ranks do not agree, or Horovod does not run."""
+    """The ranks do not agree, or Horovod is not initialised."""
 
 
 class JobFailed(_WithMessage, tf.errors.UnknownError, HorovodInternalError):  # type: ignore[misc]  # untyped base
@@ -48,7 +48,7 @@ class JobFailed(_WithMessage, tf.errors.UnknownError, HorovodInternalError):  # 
 
 @contextmanager
 def of_both_kinds() -> Iterator[None]:
-    """A block whose errors become TensorFlow's as well."""
+    """A block whose errors are converted to those of this module."""
     try:
         yield
     except tf.errors.OpError:

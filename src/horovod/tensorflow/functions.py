@@ -1,4 +1,4 @@
-"""Bringing all ranks to one state: variables, and any picklable object."""
+"""Broadcasts of variables and of picklable objects, and all-gathers of objects."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def broadcast_variables(
 ) -> Any:
     """Overwrite variables on every rank with those of rank ``root_rank``. Every member of ``process_set`` must call it.
 
-    Call it after the variables exist, so for an optimizer's after the first step (or ``optimizer.build``).
+    Call it after the variables exist. An optimizer's variables exist after the first step or ``optimizer.build``.
 
     Args:
-        variables: of TensorFlow or Keras, in the same order on every rank.
-        root_rank: whose values count.
-        inplace: as ``hvd.broadcast_`` does it: one call for the variables of each device.
+        variables: variables of TensorFlow or Keras, in the same order on every rank.
+        root_rank: the rank whose values are used.
+        inplace: use ``hvd.broadcast_``, with one call for the variables of each device.
 
     Returns:
-        In a graph the operation that does it; None in eager execution.
+        The operation in a graph, None in eager execution.
 
     Raises:
         as ``hvd.broadcast``.
@@ -87,11 +87,12 @@ def broadcast_global_variables(root_rank: int) -> Any:
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped base
     """Broadcasts all global variables from rank ``root_rank`` when a session of TensorFlow 1 is created.
 
-    So all ranks start alike, from random values or from a checkpoint that only the root has. Every rank uses it.
+    All ranks then start with the same values, random ones or those of a checkpoint that only the root has. Every rank must
+    use it.
 
     Args:
-        root_rank: whose values count.
-        device: accepted for compatibility; variables travel through host memory.
+        root_rank: the rank whose values are used.
+        device: accepted for compatibility. Variables are sent through host memory.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -101,12 +102,12 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """Add the operation; TensorFlow calls it before the graph is final."""
+        """Add the operation to the graph. TensorFlow calls this before the graph is finalized."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it."""
+        """Run the operation."""
         session.run(self.bcast_op)
 
 
@@ -117,10 +118,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """:func:`horovod.common.objects.broadcast_object`, at once, in eager execution and while a graph is being built.
+    """:func:`horovod.common.objects.broadcast_object`. It runs immediately in eager execution and while a graph is being built.
 
     Args:
-        session: accepted for compatibility; none is needed.
+        session: accepted for compatibility. No session is needed.
     """
     with of_both_kinds():
         set_id(process_set)
@@ -130,17 +131,17 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function of an object that broadcasts it from rank ``root_rank``: :func:`broadcast_object`."""
+    """A function that calls :func:`broadcast_object` with its argument and root ``root_rank``."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """:func:`horovod.common.objects.allgather_object`, at once, in eager execution and while a graph is being built.
+    """:func:`horovod.common.objects.allgather_object`. It runs immediately in eager execution and while a graph is being built.
 
     Args:
-        session: accepted for compatibility; none is needed.
+        session: accepted for compatibility. No session is needed.
     """
     with of_both_kinds():
         set_id(process_set)

@@ -1,6 +1,6 @@
-"""Adding up gradients over several backward passes on each rank before they are reduced.
+"""Adds up gradients over several backward passes on each rank before they are reduced.
 
-Works in graphs of TensorFlow 1 and 2 and eagerly: sums and the count of passes are variables.
+This works in graphs of TensorFlow 1 and 2 and eagerly. The sums and the count of passes are variables.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.common.local_gradients import reduce_shared
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.training.local import LocalSources
 
 AllreduceFunction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
-"""Of gradients and their variables, the reduced gradients."""
+"""Takes gradients and their variables, and returns the reduced gradients."""
 
 
 class LocalGradientAggregationHelper:
-    """Sums up gradients; every ``backward_passes_per_step``-th time they are reduced.
+    """Adds up gradients, and reduces the sums after every ``backward_passes_per_step`` passes.
 
     Args:
-        backward_passes_per_step: how many times.
-        allreduce_func: reduces them.
+        backward_passes_per_step: the number of passes.
+        allreduce_func: reduces the sums.
         sparse_as_dense: make ``tf.IndexedSlices`` dense.
         average_aggregated_gradients: divide the sums by ``backward_passes_per_step``.
         rank: part of the variables' names.
@@ -59,12 +60,16 @@ class LocalGradientAggregationHelper:
         self._sums: list[Any] = []
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradients of a variable to each rank; they are added up all the same."""
+        """Do not reduce the gradients of a variable. They are still added up over the passes."""
         self._local.add(var)
+
+    def register_local_layers(self, layers: Sequence[Any]) -> None:
+        """Do not reduce the gradients of these layers' trainable weights, also of weights that a layer makes later."""
+        self._local.add_layers(layers)
 
     @unconverted
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add ``grads`` up; the reduced sums every n-th time, else the sums so far. None stays None.
+        """Add ``grads`` to the sums. Returns the reduced sums after the last pass, and the sums so far before. None stays None.
 
         Raises:
             ValueError: ``tf.IndexedSlices`` among them, without ``sparse_as_dense``.
@@ -87,9 +92,9 @@ class LocalGradientAggregationHelper:
 
     @unconverted
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the closure if the gradients of the last :meth:`compute_gradients` were reduced; else only count the step.
+        """Call the closure if the last :meth:`compute_gradients` has reduced the gradients. Otherwise only count the step.
 
-        Steps are counted in ``optimizer.iterations``, where there is such a variable, and in a keyword ``global_step``.
+        Steps are counted in ``optimizer.iterations``, if there is such a variable, and in the keyword ``global_step``.
         """
 
         def apply() -> Any:
@@ -134,14 +139,14 @@ class LocalGradientAggregationHelper:
             ]
 
     def _reduced(self, variables: Sequence[Any]) -> list[Any]:
-        """The sums, reduced where they are not local; they begin anew."""
+        """Reduce the sums that are not local, and set all sums to zero. Returns the results."""
         divisor = self.backward_passes_per_step if self.average_aggregated_gradients else 1
         sums = [each.read_value() / tf.cast(divisor, each.dtype) for each in self._sums]
-        shared = [index for index, variable in enumerate(variables) if variable not in self._local]
-        results = [self._local.scaled(each) for each in sums]
-        reduced = self._allreduce([sums[index] for index in shared], [variables[index] for index in shared])
-        for index, gradient in zip(shared, reduced, strict=True):
-            results[index] = gradient
+        results = reduce_shared(
+            sums,
+            self._local.kept(sums, variables),
+            lambda shared: self._allreduce([sums[i] for i in shared], [variables[i] for i in shared]),
+        )
         with tf.control_dependencies(None if tf.executing_eagerly() else results):
             anew = [each.assign(tf.zeros_like(each), read_value=False) for each in self._sums]
             anew.append(self.counter.assign(0, read_value=False))
@@ -150,7 +155,7 @@ class LocalGradientAggregationHelper:
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
-    """The same, with the arguments that eager code gives it."""
+    """The same helper, with the arguments that eager code passes."""
 
     def __init__(
         self,
@@ -172,5 +177,5 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
 
 
 def _operations(found: Sequence[Any]) -> list[Any]:
-    """What of these can be waited for: eagerly nothing, for it has been done."""
+    """The control dependencies among ``found``. In eager execution there are none: every operation is already done."""
     return [] if tf.executing_eagerly() else [each for each in found if each is not None]

@@ -1,4 +1,4 @@
-"""``init``, ``shutdown`` and ``join`` as TensorFlow needs them."""
+"""``init``, ``shutdown`` and ``join`` for TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from horovod.tensorflow.graph.run import run
 
 
 def init(*args: Any, **kwargs: Any) -> None:
-    """Start Horovod; every rank calls it first. Arguments as :func:`horovod.common.basics.init`.
+    """Start Horovod. Every rank must call it first. Arguments as :func:`horovod.common.basics.init`.
 
-    Where OMP_NUM_THREADS says how many threads this rank is to compute with, as under horovodrun, and nothing else says so,
-    TensorFlow is told the same, unless it has started its threads already.
+    If OMP_NUM_THREADS is set, as under horovodrun, TensorFlow uses this number of threads. A number that the script or
+    TensorFlow's own variables set has precedence, and threads that TensorFlow has already started are kept.
     """
     basics.init(*args, **kwargs)
     _share_cores(os.environ.get("OMP_NUM_THREADS", ""))
@@ -38,7 +38,7 @@ def _share_cores(threads: str) -> None:
         if not threading.get_inter_op_parallelism_threads() and "TF_NUM_INTEROP_THREADS" not in os.environ:
             threading.set_inter_op_parallelism_threads(int(threads))
     except RuntimeError:
-        pass  # TensorFlow has its threads
+        pass  # TensorFlow has started its threads
 
 
 def shutdown() -> None:
@@ -49,13 +49,13 @@ def shutdown() -> None:
 
 @unconverted
 def join() -> Any:
-    """Say that this rank has no more data; wait until all ranks have said so.
+    """Declare that this rank has no more data, and wait until all ranks have called it.
 
-    Until then it takes part in what the others do as one who has nothing: see :func:`horovod.torch.join`, which tells what
-    that means for each operation.
+    Until then this rank takes part in the other ranks' collectives without data. :func:`horovod.torch.join` describes what
+    this means for each operation.
 
     Returns:
-        int32 scalar: the global rank that joined last.
+        The global rank that joined last, an int32 scalar.
     """
 
     def start(_: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:

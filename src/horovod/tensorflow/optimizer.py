@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: for optimizers of TensorFlow 1 here, for those of Keras in :mod:`horovod.tensorflow.keras`."""
+"""``DistributedOptimizer`` for optimizers of TensorFlow 1. Those of Keras are passed on to :mod:`horovod.tensorflow.keras`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """An optimizer of TensorFlow 1 whose ``compute_gradients()`` returns gradients reduced over the ranks.
 
     Args:
-        optimizer: the wrapped one, which does everything else.
+        optimizer: the wrapped optimizer, which does everything else.
         reduction: how gradients are reduced.
-        passes: backward passes over which gradients are added up first.
+        passes: the number of backward passes whose gradients are added up before they are reduced.
         average_passes: whether the sum is divided by ``passes``.
         scale_local: as of :class:`horovod.tensorflow.training.local.LocalSources`.
     """
@@ -65,14 +65,14 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             )
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradients of a variable to each rank."""
+        """Do not reduce the gradients of a variable."""
         self._local.add(var)
         if self._aggregation is not None:
             self._aggregation.register_local_var(var)
 
     @unconverted
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the wrapped optimizer's, reduced over the ranks. Every rank calls it, or runs the graph it is in."""
+        """The wrapped optimizer's gradients, reduced over the ranks. Every rank must call it, or run the graph it is in."""
         computed = self._optimizer.compute_gradients(*args, **kwargs)
         gradients = [gradient for gradient, _ in computed]
         variables = [variable for _, variable in computed]
@@ -84,7 +84,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     @unconverted
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's; where gradients are added up over several passes, only after the last."""
+        """Apply the gradients. If gradients are added up over several passes, they are applied only after the last pass."""
         if self._aggregation is None:
             return self._optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
         pairs = list(grads_and_vars)
@@ -94,15 +94,15 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             )
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's."""
+        """That of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's."""
+        """That of the wrapped optimizer."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's."""
+        """That of the wrapped optimizer."""
         return self._optimizer.variables(*args, **kwargs)
 
 
@@ -123,44 +123,44 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Make ``optimizer`` use gradients that are reduced over the ranks. Every rank wraps the same.
+    """Make ``optimizer`` use gradients that are reduced over the ranks. Every rank must wrap the same kind of optimizer.
 
     Args:
-        optimizer: of ``tf.compat.v1.train``, or of ``tf.keras.optimizers``; for the latter see
+        optimizer: an optimizer of ``tf.compat.v1.train``, or of ``tf.keras.optimizers``. For the latter see
             :func:`horovod.tensorflow.keras.DistributedOptimizer`.
-        name: of the new optimizer.
+        name: the name of the new optimizer.
         use_locking: as of ``tf.compat.v1.train.Optimizer``.
-        device_dense, device_sparse: where results are put.
-        compression: how dense gradients travel.
-        sparse_as_dense: make ``tf.IndexedSlices`` dense before they are reduced; otherwise they are gathered.
+        device_dense, device_sparse: the devices that dense and sparse results are put on.
+        compression: one of ``hvd.Compression``; dense gradients are compressed before they are sent.
+        sparse_as_dense: make ``tf.IndexedSlices`` dense before they are reduced. Otherwise they are gathered.
         backward_passes_per_step: gradients are added up locally over this many passes before they are reduced.
-        op: ``hvd.Average``, ``hvd.Sum`` or another reduction. With ``hvd.Adasum`` every rank makes a step of its own and
-            what the steps change is combined: :mod:`horovod.tensorflow.training.adasum_optimizer`; only for
-            ``tf.compat.v1.train``.
-        gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
-        average_aggregated_gradients: divide what was added up locally by ``backward_passes_per_step``.
+        op: ``hvd.Average``, ``hvd.Sum`` or another reduction. With ``hvd.Adasum`` every rank makes its own steps, and the
+            changes of variables are combined, see :mod:`horovod.tensorflow.training.adasum_optimizer`. Adasum is supported
+            for ``tf.compat.v1.train`` only.
+        gradient_predivide_factor: f: an Average divides gradients by f before the sum, and by size / f afterwards.
+        average_aggregated_gradients: divide the local sums by ``backward_passes_per_step``.
         num_groups: deprecated; the same as an integer for ``groups``.
-        groups: a number of buckets, or lists of variables that travel together; default: buckets by size.
-        process_set: reduce over these ranks only; others step with their own gradients.
-        scale_local_gradients: divide gradients of local variables by the number of ranks, as an average would.
+        groups: a number of buckets, or lists of variables whose gradients form one request. The default cuts by size.
+        process_set: the ranks that reduce. Other ranks step with their own gradients.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks, as an average does.
 
     Raises:
-        ValueError, NotImplementedError: an argument is wrong; the text says which.
+        ValueError, NotImplementedError: an argument is wrong. The text says which.
     """
     chosen = reduction(op)
     if chosen == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     groups = chosen_groups(groups, whole(num_groups, "num_groups"), stacklevel=2)
     backward_passes_per_step = positive_whole(backward_passes_per_step, "backward_passes_per_step")
-    how = Reduction(
-        chosen,
-        gradient_predivide_factor,
-        compression,
-        sparse_as_dense,
-        groups,
-        process_set,
-        device_dense,
-        device_sparse,
+    settings = Reduction(
+        op=chosen,
+        predivide=gradient_predivide_factor,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        groups=groups,
+        process_set=process_set,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
     )
     if isinstance(optimizer, _DistributedOptimizer | _DistributedAdasumOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")
@@ -171,7 +171,7 @@ def DistributedOptimizer(
             optimizer,
             name,
             use_locking,
-            how,
+            settings,
             backward_passes_per_step,
             average_aggregated_gradients,
             scale_local_gradients,

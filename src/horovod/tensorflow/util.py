@@ -11,7 +11,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _executing_eagerly() -> bool:
-    """Whether operations run at once."""
+    """Whether eager execution is on."""
     return bool(tf.executing_eagerly())
 
 
@@ -21,7 +21,7 @@ def _make_subgraph(f: Callable[..., Any]) -> Any:
 
 
 def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember what a function returned for arguments; those that cannot be hashed are known by their text."""
+    """Cache a function's results by its arguments. If these cannot be hashed, the key is their ``repr``."""
     known: dict[Any, Any] = {}
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -38,14 +38,14 @@ def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """References to variables, which can be hashed; lists become tuples."""
+    """Hashable references to variables. Lists become tuples."""
     if isinstance(vars, list):
         return tuple(vars_to_refs(variable) for variable in vars)
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The variables of such references; tuples become lists."""
+    """The variables of references. Tuples become lists."""
     if isinstance(refs, tuple):
         return [refs_to_vars(reference) for reference in refs]
     return refs.deref()

@@ -1,4 +1,4 @@
-"""Bringing all ranks to one state: parameters, optimizer state, and any picklable object."""
+"""Broadcasts of parameters, optimizer state and picklable objects, and all-gathers of objects."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
     """Overwrite tensors on every rank with those of rank ``root_rank``, in place. Every rank must call it.
 
-    The ranks first see that all of them have such tensors, so that whatever is wrong on one is an error on all.
+    The ranks first exchange the names of their tensors, so that a wrong argument on one rank is an error on all ranks.
 
     Args:
         params: a ``state_dict()``, or a list of tensors or of ``(name, tensor)`` pairs, the same on every rank.
-        root_rank: whose values count.
+        root_rank: the rank whose values are used.
 
     Raises:
-        ValueError: ``params`` is something else (a generator such as ``model.named_parameters()``: make it a list), or has
-            what cannot be broadcast, such as a DTensor; the ranks have tensors of different names; elements of a tensor share
-            memory, as those of ``expand()`` do, where the root's have different values.
-        RuntimeError: another rank has raised one of these; the text says which.
+        ValueError: ``params`` is something else, for example a generator such as ``model.named_parameters()``, or contains
+            something that cannot be broadcast, such as a DTensor. The ranks have tensors of different names. Elements of a
+            tensor share memory, as after ``expand()``, and the root has different values for them.
+        RuntimeError: another rank has raised one of these errors. The text says which.
     """
     named: list[tuple[str, torch.Tensor]] = []
 
@@ -82,7 +82,7 @@ def _named(params: Any, root_rank: int) -> list[tuple[str, torch.Tensor]]:
 
 
 def _raise_different(names: list[set[str]]) -> NoReturn:
-    """The ranks have tensors of different names: say on every rank which is missing where."""
+    """Raise an error that says which tensor is missing on which ranks."""
     for name in sorted(set().union(*names)):
         having = [number for number, each in enumerate(names) if name in each]
         if len(having) < len(names):
@@ -97,7 +97,7 @@ def _raise_different(names: list[set[str]]) -> NoReturn:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements may be one place in memory."""
+    """Whether several elements may share a memory location."""
     last = 0
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
@@ -108,7 +108,7 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 
 
 def _write(values: torch.Tensor, target: torch.Tensor, name: str) -> None:
-    """Copy ``values`` into ``target``, of which several elements may be one place in memory.
+    """Copy ``values`` into ``target``. Several elements of ``target`` may share a memory location.
 
     Raises:
         ValueError: such elements have different values.
@@ -129,7 +129,7 @@ def _write(values: torch.Tensor, target: torch.Tensor, name: str) -> None:
 
 
 class _Slot:
-    """Stands in a pickled state dictionary for a tensor that is broadcast by itself."""
+    """Replaces a tensor in a pickled state dictionary. The tensor is broadcast separately."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tuple(tensor.shape)
@@ -137,7 +137,7 @@ class _Slot:
 
 
 def _replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """``value`` with every ``kind`` in its dictionaries, lists and tuples changed."""
+    """A copy of ``value``, with ``change`` applied to every ``kind`` in its dictionaries, lists and tuples."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
@@ -149,18 +149,18 @@ def _replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Make every rank's optimizer equal to that of rank ``root_rank``: hyper-parameters and state. Every rank calls it.
+    """Broadcast the hyper-parameters and the state of rank ``root_rank``'s optimizer. Every rank must call it.
 
-    Ranks may have state or none: what the root has is what all have afterwards. State travels through host memory, so ranks
-    may keep it on devices of any kind and number; it ends up where each rank's parameters are.
+    Ranks other than the root need no state yet. The state is sent through host memory and copied to the devices
+    of each rank's parameters.
 
     Args:
         model: accepted for compatibility.
 
     Raises:
         ValueError: the optimizer is ``torch.optim.LBFGS``, whose state is not tied to parameters.
-        RuntimeError: the root has failed to prepare its state, for example because there is something in it that cannot be
-            pickled; the text has the reason. The root itself raises that exception.
+        RuntimeError: the root failed to prepare its state, for example because it contains something that cannot be pickled.
+            The text contains the reason. The root itself raises that exception.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")

@@ -33,7 +33,6 @@ from horovod.torch.ops.allreduce import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
-    sparse_allreduce_async,
 )
 from horovod.torch.ops.alltoall import HorovodAlltoall, alltoall, alltoall_async
 from horovod.torch.ops.arguments import (
@@ -55,6 +54,7 @@ from horovod.torch.ops.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
+from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 
 __all__ = [
     "Adasum",
@@ -119,23 +119,23 @@ def shutdown() -> None:
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data; wait until all ranks have said so.
+    """Declare that this rank has no more data, and wait until all ranks have called it.
 
-    Until then it takes part in what the others do, as one who has nothing:
+    Until then this rank takes part in the other ranks' collectives without data:
 
     ===================  =============================================================================================
     allreduce, grouped   Sum and Average: zeros; an Average still divides by the number of all ranks. Adasum: zeros, which
-                         have no say. Min, Max and Product: the ranks that are left among themselves.
+                         are ignored. Min, Max and Product: only the ranks that have not joined.
     allgather            No rows.
     broadcast            Fails if the root has joined.
-    alltoall             No rows; fails if a rank addresses rows to one that has joined.
-    reducescatter        Fails, for the rows of those who have joined would be lost.
-    barrier              Needs only those who are left.
+    alltoall             No rows. Fails if a rank sends rows to one that has joined.
+    reducescatter        Fails, because the rows of the ranks that have joined would be lost.
+    barrier              Waits only for the ranks that have not joined.
     ===================  =============================================================================================
 
-    What fails does so on all ranks that called it, with a text that names the ranks, and leaves everything else in order.
-    It concerns the global process set: before joining, finish what other sets wait for. Afterwards unnamed calls are counted
-    anew, so ranks may have made different numbers of them.
+    A collective that fails raises on all ranks that called it, with a text that names the ranks, and the job goes on. Only the
+    global process set is concerned: complete the collectives of other sets before. Afterwards unnamed calls are counted from
+    the beginning, so ranks may have made different numbers of them.
 
     Args:
         device: accepted for compatibility: no zeros are made on devices.

@@ -1,9 +1,8 @@
 """``SyncBatchNorm``: batch normalisation with the mean and variance of all ranks' batches.
 
-Forward gathers one row a rank: its means, its sums of squared deviations, and how many elements they are of; combined they
-are the statistics of the concatenated batch. Backward adds up, over the ranks, the two sums that the statistics' gradients
-consist of. Deviations from the rank's own mean lose nothing where the mean is much larger than the deviation, as sums of
-squares would.
+Forward gathers one row from each rank: its means, its sums of squared deviations, and the number of elements. These give the
+statistics of the concatenated batch. Backward adds up two sums over the ranks, which give the gradients of the statistics.
+Deviations from a rank's own mean are exact even if the mean is much larger than the deviation; sums of squares are not.
 
 Sources: Ioffe and Szegedy, "Batch Normalization", 2015 (arXiv:1502.03167), for the gradients; Chan, Golub and LeVeque,
 "Updating formulae and a pairwise algorithm for computing sample variances", 1979, for combining the statistics.
@@ -25,21 +24,21 @@ from horovod.torch.ops.arguments import Sum
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Use in place of ``torch.nn.BatchNorm1d``, ``2d`` or ``3d``; every member of ``process_set`` has the same layers.
+    """Use in place of ``torch.nn.BatchNorm1d``, ``2d`` or ``3d``. Every member of ``process_set`` must have the same layers.
 
-    In training, forward and backward are collectives: every member calls them, in the same order, with batches of any
-    sizes (also none). Outputs, gradients of inputs and running statistics are those of one process with all the batches
-    concatenated; gradients of weight and bias are this rank's share, which the optimizer reduces like all others.
-    In evaluation, and where the set is one rank, it is ordinary batch normalisation.
+    In training, forward and backward are collectives: every member must call them in the same order. Batches may have any
+    size, also 0. Outputs, gradients of inputs and running statistics are those of one process with the concatenated batch.
+    Gradients of weight and bias are this rank's part, which the optimizer reduces like all other gradients. In evaluation,
+    and in a set of one rank, it is ordinary batch normalisation.
 
     Args:
-        num_features: channels, the size of dimension 1 of the input.
+        num_features: the number of channels, which is the size of dimension 1 of the input.
         eps: added to the variance.
-        momentum: weight of the new statistics in the running ones; None for a cumulative average.
+        momentum: the weight of new statistics in the running ones. None: a cumulative average.
         affine: whether there are a weight and a bias.
-        track_running_stats: whether there are running statistics; without them batches are normalised by their own
-            statistics in evaluation too.
-        process_set: whose batches belong together.
+        track_running_stats: whether there are running statistics. Without them, evaluation also uses the statistics of the
+            batch.
+        process_set: the ranks whose batches are normalised together.
 
     Shape:
         input and output (N, C, ...), at least two-dimensional, of a floating-point dtype. 16-bit floats are computed in
@@ -72,21 +71,22 @@ class SyncBatchNorm(_BatchNorm):
     ) -> torch.nn.Module:
         """Replace every batch normalisation in a tree of modules, as ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` does.
 
-        The new layers have the old ones' parameters and buffers themselves, not copies, so an optimizer that was made before
-        keeps working. A layer that stands in several places stays one. Hooks on replaced layers are lost. Layers that are
-        ``hvd.SyncBatchNorm`` already stay as they are. Local: no rank waits for another.
+        The new layers use the parameters and buffers of the old ones, not copies, so an existing optimizer still works. A
+        layer that is used in several places is replaced by one new layer. Hooks on replaced layers are lost. Layers that are
+        already ``hvd.SyncBatchNorm`` are not changed. Nothing is communicated.
 
         Args:
-            module: changed in place, unless it is a batch normalisation itself.
-            process_group: another name for ``process_set``, where scripts for PyTorch's class have it.
-            process_set: whose batches belong together; None for all ranks.
+            module: is changed in place, unless it is a batch normalisation itself.
+            process_group: another name for ``process_set``, for scripts that use PyTorch's class.
+            process_set: the ranks whose batches are normalised together. None: all ranks.
 
         Returns:
-            ``module``; or the new layer, if it is a batch normalisation.
+            ``module``, or the new layer if ``module`` is a batch normalisation.
 
         Raises:
-            TypeError: no module; or a group of ``torch.distributed``, or anything else that is no :class:`ProcessSet`.
-            ValueError: both names are used; or a lazy layer that has not seen an input yet, so its channels are not known.
+            TypeError: ``module`` is not a module, or the process set is not a :class:`ProcessSet` but, for example, a group of
+                ``torch.distributed``.
+            ValueError: both names are used, or a lazy layer has had no input yet, so its channels are not known.
         """
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"convert_sync_batchnorm expects a torch.nn.Module, not {type(module).__name__}")
@@ -98,9 +98,7 @@ class SyncBatchNorm(_BatchNorm):
         set_id(chosen)
         made: dict[torch.nn.Module, torch.nn.Module] = {}
         for parent in [*module.modules()]:
-            for name, child in [
-                *parent._modules.items()
-            ]:  # named_children() gives one that stands there twice but once
+            for name, child in [*parent._modules.items()]:  # named_children() returns a module only once
                 if child is not None and _is_replaced(child):
                     if child not in made:
                         made[child] = cls._made_of(child, chosen)
@@ -121,7 +119,7 @@ class SyncBatchNorm(_BatchNorm):
             layer.affine,
             layer.track_running_stats,
             process_set,
-            device="meta",  # what it is made with is replaced at once
+            device="meta",  # its parameters and buffers are replaced below
         )
         made.weight, made.bias = layer.weight, layer.bias
         made.running_mean, made.running_var = layer.running_mean, layer.running_var
@@ -159,16 +157,16 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _is_replaced(module: torch.nn.Module) -> bool:
-    """Whether it is a batch normalisation, and not of this kind already."""
+    """Whether it is a batch normalisation that is not a :class:`SyncBatchNorm` yet."""
     return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
 
 
 class _Statistics(NamedTuple):
-    """Of the concatenated batch.
+    """Statistics of the concatenated batch.
 
     Attributes:
-        mean, variance: float64 of shape (C,); the variance is the biased one.
-        elements: per channel.
+        mean, variance: float64 of shape (C,). The variance is biased.
+        elements: the number of elements per channel.
     """
 
     mean: torch.Tensor
@@ -177,7 +175,7 @@ class _Statistics(NamedTuple):
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in the type to compute in."""
+    """The tensor in float32 or float64."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
@@ -200,7 +198,7 @@ def _gather_statistics(input: torch.Tensor, process_set: ProcessSet) -> _Statist
         others = _other_dimensions(wide)
         mean = wide.mean(others)
         centred = wide - _per_channel(mean, wide)
-        correction = centred.sum(others).double() / count  # by how much rounding has moved the mean
+        correction = centred.sum(others).double() / count  # the rounding error of the mean
         row[0, :channels] = mean.double() + correction
         row[0, channels:-1] = centred.square_().sum(others).double() - count * correction.square()
         row[0, -1] = count
@@ -218,7 +216,7 @@ def _gather_statistics(input: torch.Tensor, process_set: ProcessSet) -> _Statist
 
 
 class _Normalize(torch.autograd.Function):
-    """Normalises with given statistics, and knows that they are made of everybody's inputs."""
+    """Normalises with given statistics. Its backward takes into account that they depend on the inputs of all ranks."""
 
     @staticmethod
     def forward(
@@ -245,7 +243,7 @@ class _Normalize(torch.autograd.Function):
         input, weight, mean, inverse_deviation = ctx.saved_tensors
         grad, others = _wide(grad_output), _other_dimensions(input)
         centred = _wide(input).to(grad.dtype) - _per_channel(mean, grad)
-        # sums[0], sums[1]: per channel, the gradient's sum and its product's with the deviations; this rank's at first
+        # Per channel: sums[0] of the gradient, sums[1] of its product with the deviations. First of this rank, later of all.
         sums = torch.stack([grad.sum(others), (grad * centred).sum(others)]).double()
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_weight = (sums[1] * inverse_deviation).to(weight.dtype) if wants_weight else None

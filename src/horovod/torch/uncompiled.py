@@ -1,7 +1,7 @@
-"""Keeps PyTorch's compiler out of what a thread does that carries out a collective it waits for.
+"""Excludes the engine from PyTorch's compiler when a waiting thread executes a collective itself.
 
-Within a compiled function the compiler looks at every Python function that runs on the thread, also after a break of the graph.
-The engine's code is nothing to be compiled.
+Inside a compiled function the compiler traces every Python function that runs on the thread, also after a graph break. The code
+of the engine must not be compiled.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 
 from horovod.core.submission.handle import Driver, Handle, drive_plainly
 
-_apart: Callable[[Driver, Handle], None] | None = None
+_uncompiled: Callable[[Driver, Handle], None] | None = None
 
 
 def drive(driver: Driver, handle: Handle) -> None:
-    """``driver.drive(handle)``, and nothing of it is compiled."""
-    global _apart
-    if not torch.compiler.is_compiling() and not _watched():
+    """Call ``driver.drive(handle)`` without compiling it."""
+    global _uncompiled
+    if not torch.compiler.is_compiling() and not _is_traced():
         drive_plainly(driver, handle)
         return
-    if _apart is None:
+    if _uncompiled is None:
         disable: Any = torch.compiler.disable
-        _apart = disable(drive_plainly)
-    _apart(driver, handle)
+        _uncompiled = disable(drive_plainly)
+    _uncompiled(driver, handle)
 
 
-def _watched() -> bool:
-    """Whether the compiler looks at what this thread runs; taken for granted where an older PyTorch does not tell."""
+def _is_traced() -> bool:
+    """Whether the compiler traces this thread. True if PyTorch is too old to tell."""
     if "torch._dynamo" not in sys.modules:
         return False
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
+from horovod.tensorflow.graph import operation
 
 MANY = 200
 
@@ -200,6 +202,25 @@ def test_a_run_that_is_cancelled_does_not_confuse_the_next(job: Any) -> None:
                 hvd.broadcast_object(None)  # what was submitted has come to an end everywhere
             else:
                 assert float(reduce(tf.constant(float(step)), tf.constant(0.0))) == 2.0 * step
+
+    job(2, check)
+
+
+def test_runs_that_are_cancelled_do_not_pile_up_results(job: Any) -> None:
+    def check() -> None:
+        @tf.function
+        def reduce(x: Any) -> Any:
+            y = hvd.allreduce(x, op=hvd.Sum, name="reduced")
+            tf.debugging.assert_less(x[0], 1.0, message="as the test wants it")
+            return y
+
+        for _ in range(40):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="as the test wants it"):
+                reduce(tf.ones([1 << 18]))
+            hvd.broadcast_object(None)  # what was submitted has come to an end everywhere
+        gc.collect()
+        kept = [each for each in gc.get_objects() if isinstance(each, operation._Pending)]
+        assert len(kept) <= 2 * operation._RUNS_KEPT
 
     job(2, check)
 

@@ -105,7 +105,7 @@ import horovod.tensorflow
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: horovod.tensorflow needs TensorFlow 2.16 or newer")
-    assert "pip install 'horovod[tensorflow]'" in last
+    assert "pip install '.[tensorflow]'" in last
 
 
 TENSORFLOW_1 = """

@@ -222,10 +222,10 @@ def test_two_networks_with_two_tapes_in_one_function(job: Any) -> None:
         def step(x: Any) -> Any:
             with tf.GradientTape() as one, tf.GradientTape() as two:
                 image = generator * x
-                verdict = tf.reduce_sum(judge * image)
-                blame = -verdict * x
+                realness = tf.reduce_sum(judge * image)
+                blame = -realness * x
             one, two = hvd.DistributedGradientTape(one), hvd.DistributedGradientTape(two)
-            tapes = [(one, verdict, judge), (two, blame, generator)]
+            tapes = [(one, realness, judge), (two, blame, generator)]
             found = {id(of): tape.gradient(loss, [of])[0] for tape, loss, of in tapes}
             return found[id(generator)], found[id(judge)]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from horovod.control import listener as reception_module
+from horovod.control import listener as listener_module
 from horovod.control.handshake import GREETING, MAC, ClientHandshake
 from horovod.control.listener import LARGEST_QUEUE, Listener, is_same_user
 from unit.control.together import wait_until
@@ -19,7 +19,7 @@ SECRET = b"s" * 32
 
 
 class Door:
-    """A reception on a loopback port, turned by hand."""
+    """A listener on a loopback port, whose selector the test runs."""
 
     def __init__(self, same_user: bool = False, name: str = "") -> None:
         self.selector = selectors.DefaultSelector()
@@ -151,7 +151,7 @@ def test_who_resets_the_connection_is_forgotten() -> None:
 
 
 def test_the_silent_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception_module, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(listener_module, "HANDSHAKE_SECONDS", 0.05)
     with door() as at:
         silent = at.call()
         at.turn_until(at.pending, "the greeting")
@@ -218,7 +218,7 @@ def test_a_unix_door_knows_its_own_user() -> None:
 
 def test_a_unix_door_refuses_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     with door(name=f"\0horovod-test-{os.getpid()}-2", same_user=True) as at:
-        monkeypatch.setattr(reception_module.os, "getuid", lambda: 1 << 20)
+        monkeypatch.setattr(listener_module.os, "getuid", lambda: 1 << 20)
         stranger = at.call()
         at.turn_until(lambda: ended(stranger), "the refusal")
         assert at.pending() == 0

@@ -1,4 +1,4 @@
-"""Sentinels in one process, a star of socket pairs between them: all ranks give one answer to "who failed first?"."""
+"""Liveness monitors in one process, a star of socket pairs between them: all ranks give one answer to "who failed first?"."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Rank:
 
     def __init__(self, rank: int, links: dict[int, Channel], answer_seconds: float) -> None:
         self.links = links
-        self.verdicts: list[tuple[int, str]] = []
-        self.judged = threading.Event()
+        self.failures: list[tuple[int, str]] = []
+        self.failed = threading.Event()
         self.seen: dict[int, str] = {}
         """What it sees of the processes of others, as far as it sees them."""
-        self.sentinel = LivenessMonitor(
+        self.monitor = LivenessMonitor(
             rank,
             links,
             answer_seconds,
@@ -50,28 +50,28 @@ class Rank:
         self.left = False
 
     def failure(self, rank: int, reason: str) -> None:
-        self.verdicts.append((rank, reason))
-        self.judged.set()
+        self.failures.append((rank, reason))
+        self.failed.set()
 
     def wait(self) -> tuple[int, str]:
-        assert self.judged.wait(10), "no verdict"
-        return self.verdicts[0]
+        assert self.failed.wait(10), "no failure"
+        return self.failures[0]
 
     def leave(self) -> None:
         if not self.left:
             self.left = True
-            self.sentinel.leave()
+            self.monitor.leave()
 
     def die(self) -> None:
         """As the kernel ends a killed process: its connections close without a word."""
         self.left = True
-        self.sentinel._leaving = True
-        self.sentinel._post(lambda: None)
-        if self.sentinel._thread.ident is not None:
-            self.sentinel._thread.join(10)
+        self.monitor._leaving = True
+        self.monitor._post(lambda: None)
+        if self.monitor._thread.ident is not None:
+            self.monitor._thread.join(10)
         for link in self.links.values():
             link.close()
-        self.sentinel._wake_up.close()
+        self.monitor._wake_up.close()
 
 
 class Peer:
@@ -117,7 +117,7 @@ class Job:
         ranks = [Rank(rank, some, answer_seconds) for rank, some in enumerate(links)]
         for rank in ranks:
             self._stack.callback(rank.leave)
-            rank.sentinel.start()
+            rank.monitor.start()
         return ranks
 
     def alone(
@@ -131,7 +131,7 @@ class Job:
             self._stack.callback(peer.channel.close)
         self._stack.callback(made.leave)
         if start:
-            made.sentinel.start()
+            made.monitor.start()
         return made, played
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ def test_a_rank_that_dies_is_named_the_same_everywhere(job: Job) -> None:
     ranks[2].die()
     survivors = [ranks[0], ranks[1], ranks[3]]
     assert [rank.wait() for rank in survivors] == [(2, KILLED)] * 3
-    assert ranks[2].verdicts == []
+    assert ranks[2].failures == []
 
 
 def test_rank_0_that_dies_is_named_by_each(job: Job) -> None:
@@ -165,36 +165,36 @@ def test_the_failure_comes_once_however_many_die_after_the_first(job: Job) -> No
     assert ranks[0].wait() == (1, KILLED)
     assert ranks[3].wait() == (1, KILLED)
     ranks[2].die()
-    ranks[0].sentinel.report(3, "too late")
+    ranks[0].monitor.report(3, "too late")
     ranks[0].leave()
     ranks[3].leave()
-    assert ranks[0].verdicts == ranks[3].verdicts == [(1, KILLED)]
+    assert ranks[0].failures == ranks[3].failures == [(1, KILLED)]
 
 
 @pytest.mark.parametrize("reporter", [0, 1, 2])
 def test_a_report_becomes_everybodys_failure(job: Job, reporter: int) -> None:
     ranks = job.star(3)
-    ranks[reporter].sentinel.report(1, "it ran out of paper")
+    ranks[reporter].monitor.report(1, "it ran out of paper")
     assert [rank.wait() for rank in ranks] == [(1, "it ran out of paper")] * 3
 
 
 def test_reports_that_contradict_each_other_end_in_one_failure(job: Job) -> None:
     ranks = job.star(5)
     for rank in ranks:
-        rank.sentinel.report((ranks.index(rank) + 1) % 5, f"reported by {ranks.index(rank)}")
+        rank.monitor.report((ranks.index(rank) + 1) % 5, f"reported by {ranks.index(rank)}")
     assert len({rank.wait() for rank in ranks}) == 1
 
 
 @pytest.mark.parametrize("reporter", [0, 2])
 def test_a_suspicion_while_all_answer_accuses_whom_it_named(job: Job, reporter: int) -> None:
     ranks = job.star(3)
-    ranks[reporter].sentinel.report(1, "made no progress", suspected=True)
+    ranks[reporter].monitor.report(1, "made no progress", suspected=True)
     assert [rank.wait() for rank in ranks] == [(1, "made no progress")] * 3
 
 
 def test_a_suspicion_finds_the_peer_that_really_does_not_answer(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2], ANSWER)
-    rank.sentinel.report(2, "made no progress", suspected=True)
+    rank.monitor.report(2, "made no progress", suspected=True)
     assert peers[1].hear() == peers[2].hear() == Ping()
     peers[2].say(Pong("train.py:2"))
     assert rank.wait() == (1, SILENT)
@@ -203,7 +203,7 @@ def test_a_suspicion_finds_the_peer_that_really_does_not_answer(job: Job) -> Non
 
 def test_the_death_behind_a_suspicion_is_what_is_told(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2])
-    rank.sentinel.report(1, "made no progress", suspected=True)
+    rank.monitor.report(1, "made no progress", suspected=True)
     assert peers[2].hear() == Ping()
     peers[2].channel.close()
     assert rank.wait() == (2, KILLED)
@@ -212,8 +212,8 @@ def test_the_death_behind_a_suspicion_is_what_is_told(job: Job) -> None:
 
 def test_a_second_suspicion_while_the_first_is_looked_into_changes_nothing(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2])
-    rank.sentinel.report(1, "first", suspected=True)
-    rank.sentinel.report(2, "second", suspected=True)
+    rank.monitor.report(1, "first", suspected=True)
+    rank.monitor.report(2, "second", suspected=True)
     assert peers[1].hear() == peers[2].hear() == Ping()
     for peer in peers.values():
         peer.say(Pong(""))
@@ -222,27 +222,27 @@ def test_a_second_suspicion_while_the_first_is_looked_into_changes_nothing(job: 
 
 def test_a_certainty_ends_the_looking_into_a_suspicion(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2])
-    rank.sentinel.report(1, "made no progress", suspected=True)
-    rank.sentinel.report(2, "its worker thread failed")
+    rank.monitor.report(1, "made no progress", suspected=True)
+    rank.monitor.report(2, "its worker thread failed")
     assert rank.wait() == (2, "its worker thread failed")
     assert [peers[1].hear(), peers[1].hear()] == [Ping(), Failure(2, "its worker thread failed")]
 
 
 def test_a_probe_of_peers_that_answer_has_no_consequence_but_tells_where_they_are(job: Job) -> None:
     ranks = job.star(3)
-    ranks[0].sentinel.probe()
-    wait_until(lambda: {1, 2} <= ranks[0].sentinel.call_sites.keys(), "the answers")
-    assert ranks[0].sentinel.call_sites == {rank: f"train.py:{rank} in step" for rank in range(3)}
-    ranks[1].sentinel.probe()
-    wait_until(lambda: 0 in ranks[1].sentinel.call_sites, "the answer")
-    assert ranks[1].sentinel.call_sites == {rank: f"train.py:{rank} in step" for rank in range(2)}
-    assert [rank.verdicts for rank in ranks] == [[], [], []]
+    ranks[0].monitor.probe()
+    wait_until(lambda: {1, 2} <= ranks[0].monitor.call_sites.keys(), "the answers")
+    assert ranks[0].monitor.call_sites == {rank: f"train.py:{rank} in step" for rank in range(3)}
+    ranks[1].monitor.probe()
+    wait_until(lambda: 0 in ranks[1].monitor.call_sites, "the answer")
+    assert ranks[1].monitor.call_sites == {rank: f"train.py:{rank} in step" for rank in range(2)}
+    assert [rank.failures for rank in ranks] == [[], [], []]
 
 
 def test_a_peer_that_does_not_answer_because_it_is_stopped(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2], ANSWER)
     rank.seen[1] = STOPPED
-    rank.sentinel.probe()
+    rank.monitor.probe()
     assert peers[2].hear() == Ping()
     peers[2].say(Pong("train.py:2"))
     assert rank.wait() == (1, STOPPED)
@@ -252,14 +252,14 @@ def test_a_peer_that_does_not_answer_because_it_is_stopped(job: Job) -> None:
 def test_a_member_whose_rank_0_is_stopped_says_so_itself(job: Job) -> None:
     rank, _ = job.alone(3, [0], ANSWER)
     rank.seen[0] = STOPPED
-    rank.sentinel.probe()
+    rank.monitor.probe()
     assert rank.wait() == (0, STOPPED)
 
 
 @pytest.mark.parametrize("own", [0, 3])
 def test_a_peer_that_nobody_sees_and_that_does_not_answer_for_long(job: Job, own: int) -> None:
     rank, _ = job.alone(own, [4 if own == 0 else 0], 0.02)
-    rank.sentinel.probe()
+    rank.monitor.probe()
     assert rank.wait() == (4 if own == 0 else 0, SILENT)
 
 
@@ -268,24 +268,24 @@ def test_a_peer_that_does_not_answer_and_runs_is_waited_for_and_people_are_told(
 ) -> None:
     rank, peers = job.alone(0, [1], 0.02)
     rank.seen[1] = ""
-    rank.sentinel.probe()
+    rank.monitor.probe()
     assert peers[1].hear() == Ping()
     peers[1].say(Pong("train.py:31 in load"))
-    wait_until(lambda: rank.sentinel.call_sites.get(1) == "train.py:31 in load", "the answer")
+    wait_until(lambda: rank.monitor.call_sites.get(1) == "train.py:31 in load", "the answer")
     caplog.clear()
-    rank.sentinel.probe()
+    rank.monitor.probe()
     wait_until(lambda: len(caplog.records) == 3, "the third word")  # after 0.02, 0.04 and 0.08 seconds
     told = r"rank 1 \(host h1, process 11\) has not answered for \d+ seconds; it was at train\.py:31 in load\. Its process runs"
     assert re.match(told, caplog.messages[0])
-    assert rank.sentinel.call_sites[1] == "train.py:31 in load, or was when it last answered"
-    assert rank.verdicts == []
+    assert rank.monitor.call_sites[1] == "train.py:31 in load, or was when it last answered"
+    assert rank.failures == []
     peers[1].say(Pong("train.py:1 in step"))
-    wait_until(lambda: rank.sentinel.call_sites[1] == "train.py:1 in step", "the answer")
+    wait_until(lambda: rank.monitor.call_sites[1] == "train.py:1 in step", "the answer")
 
 
 def test_others_look_at_the_process_that_this_rank_cannot_see(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2], ANSWER)
-    rank.sentinel.probe()
+    rank.monitor.probe()
     assert peers[2].hear() == Ping()
     peers[2].say(Pong(""))
     for _ in range(2):
@@ -304,26 +304,26 @@ def test_a_rank_that_is_asked_about_others_tells_what_it_sees(job: Job) -> None:
 def test_a_rank_that_answers_and_stays_stuck_is_complained_of_until_it_is_to_blame(job: Job) -> None:
     ranks = job.star(3)
     for times in range(1, NO_PROGRESS_REPORTS + 1):
-        assert ranks[0].verdicts == []
-        ranks[2].sentinel.report_no_progress(1, "no progress", times)
-        wait_until(lambda times=times: ranks[0].sentinel._detector._counts.get((2, 1)) == times, "the answers of all")
+        assert ranks[0].failures == []
+        ranks[2].monitor.report_no_progress(1, "no progress", times)
+        wait_until(lambda times=times: ranks[0].monitor._detector._counts.get((2, 1)) == times, "the answers of all")
     assert [rank.wait() for rank in ranks] == [(1, STUCK.format("no progress"))] * 3
 
 
 def test_a_complaint_goes_to_rank_0_which_is_asked_itself(job: Job) -> None:
     rank, peers = job.alone(2, [0], ANSWER)
-    rank.sentinel.report_no_progress(1, "no progress", 1)
+    rank.monitor.report_no_progress(1, "no progress", 1)
     assert [peers[0].hear(), peers[0].hear()] == [NoProgress(1, "no progress", 1), Ping()]
 
 
-def test_complaints_after_rank_0_has_left_are_judged_here(job: Job) -> None:
+def test_reports_after_rank_0_has_left_are_decided_here(job: Job) -> None:
     rank, peers = job.alone(2, [0])
     peers[0].say(Bye())
     peers[0].channel.close()
-    wait_until(lambda: not rank.sentinel._links, "the good-bye")
+    wait_until(lambda: not rank.monitor._links, "the good-bye")
     for times in range(1, NO_PROGRESS_REPORTS + 1):
-        assert rank.verdicts == []
-        rank.sentinel.report_no_progress(1, "no progress", times)
+        assert rank.failures == []
+        rank.monitor.report_no_progress(1, "no progress", times)
     assert rank.wait() == (1, STUCK.format("no progress"))
 
 
@@ -342,20 +342,20 @@ def test_a_member_that_asks_makes_rank_0_ask_everybody(job: Job) -> None:
 def test_nobody_is_asked_twice_at_a_time(job: Job) -> None:
     rank, peers = job.alone(0, [1])
     for _ in range(5):
-        rank.sentinel.probe()
+        rank.monitor.probe()
     assert peers[1].hear() == Ping()
     peers[1].say(Ping())
     assert isinstance(peers[1].hear(), Pong)
     assert peers[1].heard_nothing()
     peers[1].say(Pong("here"))
-    wait_until(lambda: 1 in rank.sentinel.call_sites, "the answer")
-    rank.sentinel.probe()
+    wait_until(lambda: 1 in rank.monitor.call_sites, "the answer")
+    rank.monitor.probe()
     assert peers[1].hear() == Ping()
 
 
 def test_a_members_report_goes_to_rank_0_whose_word_counts(job: Job) -> None:
     rank, peers = job.alone(1, [0])
-    rank.sentinel.report(2, "I saw it fail")
+    rank.monitor.report(2, "I saw it fail")
     assert peers[0].hear() == Report(2, "I saw it fail", False)
     peers[0].say(Failure(3, "it was the first"))
     assert rank.wait() == (3, "it was the first")
@@ -363,11 +363,11 @@ def test_a_members_report_goes_to_rank_0_whose_word_counts(job: Job) -> None:
 
 def test_a_member_whose_rank_0_answers_and_never_decides_decides_itself(job: Job) -> None:
     rank, peers = job.alone(1, [0], ANSWER * 2)
-    rank.sentinel.report(2, "I saw it fail")
-    rank.sentinel.report(3, "and this one")
-    while not rank.judged.is_set():
+    rank.monitor.report(2, "I saw it fail")
+    rank.monitor.report(3, "and this one")
+    while not rank.failed.is_set():
         if peers[0].heard_nothing():
-            rank.judged.wait(0.005)
+            rank.failed.wait(0.005)
         elif peers[0].hear() == Ping():
             peers[0].say(Pong("train.py:0"))
     assert rank.wait() == (2, "I saw it fail")
@@ -376,7 +376,7 @@ def test_a_member_whose_rank_0_answers_and_never_decides_decides_itself(job: Job
 def test_a_member_whose_rank_0_is_stopped_accuses_rank_0(job: Job) -> None:
     rank, peers = job.alone(1, [0], ANSWER)
     rank.seen[0] = STOPPED
-    rank.sentinel.report(2, "I saw it fail")
+    rank.monitor.report(2, "I saw it fail")
     assert rank.wait() == (0, STOPPED)
     assert peers[0].hear() == Report(2, "I saw it fail", False)
 
@@ -385,8 +385,8 @@ def test_a_member_whose_rank_0_is_gone_in_good_order_decides_itself(job: Job) ->
     rank, peers = job.alone(1, [0])
     peers[0].say(Bye())
     peers[0].channel.close()
-    wait_until(lambda: not rank.sentinel._links, "the good-bye")
-    rank.sentinel.report(2, "I saw it fail", suspected=True)
+    wait_until(lambda: not rank.monitor._links, "the good-bye")
+    rank.monitor.report(2, "I saw it fail", suspected=True)
     assert rank.wait() == (2, "I saw it fail")
 
 
@@ -394,30 +394,30 @@ def test_good_bye_and_then_the_end_is_no_failure(job: Job) -> None:
     ranks = job.star(3)
     for rank in (ranks[1], ranks[0], ranks[2]):
         rank.leave()
-    assert [rank.verdicts for rank in ranks] == [[], [], []]
+    assert [rank.failures for rank in ranks] == [[], [], []]
 
 
 def test_a_rank_that_left_is_neither_asked_nor_missed(job: Job) -> None:
     ranks = job.star(3)
     ranks[1].leave()
-    wait_until(lambda: 1 not in ranks[0].sentinel._links, "the good-bye")
-    ranks[0].sentinel.probe()
-    wait_until(lambda: 2 in ranks[0].sentinel.call_sites, "the answer")
-    assert ranks[0].sentinel._detector.due() is None
-    assert ranks[0].verdicts == []
-    ranks[2].sentinel.report(1, "it had left before")
+    wait_until(lambda: 1 not in ranks[0].monitor._links, "the good-bye")
+    ranks[0].monitor.probe()
+    wait_until(lambda: 2 in ranks[0].monitor.call_sites, "the answer")
+    assert ranks[0].monitor._detector.due() is None
+    assert ranks[0].failures == []
+    ranks[2].monitor.report(1, "it had left before")
     assert ranks[0].wait() == ranks[2].wait() == (1, "it had left before")
 
 
 def test_a_suspicion_when_nobody_is_left_to_ask_is_believed(job: Job) -> None:
     rank, _ = job.alone(0, [])
-    rank.sentinel.report(1, "made no progress", suspected=True)
+    rank.monitor.report(1, "made no progress", suspected=True)
     assert rank.wait() == (1, "made no progress")
 
 
 def test_a_suspicion_is_settled_when_those_who_were_asked_leave_instead_of_answering(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2])
-    rank.sentinel.report(1, "made no progress", suspected=True)
+    rank.monitor.report(1, "made no progress", suspected=True)
     assert peers[1].hear() == peers[2].hear() == Ping()
     peers[2].say(Pong("train.py:2"))
     peers[1].say(Bye())
@@ -429,9 +429,9 @@ def test_several_ranks_that_die_in_one_moment_leave_rank_0_on_watch(job: Job, ca
         rank, peers = job.alone(0, [1, 2, 3, 4], start=False)
         for peer in (1, 2, 3):
             peers[peer].channel.close()
-        rank.sentinel.start()
+        rank.monitor.start()
         assert rank.wait()[1] == KILLED
-        assert peers[4].hear() == Failure(*rank.verdicts[0])
+        assert peers[4].hear() == Failure(*rank.failures[0])
         peers[4].say(Ping())
         assert isinstance(peers[4].hear(), Pong)
     assert caplog.text == ""
@@ -454,9 +454,9 @@ class CountingPoll:
 
 def assert_asleep(rank: Rank) -> None:
     """The liveness monitor does not go round and round."""
-    poll = CountingPoll(rank.sentinel._poll)
-    rank.sentinel._poll = poll  # type: ignore[assignment]
-    rank.sentinel._post(lambda: None)
+    poll = CountingPoll(rank.monitor._poll)
+    rank.monitor._poll = poll  # type: ignore[assignment]
+    rank.monitor._post(lambda: None)
     threading.Event().wait(0.2)
     assert poll.count < 10
 
@@ -466,9 +466,9 @@ def test_a_member_whose_report_found_rank_0_dead_sleeps_afterwards(job: Job) -> 
 
     def remote_call() -> None:  # in one turn, so that the sending is what notices
         peers[0].channel.close()
-        rank.sentinel._reported(Report(2, "failed", False))
+        rank.monitor._reported(Report(2, "failed", False))
 
-    rank.sentinel._post(remote_call)
+    rank.monitor._post(remote_call)
     assert rank.wait() == (0, KILLED)
     threading.Event().wait(ANSWER * 2 + 0.05)
     assert_asleep(rank)
@@ -476,7 +476,7 @@ def test_a_member_whose_report_found_rank_0_dead_sleeps_afterwards(job: Job) -> 
 
 def test_a_question_after_the_failure_does_not_keep_the_watch_awake(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2], ANSWER)
-    rank.sentinel.report(1, "failed")
+    rank.monitor.report(1, "failed")
     rank.wait()
     peers[2].say(Ping())  # asked before it heard the failure; rank 1 will never answer
     threading.Event().wait(ANSWER + 0.05)
@@ -489,7 +489,7 @@ def test_a_message_that_is_none_is_that_peers_failure(job: Job, body: bytes) -> 
     peers[1].channel.send(body)
     reported, reason = rank.wait()
     assert reported == 1
-    assert reason.startswith("it sent a message that is none")
+    assert reason.startswith("it sent an invalid message")
     assert peers[2].hear() == Failure(1, reason)
     assert peers[1].hear() is None
 
@@ -506,7 +506,7 @@ def test_several_messages_in_one_piece(job: Job) -> None:
     pieces = b"".join(frame(_encode(message)) for message in (Ping(), Ping(), Failure(2, "w"), Bye()))
     peers[0].channel.socket.send(pieces)
     assert rank.wait() == (2, "w")
-    wait_until(lambda: not rank.sentinel._links, "the good-bye")
+    wait_until(lambda: not rank.monitor._links, "the good-bye")
     assert [type(peers[0].hear()) for _ in range(3)] == [Pong, Pong, type(None)]
 
 
@@ -514,7 +514,7 @@ def test_leaving_says_good_bye_ends_the_thread_and_closes_the_connections(job: J
     rank, peers = job.alone(1, [0])
     rank.leave()
     assert [peers[0].hear(), peers[0].hear()] == [Bye(), None]
-    assert not rank.sentinel._thread.is_alive()
+    assert not rank.monitor._thread.is_alive()
     assert rank.links[0].fileno() == -1
 
 
@@ -530,7 +530,7 @@ def test_what_comes_after_leaving_is_ignored(job: Job) -> None:
     rank.leave()
     with socket.socket() as placeholder:  # what may be open now belongs to others
         assert placeholder.fileno() >= 0
-        assert rank.verdicts == []
+        assert rank.failures == []
 
 
 def test_leaving_while_the_other_side_does_the_same(job: Job) -> None:
@@ -542,7 +542,7 @@ def test_leaving_while_the_other_side_does_the_same(job: Job) -> None:
         for thread in threads:
             thread.join(10)
             assert not thread.is_alive()
-        assert [rank.verdicts for rank in ranks] == [[], [], []]
+        assert [rank.failures for rank in ranks] == [[], [], []]
 
 
 def test_a_bug_in_the_watch_itself_is_told_to_everybody(job: Job, caplog: pytest.LogCaptureFixture) -> None:
@@ -551,16 +551,16 @@ def test_a_bug_in_the_watch_itself_is_told_to_everybody(job: Job, caplog: pytest
     def broken() -> str:
         raise RuntimeError("no idea where")
 
-    rank.sentinel._where = broken
+    rank.monitor._where = broken
     peers[1].say(Ping())
     assert rank.wait() == (0, "its liveness monitor failed: RuntimeError('no idea where')")
-    assert peers[1].hear() == Failure(0, rank.verdicts[0][1])
+    assert peers[1].hear() == Failure(0, rank.failures[0][1])
     assert "the liveness monitor of rank 0 failed" in caplog.text
 
 
 def test_what_a_forked_child_must_close(job: Job) -> None:
     rank, _ = job.alone(0, [1, 2])
-    descriptors = rank.sentinel.descriptors()
+    descriptors = rank.monitor.descriptors()
     assert len(set(descriptors)) == 4
     for descriptor in descriptors:
         os.fstat(descriptor)
@@ -578,7 +578,7 @@ def test_a_question_right_before_the_good_bye_is_no_failure(job):
     peers[0].say(Ping())
     peers[0].say(Bye())
     peers[0].channel.close()
-    rank.sentinel.start()
-    wait_until(lambda: not rank.sentinel._links, "the end")
+    rank.monitor.start()
+    wait_until(lambda: not rank.monitor._links, "the end")
     rank.leave()
-    assert rank.verdicts == []
+    assert rank.failures == []

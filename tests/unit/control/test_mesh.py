@@ -27,8 +27,8 @@ def soon(seconds: float = 20.0) -> float:
 
 
 @pytest.fixture
-def boards() -> Iterator[Callable[..., list[Mesh]]]:
-    """``boards(size)``: one switchboard a rank, closed at the end."""
+def meshes() -> Iterator[Callable[..., list[Mesh]]]:
+    """``meshes(size)``: one switchboard a rank, closed at the end."""
     with ExitStack() as stack:
 
         def make(size: int, hosts: Sequence[str] | None = None) -> list[Mesh]:
@@ -40,20 +40,20 @@ def boards() -> Iterator[Callable[..., list[Mesh]]]:
         yield make
 
 
-def cards_of(boards: Sequence[Mesh]) -> list[Endpoint]:
-    return [board.endpoint for board in boards]
+def endpoints_of(meshes: Sequence[Mesh]) -> list[Endpoint]:
+    return [board.endpoint for board in meshes]
 
 
 def mesh(rank: int, size: int, role: str = "data", group: int = 0) -> list[ConnectionKey]:
     return [ConnectionKey(peer, role, group) for peer in range(size) if peer != rank]
 
 
-def connect_all(boards: Sequence[Mesh], generation: str = "1", role: str = "data") -> list[Made]:
-    size, endpoints, deadline = len(boards), cards_of(boards), soon()
+def connect_all(meshes: Sequence[Mesh], generation: str = "1", role: str = "data") -> list[Made]:
+    size, endpoints, deadline = len(meshes), endpoints_of(meshes), soon()
     return together(
         *(
             partial(board.connect, endpoints, mesh(rank, size, role), generation, SECRET, deadline)
-            for rank, board in enumerate(boards)
+            for rank, board in enumerate(meshes)
         )
     )
 
@@ -78,8 +78,8 @@ def close(made: Sequence[Made]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_every_wire_leads_to_the_rank_it_names(boards: Callable[..., list[Mesh]], size: int) -> None:
-    made = connect_all(boards(size))
+def test_every_wire_leads_to_the_rank_it_names(meshes: Callable[..., list[Mesh]], size: int) -> None:
+    made = connect_all(meshes(size))
     assert [sorted(keys) for keys in made] == [sorted(mesh(rank, size)) for rank in range(size)]
     for keys in made:
         for connection in keys.values():
@@ -88,23 +88,23 @@ def test_every_wire_leads_to_the_rank_it_names(boards: Callable[..., list[Mesh]]
 
 
 def test_ranks_of_one_host_meet_on_the_socket_that_passes_descriptors(
-    boards: Callable[..., list[Mesh]],
+    meshes: Callable[..., list[Mesh]],
 ) -> None:
-    made = connect_all(boards(3))
+    made = connect_all(meshes(3))
     assert {connection.family for keys in made for connection in keys.values()} == {socket.AF_UNIX}
     assert_connected(made)
 
 
-def test_ranks_of_different_hosts_meet_over_tcp(boards: Callable[..., list[Mesh]]) -> None:
-    made = connect_all(boards(3, ["a", "b", "b"]))
+def test_ranks_of_different_hosts_meet_over_tcp(meshes: Callable[..., list[Mesh]]) -> None:
+    made = connect_all(meshes(3, ["a", "b", "b"]))
     assert made[0][ConnectionKey(1, "data", 0)].family == socket.AF_INET
     assert made[1][ConnectionKey(2, "data", 0)].family == socket.AF_UNIX
     assert_connected(made)
 
 
-def test_several_roles_and_groups_between_the_same_two_ranks(boards: Callable[..., list[Mesh]]) -> None:
-    first, second = boards(2)
-    endpoints = cards_of([first, second])
+def test_several_roles_and_groups_between_the_same_two_ranks(meshes: Callable[..., list[Mesh]]) -> None:
+    first, second = meshes(2)
+    endpoints = endpoints_of([first, second])
 
     def keys(peer: int) -> list[ConnectionKey]:
         return [ConnectionKey(peer, role, group) for role in ("control", "data") for group in (0, 7)]
@@ -121,21 +121,21 @@ def test_several_roles_and_groups_between_the_same_two_ranks(boards: Callable[..
     close(made)
 
 
-def test_round_after_round_on_one_switchboard(boards: Callable[..., list[Mesh]]) -> None:
-    some = boards(3)
+def test_round_after_round_on_one_switchboard(meshes: Callable[..., list[Mesh]]) -> None:
+    some = meshes(3)
     assert_connected(connect_all(some, role="control"))
     assert_connected(connect_all(some, role="data"))
     assert_connected(connect_all(some, generation="2", role="data"))
 
 
-def test_nobody_to_connect_to(boards: Callable[..., list[Mesh]]) -> None:
-    (board,) = boards(1)
+def test_nobody_to_connect_to(meshes: Callable[..., list[Mesh]]) -> None:
+    (board,) = meshes(1)
     assert board.connect([board.endpoint], [], "1", SECRET, soon()) == {}
 
 
-def test_a_rank_that_does_not_come_is_named(boards: Callable[..., list[Mesh]]) -> None:
-    some = boards(3)
-    endpoints = cards_of(some)
+def test_a_rank_that_does_not_come_is_named(meshes: Callable[..., list[Mesh]]) -> None:
+    some = meshes(3)
+    endpoints = endpoints_of(some)
     outcomes = Together(
         *(partial(some[rank].connect, endpoints, mesh(rank, 3), "1", SECRET, soon(0.3)) for rank in (0, 1))
     ).outcomes()
@@ -145,10 +145,10 @@ def test_a_rank_that_does_not_come_is_named(boards: Callable[..., list[Mesh]]) -
 
 
 def test_a_rank_that_cannot_be_reached_is_named_with_its_addresses(
-    boards: Callable[..., list[Mesh]],
+    meshes: Callable[..., list[Mesh]],
 ) -> None:
-    first, second = boards(2)
-    endpoints = cards_of([first, second])
+    first, second = meshes(2)
+    endpoints = endpoints_of([first, second])
     first.close()
     with pytest.raises(MeshError) as caught:
         second.connect(endpoints, mesh(1, 2), "1", SECRET, soon(0.1))
@@ -158,9 +158,9 @@ def test_a_rank_that_cannot_be_reached_is_named_with_its_addresses(
     assert endpoints[0].name.replace("\0", "@") in text
 
 
-def test_a_failure_closes_what_was_made_before_it(boards: Callable[..., list[Mesh]]) -> None:
-    some = boards(3)
-    endpoints = cards_of(some)
+def test_a_failure_closes_what_was_made_before_it(meshes: Callable[..., list[Mesh]]) -> None:
+    some = meshes(3)
+    endpoints = endpoints_of(some)
     pair = Together(
         partial(some[0].connect, endpoints, [ConnectionKey(1, "data", 0)], "1", SECRET, soon()),
         partial(some[1].connect, endpoints, mesh(1, 3), "1", SECRET, soon(0.3)),
@@ -173,10 +173,10 @@ def test_a_failure_closes_what_was_made_before_it(boards: Callable[..., list[Mes
     connection.close()
 
 
-def test_a_peer_that_is_a_round_ahead_is_kept_for_the_next_round(boards: Callable[..., list[Mesh]]) -> None:
+def test_a_peer_that_is_a_round_ahead_is_kept_for_the_next_round(meshes: Callable[..., list[Mesh]]) -> None:
     """Rank 2 already dials for data while rank 0 still waits for rank 1's control connection."""
-    first, second, third = boards(3)
-    endpoints = cards_of([first, second, third])
+    first, second, third = meshes(3)
+    endpoints = endpoints_of([first, second, third])
     control = Together(
         lambda: first.connect(
             endpoints, [ConnectionKey(1, "control", 0), ConnectionKey(2, "control", 0)], "1", SECRET, soon()
@@ -193,9 +193,9 @@ def test_a_peer_that_is_a_round_ahead_is_kept_for_the_next_round(boards: Callabl
     assert_connected([data, {}, ahead.results()[0]])
 
 
-def test_who_came_early_and_was_never_asked_for_is_closed(boards: Callable[..., list[Mesh]]) -> None:
-    first, second, third = boards(3)
-    endpoints = cards_of([first, second, third])
+def test_who_came_early_and_was_never_asked_for_is_closed(meshes: Callable[..., list[Mesh]]) -> None:
+    first, second, third = meshes(3)
+    endpoints = endpoints_of([first, second, third])
     waiting = Together(lambda: first.connect(endpoints, [ConnectionKey(2, "control", 0)], "1", SECRET, soon()))
     early = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     made = third.connect(endpoints, [ConnectionKey(0, "control", 0)], "1", SECRET, soon())
@@ -207,9 +207,9 @@ def test_who_came_early_and_was_never_asked_for_is_closed(boards: Callable[..., 
     connection.close()
 
 
-def test_a_rank_of_an_earlier_generation_is_refused(boards: Callable[..., list[Mesh]]) -> None:
-    first, second = boards(2)
-    endpoints = cards_of([first, second])
+def test_a_rank_of_an_earlier_generation_is_refused(meshes: Callable[..., list[Mesh]]) -> None:
+    first, second = meshes(2)
+    endpoints = endpoints_of([first, second])
     waiting = Together(lambda: first.connect(endpoints, mesh(0, 2), "2", SECRET, soon()))
     stale = second.connect(endpoints, mesh(1, 2), "1", SECRET, soon())
     (connection,) = stale.values()
@@ -220,9 +220,9 @@ def test_a_rank_of_an_earlier_generation_is_refused(boards: Callable[..., list[M
     assert_connected([*waiting.results(), fresh])
 
 
-def test_a_second_claim_to_one_wire_is_refused(boards: Callable[..., list[Mesh]]) -> None:
-    first, second, third = boards(3)
-    endpoints = cards_of([first, second, third])
+def test_a_second_claim_to_one_wire_is_refused(meshes: Callable[..., list[Mesh]]) -> None:
+    first, second, third = meshes(3)
+    endpoints = endpoints_of([first, second, third])
     waiting = Together(lambda: first.connect(endpoints, mesh(0, 3), "1", SECRET, soon()))
     real = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     again = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
@@ -236,10 +236,10 @@ def test_a_second_claim_to_one_wire_is_refused(boards: Callable[..., list[Mesh]]
 
 
 @pytest.mark.parametrize("purpose", [b"", b"rendezvous", b"\x94\xa11\x00\xa4data\x00", b"\x94\xa11\x63\xa4data\x00"])
-def test_who_knows_the_secret_but_says_nonsense_is_closed(boards: Callable[..., list[Mesh]], purpose: bytes) -> None:
+def test_who_knows_the_secret_but_says_nonsense_is_closed(meshes: Callable[..., list[Mesh]], purpose: bytes) -> None:
     """Nothing, another service's purpose, rank 0 itself, rank 99 of 2."""
-    first, second = boards(2)
-    endpoints = cards_of([first, second])
+    first, second = meshes(2)
+    endpoints = endpoints_of([first, second])
     waiting = Together(lambda: first.connect(endpoints, mesh(0, 2), "1", SECRET, soon()))
     with dial(("127.0.0.1", endpoints[0].port), SECRET, purpose, soon()) as nonsense:
         nonsense.settimeout(10)
@@ -250,9 +250,9 @@ def test_who_knows_the_secret_but_says_nonsense_is_closed(boards: Callable[..., 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 @pytest.mark.parametrize("port", ["tcp", "unix"])
-def test_strangers_do_not_disturb(boards: Callable[..., list[Mesh]], stranger: str, port: str) -> None:
-    some = boards(3)
-    endpoints = cards_of(some)
+def test_strangers_do_not_disturb(meshes: Callable[..., list[Mesh]], stranger: str, port: str) -> None:
+    some = meshes(3)
+    endpoints = endpoints_of(some)
     address = ("127.0.0.1", endpoints[0].port) if port == "tcp" else endpoints[0].name
     waiting = Together(partial(some[0].connect, endpoints, mesh(0, 3), "1", SECRET, soon()))
     with visited_by(stranger, address):
@@ -262,9 +262,9 @@ def test_strangers_do_not_disturb(boards: Callable[..., list[Mesh]], stranger: s
         assert_connected(waiting.results() + rest.results())
 
 
-def test_a_replayed_handshake_claims_no_wire(boards: Callable[..., list[Mesh]]) -> None:
-    first, second, third = boards(3)
-    endpoints = cards_of([first, second, third])
+def test_a_replayed_handshake_claims_no_wire(meshes: Callable[..., list[Mesh]]) -> None:
+    first, second, third = meshes(3)
+    endpoints = endpoints_of([first, second, third])
     recorder = Recorder(("127.0.0.1", endpoints[0].port))
     waiting = Together(lambda: first.connect(endpoints, mesh(0, 3), "1", SECRET, soon()))
     assert isinstance(recorder.address, tuple)
@@ -280,16 +280,16 @@ def test_a_replayed_handshake_claims_no_wire(boards: Callable[..., list[Mesh]]) 
     recorder.close()
 
 
-def test_a_card_tells_where_and_who(boards: Callable[..., list[Mesh]]) -> None:
-    board = boards(5)[4]
+def test_an_endpoint_tells_where_and_which_process(meshes: Callable[..., list[Mesh]]) -> None:
+    board = meshes(5)[4]
     assert (board.endpoint.rank, board.endpoint.host, board.endpoint.pid) == (4, "host", os.getpid())
     assert board.endpoint.addresses == ("127.0.0.1",)
     assert board.endpoint.name.startswith("\0horovod-")
     assert board.endpoint.secret == b""
 
 
-def test_two_switchboards_of_one_process_have_names_of_their_own(boards: Callable[..., list[Mesh]]) -> None:
-    names = {board.endpoint.name for board in boards(20)}
+def test_two_switchboards_of_one_process_have_names_of_their_own(meshes: Callable[..., list[Mesh]]) -> None:
+    names = {board.endpoint.name for board in meshes(20)}
     assert len(names) == 20
 
 
@@ -329,11 +329,11 @@ def test_addresses_of_a_shared_network_are_tried_first_and_those_of_everybodys_b
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_who_connects_to_a_rank_that_is_lost_can_be_told_so(boards: Callable[..., list[Mesh]], waiting: int) -> None:
+def test_who_connects_to_a_rank_that_is_lost_can_be_told_so(meshes: Callable[..., list[Mesh]], waiting: int) -> None:
     """Rank 0 waits for the other to dial, rank 1 dials where nobody listens any more."""
-    both = boards(2)
+    both = meshes(2)
     both[1 - waiting].close()
-    call = partial(both[waiting].connect, cards_of(both), mesh(waiting, 2), "1", SECRET, soon(600))
+    call = partial(both[waiting].connect, endpoints_of(both), mesh(waiting, 2), "1", SECRET, soon(600))
     running = Together(call)
     both[waiting].cancel("rank 7 has ended")
     with pytest.raises(MeshError, match="rank 7 has ended"):

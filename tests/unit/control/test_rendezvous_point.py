@@ -1,4 +1,4 @@
-"""Exchanging address cards at the launcher's server, or where rank 0 serves for a moment; each rank a thread here."""
+"""The exchange at the launcher's server, or where rank 0 runs one for a moment; each rank is a thread here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from horovod.control.dial import dial
 from horovod.control.rendezvous import PURPOSE, RendezvousError
-from horovod.control.rendezvous_point import RendezvousPoint, exchange, point_on_this_host
+from horovod.control.rendezvous_point import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous_server import RendezvousServer
 from unit.control.strangers import STRANGERS, connect, visited_by
 from unit.control.together import Together, together, wait_until
@@ -19,13 +19,13 @@ from unit.control.together import Together, together, wait_until
 SECONDS = 20.0
 
 
-def place(name: str = "job") -> RendezvousPoint:
-    return point_on_this_host(f"test {os.getpid()} {name}")
+def place(name: str = "job") -> OnThisHost:
+    return OnThisHost.of_job(f"test {os.getpid()} {name}")
 
 
-def ranks(at: RendezvousPoint, size: int, generation: int = 1, seconds: float = SECONDS) -> list[Callable[[], object]]:
+def ranks(at: Rendezvous, size: int, generation: int = 1, seconds: float = SECONDS) -> list[Callable[[], object]]:
     return [
-        partial(exchange, at, generation, rank, size, b"%d/%d" % (rank, generation), seconds) for rank in range(size)
+        partial(at.exchange, generation, rank, size, b"%d/%d" % (rank, generation), seconds) for rank in range(size)
     ]
 
 
@@ -48,7 +48,7 @@ def test_rank_0_may_come_last() -> None:
 
 def test_generation_after_generation() -> None:
     def live(rank: int) -> list[object]:
-        return [exchange(place(), turn, rank, 3, b"%d/%d" % (rank, turn), SECONDS) for turn in range(1, 15)]
+        return [place().exchange(turn, rank, 3, b"%d/%d" % (rank, turn), SECONDS) for turn in range(1, 15)]
 
     found = together(*(partial(live, rank) for rank in range(3)))
     assert found == [[expected(3, turn)[0] for turn in range(1, 15)]] * 3
@@ -60,16 +60,15 @@ def test_two_jobs_side_by_side() -> None:
 
 
 def test_jobs_and_users_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = point_on_this_host("x")
-    assert ours == point_on_this_host("x")
-    assert ours.hosted
-    assert ours.address != point_on_this_host("y").address
+    ours = OnThisHost.of_job("x")
+    assert ours == OnThisHost.of_job("x")
+    assert ours.address != OnThisHost.of_job("y").address
     monkeypatch.setattr(os, "getuid", lambda: 1 << 20)
-    assert ours.address != point_on_this_host("x").address
+    assert ours.address != OnThisHost.of_job("x").address
 
 
 def test_the_name_of_a_place_does_not_tell_the_job() -> None:
-    address = point_on_this_host("confidential").address
+    address = OnThisHost.of_job("confidential").address
     assert isinstance(address, str)
     assert address.startswith("\0horovod-")
     assert "confidential" not in address
@@ -90,17 +89,17 @@ def test_after_a_failure_the_place_is_free_again() -> None:
 
 def test_rank_0_that_never_comes_is_an_error_in_time() -> None:
     with pytest.raises(TimeoutError, match="rank 0 of this job did not call"):
-        exchange(place(), 1, 1, 2, b"", 0.1)
+        place().exchange(1, 1, 2, b"", 0.1)
 
 
 def test_the_launchers_server_serves_generation_after_generation() -> None:
     server = RendezvousServer(b"secret")
     server.start()
     try:
-        at = RendezvousPoint(server.address, b"secret", hosted=False)
+        at = LauncherServer(server.address, b"secret")
         for generation in (1, 2, 3):
             assert together(*ranks(at, 3, generation)) == expected(3, generation)
-        wait_until(lambda: not server._guests, "all leaving")
+        wait_until(lambda: not server._clients, "all leaving")
         assert not server._rendezvous_groups
     finally:
         server.stop()

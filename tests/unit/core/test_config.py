@@ -24,7 +24,14 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.DISABLE_GROUP_FUSION, "1", "disable_group_fusion", True),
     (config.DYNAMIC_PROCESS_SETS, "1", "dynamic_process_sets", True),
     (config.CPU_OPERATIONS, " TCP ", "cpu_operations", "tcp"),
-    (config.NETWORK_INTERFACE, "eth0", "network_interface", "eth0"),
+    (config.GPU_OPERATIONS, " HOST ", "gpu_operations", "host"),
+    (config.HIERARCHICAL_ALLREDUCE, "1", "hierarchical_allreduce", True),
+    (config.HIERARCHICAL_ALLREDUCE, "0", "hierarchical_allreduce", False),
+    (config.TORUS_ALLREDUCE, "1", "hierarchical_allreduce", True),
+    (config.HIERARCHICAL_ALLGATHER, "0", "hierarchical_allgather", False),
+    (config.MPI_THREADS_DISABLE, "1", "mpi_threads_disable", True),
+    (config.NETWORK_INTERFACE, "eth0", "network_interfaces", "eth0"),
+    (config.NETWORK_INTERFACES, "eth0,ib0", "network_interfaces", "eth0,ib0"),
     (config.SHM_PIECE_BYTES, "65536", "shm_piece_bytes", 65536),
     (config.SHM_DIRECT, "Never", "shm_direct", "never"),
     (config.BUCKET_BYTES, "1", "bucket_bytes", 1),
@@ -57,6 +64,7 @@ NUMBERS = [
     config.STALL_SHUTDOWN_TIME,
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
+FLAGS += [config.MPI_THREADS_DISABLE]
 FLAGS += [config.TIMELINE_MARK_CYCLES, config.LOG_HIDE_TIME, config.AUTOTUNE]
 
 
@@ -108,6 +116,18 @@ def test_flags_that_are_not(variable: str, text: str) -> None:
 def test_every_flag_is_tested() -> None:
     flags = {field.name for field in dataclasses.fields(Config) if field.type == "bool"}
     assert {field for variable, _, field, _ in SETTINGS if variable in FLAGS} == flags
+
+
+@pytest.mark.parametrize("variable", [config.HIERARCHICAL_ALLREDUCE, config.HIERARCHICAL_ALLGATHER])
+def test_flags_that_leave_the_choice_where_they_are_not_set(variable: str) -> None:
+    chosen = [Config.from_env({variable: text}).common()[variable] for text in ("yes", "0", "")]
+    assert chosen == ["True", "False", "None"]
+
+
+def test_the_torus_is_another_name_for_the_steps_of_an_allreduce() -> None:
+    assert Config.from_env({config.TORUS_ALLREDUCE: "0"}) == Config()
+    both = {config.TORUS_ALLREDUCE: "1", config.HIERARCHICAL_ALLREDUCE: "0"}
+    assert Config.from_env(both).hierarchical_allreduce is False
 
 
 def refuse(env: Mapping[str, str], advice: str = "") -> None:
@@ -214,3 +234,20 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 )
 def test_for_how_long_a_rank_is_waited_for(settings: dict[str, str], limit: int) -> None:
     assert Config.from_env(settings).stall_limit == timedelta(seconds=limit)
+
+
+@pytest.mark.parametrize(
+    ("first", "every", "used"),
+    [
+        ("eth0", "eth0,ib0", "eth0,ib0"),
+        ("", "eth0,ib0", "eth0,ib0"),
+        ("lo", "eth0,ib0", "lo"),
+        ("eth0,ib0", "", "eth0,ib0"),
+    ],
+    ids=["the launcher's", "only ours", "the script has chosen another", "set by hand"],
+)
+def test_a_rank_uses_all_interfaces_of_the_launcher_unless_the_script_has_chosen_another(
+    first: str, every: str, used: str
+) -> None:
+    env = {config.NETWORK_INTERFACE: first, config.NETWORK_INTERFACES: every}
+    assert Config.from_env(env).network_interfaces == used

@@ -37,10 +37,12 @@ def known() -> dict[str, str]:
 
 
 def readers(constant: str) -> list[Path]:
-    """Modules that use a constant, or the setting that ``Config`` makes of it."""
+    """Modules that use a constant, or the setting or function that config.py makes of it."""
     text = (ROOT / "src/horovod/core/config.py").read_text()
     setting = re.search(rf"(\w+)=(?:not )?(?:_read\(env, |env\.get\(){constant}\b", text)
+    functions = re.findall(rf"^def (\w+)\(env:(?:(?!^def |^class )[\s\S])*?\b{constant}\b", text, re.MULTILINE)
     uses = rf"\b{constant}\b" + (rf"|config\.{setting[1]}\b" if setting else "")
+    uses += "".join(rf"|\b{function}\((?!env:)" for function in functions)
     handing_on = {"tunables.py", "worker_environment.py", "config.py"}
     sources = (ROOT / "src").rglob("*.py")
     return [path for path in sources if path.name not in handing_on and re.search(uses, path.read_text())]

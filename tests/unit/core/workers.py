@@ -23,8 +23,6 @@ from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
 from horovod.control.channel import Channel
 from horovod.core.config import Config
-from horovod.core.coordination.coordinator import CoordinatorThread
-from horovod.core.coordination.member import MemberThread
 from horovod.core.coordination.messages import (
     Announce,
     Operation,
@@ -46,7 +44,7 @@ from unit.control.together import wait_until
 SECONDS = 20.0
 
 MEDIUM = 20_000
-"""Elements of an array that no attempt without an order takes, and that a waiting thread carries out all the same."""
+"""Elements of an array too large for the fast path, and small enough for a waiting thread."""
 
 LARGE = QUICK_BYTES // 4 + 1
 """Elements of an array that only a worker thread reduces."""
@@ -173,14 +171,15 @@ class Set:
         proposals: Proposals | None = None,
     ) -> Rank:
         watch, stopped, noting = Watch(), [], Noting(communicator)
-        kind = CoordinatorThread if index == 0 else MemberThread
         channels = {member: Channel(connection) for member, connection in connections.items()}
 
         def on_stopped(rank: int, reason: str, interrupted: bool) -> None:
             stopped.append((rank, reason, interrupted))
 
         placement = Placement(spins=len(ranks) <= len(os.sched_getaffinity(0)))  # all ranks are in this process
-        worker = kind(f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped, placement, proposals)
+        worker = WorkerThread(
+            f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped, placement, proposals
+        )
         self._stack.callback(self._end, worker)
         return Rank(worker, noting, watch, stopped)
 
@@ -206,17 +205,17 @@ class Set:
         links = [{member: pair[0] for member, pair in pairs.items()}]
         links += [{0: pairs[member][1]} for member in range(1, size)]
         config = Config(**settings)
-        shortcuts = self.expresses(size) if proposals else [None] * size
+        fast_paths = self.proposals_of(size) if proposals else [None] * size
         made = [
-            self.worker(ranks, index, links[index], group[index], config, shortcuts[index]) for index in range(size)
+            self.worker(ranks, index, links[index], group[index], config, fast_paths[index]) for index in range(size)
         ]
         if start:
             for rank in made:
                 rank.worker.start()
         return made
 
-    def expresses(self, size: int) -> list[Proposals]:
-        """The ends of one express, all in this process."""
+    def proposals_of(self, size: int) -> list[Proposals]:
+        """The proposals of all ranks of one arena, all in this process."""
         arena = Arena.create(size)
         self._stack.callback(arena.close)
         return [Proposals(arena, rank, size) for rank in range(size)]
@@ -303,7 +302,7 @@ def on_every_rank(ranks: Sequence[Rank], function: Callable[[Rank], None]) -> No
 
 
 def abort_when_reported(ranks: Sequence[Rank], text: str) -> threading.Thread:
-    """Play the job's verdict: when the first of these ranks has reported a failure, all fail with ``text``. To be joined."""
+    """Play the liveness monitor: when the first of these ranks has reported a failure, all fail with ``text``. To be joined."""
 
     def failure() -> None:
         wait_until(lambda: ranks[0].watch.reports, "the report")
@@ -318,7 +317,7 @@ def abort_when_reported(ranks: Sequence[Rank], text: str) -> threading.Thread:
 def asleep(ranks: Sequence[Rank]) -> Sequence[Rank]:
     """The same ranks, when their worker threads sleep."""
     for rank in ranks:
-        wait_until(lambda worker=rank.worker: worker._requests._asleep, "a worker thread that sleeps")
+        wait_until(lambda worker=rank.worker: worker._requests.asleep(), "a worker thread that sleeps")
     return ranks
 
 

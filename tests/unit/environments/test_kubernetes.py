@@ -110,9 +110,9 @@ def test_what_ordinary_shells_and_containers_carry_is_a_job_of_one(env: dict[str
         ({**TRAINER, "PET_NODE_RANK": ""}, ["PET_NODE_RANK is missing"]),
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, ["PET_NPROC_PER_NODE='4'"]),
         ({config.RENDEZVOUS_ADDRESS: "node-a"}, [f"no {config.RANK}, no {config.SIZE}", "horovodrun"]),
-        ({"PALS_RANKID": "2"}, ["PALS_RANKID='2'", "Cray"]),
+        ({"PALS_RANKID": "2"}, ["PMI_SIZE is missing", "PALS"]),
         ({"PMIX_RANK": "2"}, ["PMIX_RANK='2'", "PMIx"]),
-        ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "4"}, ["JSM_NAMESPACE_SIZE='4'", "jsrun"]),
+        ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "4"}, ["JSM_NAMESPACE_LOCAL_SIZE is missing", "jsrun"]),
     ],
 )
 def test_one_rank_of_several_that_cannot_be_understood_is_never_a_job_of_one(

@@ -103,7 +103,7 @@ def test_a_name_longer_than_a_page_and_one_of_other_letters(tmp_path: Path) -> N
         ("mpi", "BROADCAST", "MPI_BCAST"),
         ("mpi", "ALLTOALL", "MPI_ALLTOALL"),
         ("nccl", "REDUCESCATTER", "NCCL_REDUCESCATTER"),
-        ("oneccl", "ALLGATHER", "CCL_ALLGATHER"),
+        ("ccl", "ALLGATHER", "CCL_ALLGATHER"),
     ],
 )
 def test_activities_have_the_names_that_tools_know(engine: str, operation: str, name: str) -> None:

@@ -85,7 +85,11 @@ def test_every_flag_of_the_interface() -> None:
         ("--tcp --start-timeout 8", {config.NCCL_IB_DISABLE: "1", config.START_TIMEOUT: "8"}),
         (
             "--network-interfaces a,b",
-            {config.NETWORK_INTERFACE: "a,b", config.NCCL_SOCKET_INTERFACE: "a,b"},
+            {
+                config.NETWORK_INTERFACE: "a",
+                config.NETWORK_INTERFACES: "a,b",
+                config.NCCL_SOCKET_INTERFACE: "a,b",
+            },
         ),
     ],
 )

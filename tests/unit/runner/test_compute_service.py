@@ -114,7 +114,7 @@ def test_a_dispatcher_that_does_not_come(service: ComputeService) -> None:
 
 
 def test_all_hear_of_the_end(service: ComputeService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_service, "_HEARING_SECONDS", 0.02)  # they ask again and again
+    monkeypatch.setattr(compute_service, "_SHUTDOWN_POLL_SECONDS", 0.02)  # they ask again and again
     waiting = Together(*[client(service).wait_for_shutdown] * 3)
     client(service).register_dispatcher(0, "grpc://localhost:1")
     client(service).shutdown()

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from horovod.runner.agent.messages import Exit
-from horovod.runner.outcome import Failure
+from horovod.runner.output.outcome import Failure
 from horovod.runner.policy import EndAll, FirstFailure, Say, StaticPolicy, Wake
 
 

@@ -34,11 +34,11 @@ from horovod.runner.agent.messages import (
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
-from horovod.runner.outcome import Failure, Outcome
-from horovod.runner.output import Output as JobOutput
-from horovod.runner.output import StreamSink
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output as JobOutput
+from horovod.runner.output.output import StreamSink
 from horovod.runner.policy import StaticPolicy
-from horovod.runner.remote import Connection, RemoteAgent
+from horovod.runner.reach.remote import Connection, RemoteAgent
 from horovod.runner.supervisor import Supervisor
 
 HOSTS, EACH = 64, 4
@@ -319,7 +319,7 @@ def test_a_host_that_never_says_that_it_has_ended_holds_up_nobody(job: Make, mon
     outcome = job(lambda far, order: isinstance(order, End) and far.number in (9, 33)).run()
     assert (outcome.failed, outcome.unheard) == (False, ["h9", "h33"])
     assert len(outcome.exits) == HOSTS * EACH
-    assert "h9, h33 did not say that the job has ended there" in outcome.describe()
+    assert "h9, h33 did not confirm that the job has ended there" in outcome.describe()
 
 
 def test_processes_that_cannot_be_ended_are_named_for_all_hosts(job: Make) -> None:

@@ -1,1 +1,1 @@
-"""What differs between TensorFlow, PyTorch and JAX under Keras 3."""
+"""The backends of Keras 3: how each reduces gradients and single values."""

@@ -1,4 +1,4 @@
-"""Which framework Keras 3 runs on, and what is different there: gradients, their compression, collectives of values."""
+"""The framework that Keras 3 runs on, and what depends on it: the reduction of gradients, and their compression."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from horovod._keras.settings import Settings
 
 
 def name() -> str:
-    """``tensorflow``, ``torch`` or ``jax``; fixed when Keras is imported."""
+    """``tensorflow``, ``torch`` or ``jax``. It cannot change after Keras is imported."""
     return str(keras.backend.backend())
 
 
 def traced() -> bool:
-    """Whether the code that runs becomes a graph, so that both branches of a condition are run through."""
+    """Whether the calling code is being traced. Then both branches of a condition are executed."""
     if name() == "tensorflow":
         import tensorflow as tf
 
@@ -40,7 +40,7 @@ def compression() -> Any:
 
 
 def reducer(settings: Settings) -> Reducer:
-    """What reduces gradients.
+    """The reducer of the backend.
 
     Raises:
         NotImplementedError: Keras cannot train on its backend.

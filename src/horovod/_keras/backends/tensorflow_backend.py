@@ -1,7 +1,8 @@
-"""Keras on TensorFlow: gradients are reduced as ``horovod.tensorflow`` does it, in a graph while backward goes on."""
+"""Keras on TensorFlow: ``horovod.tensorflow`` reduces the gradients, in a graph during the rest of backward."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,14 @@ from horovod.tensorflow.training import reduced_marks
 from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
 
 
+def reduction_of(settings: Settings, **changes: Any) -> Reduction:
+    """The settings of a Keras optimizer for :func:`reduce_gradients`, with ``changes``."""
+    same = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Reduction)}
+    return Reduction(**{**same, **changes})
+
+
 class TensorFlowReducer(Reducer):
-    """One optimizer's gradients, traced into whatever graph is being built, or at once."""
+    """Reduces one optimizer's gradients: in the graph that is being built, or eagerly."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -35,19 +42,15 @@ class TensorFlowReducer(Reducer):
         settings = self._settings
         if op == ReduceOp.SUM:
             reduced_marks.check_sum(variables, settings.process_set, self._made)
-        reduction = Reduction(
+        reduction = reduction_of(
+            settings,
             op=op,
             predivide=settings.predivide if op == ReduceOp.AVERAGE else 1.0,
-            compression=settings.compression,
-            sparse_as_dense=settings.sparse_as_dense,
             groups=None if cut is None else [[variables[i] for i in members] for members in cut],
-            process_set=settings.process_set,
-            device_dense=settings.device_dense,
-            device_sparse=settings.device_sparse,
         )
         signature = tuple(
             (str(each.dtype.name), tuple(variable.shape)) for each, variable in zip(gradients, variables, strict=True)
         )
         name = f"{self._identity.name(signature)}.{op.label}"
         results = reduce_gradients(gradients, variables, reduction, name, ignore_name_scope=True)
-        return [gradient if factor == 1.0 else scaled(gradient, factor) for gradient in results]
+        return [scaled(gradient, factor) for gradient in results]

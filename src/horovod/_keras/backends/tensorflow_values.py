@@ -1,6 +1,6 @@
-"""Collectives of single values for Keras on TensorFlow, of either version: those of ``horovod.tensorflow``.
+"""Collectives of single values for Keras 2 and 3 on TensorFlow. They call those of ``horovod.tensorflow``.
 
-They return tensors in eager execution. In a graph of TensorFlow 1 they run in its session and return arrays.
+They return tensors in eager execution. In a graph of TensorFlow 1 they run in Keras's session and return arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def documented_as(other: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """The docstring of ``other``, for a function that does the same here."""
+    """Decorate a function with the docstring of ``other``."""
 
     def document(function: _Function) -> _Function:
         function.__doc__ = other.__doc__
@@ -27,7 +27,7 @@ def documented_as(other: Callable[..., Any]) -> Callable[[_Function], _Function]
 
 
 def _value(tensor: Any) -> Any:
-    """The tensor; in a graph that a session runs, what it is there."""
+    """The tensor. In a graph of TensorFlow 1, its value in Keras's session."""
     if tf.executing_eagerly() or tf.inside_function():
         return tensor
     with tf.compat.v1.keras.backend.get_session().graph.as_default():
@@ -76,7 +76,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     """Broadcast all variables of a graph of TensorFlow 1, in Keras's session.
 
     Raises:
-        RuntimeError: in eager execution, which has no list of all variables; use the callback.
+        RuntimeError: in eager execution, which has no list of all variables. Use the callback instead.
     """
     operation = hvd.broadcast_global_variables(root_rank)
     tf.compat.v1.keras.backend.get_session().run(operation)

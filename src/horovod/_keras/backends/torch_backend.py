@@ -21,7 +21,7 @@ __all__ = ["Compression", "TorchReducer"]
 
 
 class TorchReducer(Reducer):
-    """One optimizer's gradients, each time they are applied."""
+    """Reduces one optimizer's gradients each time they are applied."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -36,26 +36,26 @@ class TorchReducer(Reducer):
         factor: float,
     ) -> list[Any]:
         if torch.compiler.is_compiling():
-            torch._dynamo.graph_break()  # a collective is no part of a compiled graph
+            torch._dynamo.graph_break()  # a collective cannot be part of a compiled graph
         settings = self._settings
         result: list[Any] = list(gradients)
         with torch.no_grad():
-            travelling = [settings.compression.compress(each.detach().contiguous()) for each in gradients]
-            signature = tuple((str(each.dtype), tuple(each.shape)) for each, _ in travelling)
+            sent = [settings.compression.compress(each.detach().contiguous()) for each in gradients]
+            signature = tuple((str(each.dtype), tuple(each.shape)) for each, _ in sent)
             name = self._identity.name(signature)
             prescale, postscale = settings.scales(op, factor)
             handles = [
                 grouped_allreduce_async_(
-                    [travelling[i][0] for i in members],
+                    [sent[i][0] for i in members],
                     name=f"{name}.{op.label}.{number}",
                     op=op,
                     prescale_factor=prescale,
                     postscale_factor=postscale,
                     process_set=settings.process_set,
                 )
-                for number, members in enumerate([range(len(travelling))] if cut is None else cut)
+                for number, members in enumerate([range(len(sent))] if cut is None else cut)
             ]
             all_of(functools.partial(synchronize, handle) for handle in handles)
-            for number, (tensor, context) in enumerate(travelling):
+            for number, (tensor, context) in enumerate(sent):
                 result[number] = settings.compression.decompress(tensor, context)
         return result

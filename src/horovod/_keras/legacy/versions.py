@@ -1,4 +1,4 @@
-"""Whether something is of Keras 2 (``tf_keras``), for ``horovod.keras``, whose own Keras is version 3."""
+"""Checks whether objects and files are of Keras 2 (``tf_keras``). ``horovod.keras`` itself imports Keras 3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def legacy_tensorflow_keras() -> Any:
-    """TensorFlow's Keras where that is Keras 2, as with ``TF_USE_LEGACY_KERAS=1``; else, or without TensorFlow, None."""
+    """TensorFlow's Keras if it is Keras 2, as with ``TF_USE_LEGACY_KERAS=1``. Otherwise, or without TensorFlow, None."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return None
@@ -18,10 +18,10 @@ def legacy_tensorflow_keras() -> Any:
 
 
 def of_keras_2(thing: Any, kind: str) -> bool:
-    """Whether a thing is of Keras 2, and TensorFlow's Keras is that version.
+    """Whether an object is of Keras 2, and TensorFlow's Keras is Keras 2.
 
     Args:
-        kind: where its base classes are: ``optimizers`` or ``layers``.
+        kind: the module of its base classes, ``optimizers`` or ``layers``.
     """
     keras = legacy_tensorflow_keras()
     if keras is None:
@@ -34,7 +34,7 @@ def of_keras_2(thing: Any, kind: str) -> bool:
 
 
 def saved_by_keras_2(filepath: Any) -> bool:
-    """Whether Keras 2 wrote a saved model: a file that says so, or a folder, which only Keras 2 reads."""
+    """Whether Keras 2 wrote a saved model. A file contains the version. A folder is always of Keras 2."""
     if Path(filepath).is_dir():
         return True
     if zipfile.is_zipfile(filepath):

@@ -37,8 +37,9 @@ from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters
 from horovod.comm.shm.large import SCATTERED, Large
 from horovod.comm.shm.pieces import Pieces
+from horovod.comm.shm.proposals import Proposals
 from horovod.comm.shm.words import PACKED, REDUCED
-from horovod.comm.spans import Vectors
+from horovod.comm.spans import Vectors, arrays_of
 
 SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
@@ -53,8 +54,8 @@ class ShmCommunicator(Communicator):
     Args:
         rank, size: this rank in the group.
         arena: attached by every rank; owned by the communicator from here on.
-        patience: how long a peer may make no progress while it is waited for, before
-        on_silence: is told.
+        stall_timeout: how long a peer may make no progress while it is waited for, before
+        on_stall: is told.
         spins: whether to look for a peer a while before sleeping; not where a peer may need the core.
         reading: how large tensors travel, see :class:`~horovod.comm.shm.large.Large`.
     """
@@ -198,13 +199,13 @@ class ShmCommunicator(Communicator):
             reduce_into(result[low : low + run.size], contributions, op, prescale, postscale, self._workspace)
             low += run.size
 
-    def allgather(self, inputs: Sequence[Array], outputs: Sequence[Array], counts: Sequence[Sequence[int]]) -> None:
+    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         self._counters.check()
-        targets = [Segments(views) for views in split_by_rank(outputs, counts)]
+        targets = [Segments(views) for views in split_by_rank(arrays_of(outputs), counts)]
         longest = max((target.length for target in targets), default=0)
         if longest == 0:
             return
-        source, dtype = Segments(inputs), inputs[0].dtype
+        source, dtype = Segments(inputs), arrays_of(inputs)[0].dtype
         nbytes = sum(target.length for target in targets) * dtype.itemsize
         self._large.run(
             "allgather",
@@ -233,8 +234,12 @@ class ShmCommunicator(Communicator):
                 if start < stop:
                     target.write(start, stop, self._region(piece, rank, dtype)[: stop - start])
 
-    def broadcast(self, array: Array, root: int) -> None:
+    def broadcast(self, vectors: Vectors, root: int) -> None:
         self._counters.check()
+        for array in arrays_of(vectors):
+            self._broadcast(array, root)
+
+    def _broadcast(self, array: Array, root: int) -> None:
         self._large.run(
             "broadcast",
             array.nbytes,
@@ -257,10 +262,13 @@ class ShmCommunicator(Communicator):
                 self._counters.wait(root, PACKED, piece)
                 part[:] = self._region(piece, root, array.dtype)[: part.size]
 
-    def alltoall(self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
+    def alltoall(
+        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
         self._counters.check()
-        step = self._arena.piece_bytes // source.itemsize // self.size
-        outgoing, incoming = split(source, send_counts), split(target, receive_counts)
+        sent, received = arrays_of(source)[0], arrays_of(target)[0]
+        step = self._arena.piece_bytes // sent.itemsize // self.size
+        outgoing, incoming = split(sent, send_counts), split(received, receive_counts)
         # Nobody knows others' counts: in the first round each tells how many rounds it needs.
         piece = self._alltoall_round(outgoing, incoming, 0, step, max(1, -(-max(send_counts) // step)))
         rounds = max(self._counters.read_note(rank, piece & 1) for rank in range(self.size))
@@ -271,7 +279,7 @@ class ShmCommunicator(Communicator):
 
         self._large.run(
             "alltoall",
-            (rounds - 1) * step * self.size * source.itemsize,
+            (rounds - 1) * step * self.size * sent.itemsize,
             self.size,
             self.size,
             lambda direct: direct.alltoall([part[step:] for part in outgoing], [part[step:] for part in incoming]),
@@ -299,19 +307,19 @@ class ShmCommunicator(Communicator):
 
     def reducescatter(
         self,
-        inputs: Sequence[Array],
-        outputs: Sequence[Array],
+        inputs: Vectors,
+        outputs: Vectors,
         counts: Sequence[Sequence[int]],
         op: ReduceOp,
         prescale: float,
         postscale: float,
     ) -> None:
         self._counters.check()
-        shards = [Segments(views) for views in split_by_rank(inputs, counts)]
+        shards = [Segments(views) for views in split_by_rank(arrays_of(inputs), counts)]
         longest = max((shard.length for shard in shards), default=0)
         if longest == 0:
             return
-        target, dtype = Segments(outputs), inputs[0].dtype
+        target, dtype = Segments(outputs), arrays_of(inputs)[0].dtype
         nbytes = sum(shard.length for shard in shards) * dtype.itemsize
         self._large.run(
             "reducescatter",
@@ -363,6 +371,10 @@ class ShmCommunicator(Communicator):
 
     def abort(self) -> None:
         self._counters.abort()
+
+    def proposals(self) -> Proposals:
+        """What small collectives of this group can be agreed on with, in the same arena."""
+        return Proposals(self._arena, self.rank, self.size)
 
     def descriptors(self) -> list[int]:
         return [self._arena.descriptor]

@@ -26,8 +26,8 @@ class Counters:
     """One rank's own counters, and its waiting for those of the others.
 
     Args:
-        patience: how long a peer may make no progress while its counter is waited for, before
-        on_silence: is told.
+        stall_timeout: how long a peer may make no progress while its counter is waited for, before
+        on_stall: is told.
         spins: whether to look a while before sleeping; not where a peer may need the core.
     """
 

@@ -1,45 +1,27 @@
 """One connection to a peer: buffers queued in both directions, moved as far as the kernel takes them now.
 
-Used by ``comm.tcp.transport`` alone, which decides when to try. Every transfer starts with a header that its receiver knows in
-advance (which collective, which one of its kind, how many bytes), so a peer that is out of step or speaks nonsense is found
-instead of believed. Never waits, and never writes into a buffer past what was asked for.
+Used by ``comm.tcp.transport`` alone, which decides when to try. Never waits, and never writes into a buffer past what was asked
+for.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-import sys
 from collections import deque
-from collections.abc import Iterable
-from enum import IntEnum
 from itertools import islice
 
 from horovod.comm.base import PeerFailure
+from horovod.comm.exchange.base import mismatch
 
-
-class Collective(IntEnum):
-    """What a transfer is part of, as its header says."""
-
-    ALLREDUCE = 1
-    ALLGATHER = 2
-    BROADCAST = 3
-    ALLTOALL = 4
-    REDUCESCATTER = 5
-    BARRIER = 6
-
-
-HEADER = struct.Struct("<HHIQ")  # magic, Collective, number of the collective modulo 2**32, bytes that follow
-MAGIC = 0x4876
-_TCP_INFO = struct.Struct(
-    "4B"
-)  # the beginning of the kernel's tcp_info: state, congestion state, retransmissions, probes
-_BUFFERS_AT_ONCE = 64  # per system call; the kernel's own limit is 1024
-_UNIX_BUFFER_BYTES = 1 << 20  # measured: 64 MB between 2 ranks takes a fifth less time than with the kernel's default
-_LOOPBACK_BUFFER_BYTES = 384 << 10  # measured: the same takes a third less than with the kernel's own tuning
+_TCP_INFO = struct.Struct("4B")
+"""The beginning of the kernel's ``tcp_info``: state, congestion state, retransmissions, probes."""
 _PROBES = 3
 _LONGEST_PROBE_SECONDS = 3600
 _RETRANSMISSIONS = 3  # of the same bytes, before the network counts as broken; they are seconds apart by then
+_BUFFERS_AT_ONCE = 64  # per system call; the kernel's own limit is 1024
+_UNIX_BUFFER_BYTES = 1 << 20  # measured: 64 MB between 2 ranks takes a fifth less time than with the kernel's default
+_LOOPBACK_BUFFER_BYTES = 384 << 10  # measured: the same takes a third less than with the kernel's own tuning
 
 
 class Flow:
@@ -103,7 +85,7 @@ class Link:
 
     @property
     def ends(self) -> str:
-        """Both addresses, for people; "" where it stays on one machine."""
+        """Both addresses, for messages; "" where it stays on one machine."""
         try:
             own, other = self.socket.getsockname()[0], self.socket.getpeername()[0]
         except (OSError, IndexError):
@@ -115,7 +97,7 @@ class Link:
 
         A host acknowledges what its processes do not take, so this tells of the network, never of a slow peer.
         """
-        if sys.platform != "linux" or self.socket.family == socket.AF_UNIX:
+        if self.socket.family == socket.AF_UNIX:
             return False
         try:
             state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
@@ -177,7 +159,7 @@ class Link:
             while headers and headers[0][0] <= flow.done:
                 _, found, expected = headers.popleft()
                 if found != expected:
-                    raise PeerFailure(self.rank, _mismatch(bytes(found), expected))
+                    raise PeerFailure(self.rank, mismatch(bytes(found), expected))
             if count < wanted:
                 return
 
@@ -187,8 +169,8 @@ def tune(connection: socket.socket, seconds: float) -> None:
 
     Args:
         seconds: after which the kernel breaks a connection to another host that acknowledges nothing while nothing is sent.
-            While something is, :meth:`Link.lost` tells; a limit of the kernel's (TCP_USER_TIMEOUT) would also break
-            connections to a peer that computes and takes nothing for so long.
+            While something is sent, :meth:`Link.lost` tells. TCP_USER_TIMEOUT would also break connections to a peer that
+            computes and takes nothing for so long.
     """
     if connection.family == socket.AF_UNIX:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
@@ -200,27 +182,7 @@ def tune(connection: socket.socket, seconds: float) -> None:
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         each = min(_LONGEST_PROBE_SECONDS, max(1, round(seconds / (_PROBES + 1))))
-        for name, value in (("TCP_KEEPIDLE", each), ("TCP_KEEPINTVL", each), ("TCP_KEEPCNT", _PROBES)):
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        for option, value in ((socket.TCP_KEEPIDLE, each), (socket.TCP_KEEPINTVL, each), (socket.TCP_KEEPCNT, _PROBES)):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
     except OSError:
         pass  # the peer is gone already: the first transfer says so, and names it
-
-
-def header(collective: Collective, number: int, buffers: Iterable[memoryview]) -> bytes:
-    """What stands before the transfer of these buffers."""
-    return HEADER.pack(MAGIC, collective, number, sum(buffer.nbytes for buffer in buffers))
-
-
-def _mismatch(found: bytes, expected: bytes) -> str:
-    magic, collective, number, length = HEADER.unpack(found)
-    if magic != MAGIC or collective not in tuple(Collective):
-        return "it sent bytes that are not part of any collective"
-
-    def describe(collective: int, number: int, length: int) -> str:
-        return f"{Collective(collective).name.lower()} number {number} ({length} bytes)"
-
-    return (
-        f"it is out of step: it sent part of {describe(collective, number, length)}"
-        f" where {describe(*HEADER.unpack(expected)[1:])} was due"
-    )

@@ -1,4 +1,4 @@
-"""Framed bytes to and from all peers at once: the transport under ``comm.tcp.communicator``.
+"""Framed bytes to and from all peers at once over stream sockets: the :class:`~horovod.comm.exchange.base.Exchange` of ``tcp``.
 
 The worker thread queues what it wants sent and received, by reference, and then waits for some of it; while it waits,
 everything queued in either direction moves, so ranks may all send first without a deadlock. One epoll loop, no threads,
@@ -21,29 +21,24 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import cycle
-from typing import TypeAlias
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall, give_up
-from horovod.comm.tcp.link import Collective, Flow, Link, header, tune
+from horovod.comm.exchange.base import Exchange, Mark
+from horovod.comm.tcp.link import Flow, Link, tune
 
 _LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
-
-_SILENCES = 2  # after so many times the patience a broken network ends the wait
-
+_STALLS = 2  # after so many stall timeouts a broken network ends the wait
 _NO_MORE: Mapping[int, Sequence[socket.socket]] = {}
 
-Mark: TypeAlias = tuple[Flow, int]
-"""A place in one direction of a link: reached once that many of its bytes have moved."""
 
-
-class Exchange:
+class TcpExchange(Exchange):
     """All connections of one rank of a group.
 
     Args:
         sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
         more: further connections to the same ranks; both ends must have them in the same order.
-        patience: how long a peer that is waited for may move no byte, before
-        on_silence: is told.
+        stall_timeout: how long a peer that is waited for may move no byte, before
+        on_stall: is told.
     """
 
     def __init__(
@@ -53,23 +48,21 @@ class Exchange:
         on_stall: OnStall = give_up,
         more: Mapping[int, Sequence[socket.socket]] = _NO_MORE,
     ) -> None:
+        super().__init__()
         self._stall_timeout = stall_timeout.total_seconds()
         self._on_stall = on_stall
-        self._number = 0
-        self._collective = Collective.BARRIER
         links = {
             rank: [Link(rank, each) for each in (connection, *more.get(rank, ()))]
             for rank, connection in sockets.items()
         }
         self._by_fd = {link.fd: link for some in links.values() for link in some}
-        self._to = {rank: cycle(some) for rank, some in links.items()}  # who carries the next transfer
+        self._to = {rank: cycle(some) for rank, some in links.items()}  # which link carries the next transfer
         self._from = {rank: cycle(some) for rank, some in links.items()}
         self._fresh: set[Link] = set()  # links with something queued since the last wait
         for link in self._by_fd.values():
             link.socket.setblocking(False)
-            tune(link.socket, self._stall_timeout * _SILENCES)
+            tune(link.socket, self._stall_timeout * _STALLS)
         self._lock = threading.Lock()  # between abort() and close()
-        self._aborted = False
         self._closed = False
         self._owner = os.getpid()
         self._epoll = select.epoll()
@@ -80,48 +73,32 @@ class Exchange:
         """Everything open here."""
         return [self._epoll.fileno(), self._alarm, *self._by_fd]
 
-    def begin(self, collective: Collective) -> None:
-        """Start the next collective: every transfer queued from now on is part of it, on all ranks alike."""
-        if self._aborted:
-            raise Aborted("this communicator was aborted")
-        self._collective = collective
-        self._number = (self._number + 1) & 0xFFFFFFFF
-
     def send(self, rank: int, *buffers: memoryview) -> Mark:
-        """Queue one transfer to ``rank``. The buffers must stay as they are until the returned mark is reached."""
         link = next(self._to[rank])
         flow = link.outgoing
-        flow.append(memoryview(header(self._collective, self._number, buffers)))
+        flow.append(memoryview(self._header(buffers)))
         for buffer in buffers:
             flow.append(buffer)
         self._fresh.add(link)
         return flow, flow.queued
 
     def receive(self, rank: int, *buffers: memoryview) -> Mark:
-        """Ask for one transfer from ``rank``. The buffers hold it once the returned mark is reached."""
         link = next(self._from[rank])
         flow = link.incoming
-        link.expect(header(self._collective, self._number, buffers))
+        link.expect(self._header(buffers))
         for buffer in buffers:
             flow.append(buffer)
         self._fresh.add(link)
         return flow, flow.queued
 
     def wait(self, marks: Iterable[Mark]) -> None:
-        """Move bytes until every one of ``marks`` is reached.
-
-        Raises:
-            PeerFailure: a peer is gone or out of step.
-            Aborted: :meth:`abort` was called.
-        """
-        if self._aborted:
-            raise Aborted("this communicator was aborted")
+        self._check()
         for link in self._fresh:
             if link.outgoing.buffers and not link.blocked:
                 link.send()
             self._watch(link)
         self._fresh.clear()
-        missing = [mark for mark in marks if mark[0].done < mark[1]]
+        missing: list[tuple[Flow, int]] = [mark for mark in marks if mark[0].done < mark[1]]  # type: ignore[misc]  # our own
         if not missing:
             return
         now = time.monotonic()
@@ -154,7 +131,7 @@ class Exchange:
     def _tell(self, silent: Link) -> None:
         """A peer makes no progress. Where the network is to blame, waiting is in vain."""
         seconds = silent.stalls * self._stall_timeout
-        if silent.stalls >= _SILENCES:
+        if silent.stalls >= _STALLS:
             for link in self._by_fd.values():
                 if link.rank == silent.rank and link.lost():
                     raise PeerFailure(

@@ -1,6 +1,7 @@
-"""Do the ranks' requests for one name agree? Pure: requests in, a decision or an error out.
+"""Finds out whether the requests of all ranks for one name agree. Pure.
 
-An error quotes every rank's view, ranks with the same view together, and the line of the script that submitted it.
+An error quotes the request of every rank, with the line of the script that submitted it. Ranks with equal requests are listed
+together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _SCALED = {Operation.ALLREDUCE, Operation.ADASUM, Operation.REDUCESCATTER}
 
 
 def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> str:
-    """Why these requests cannot run together, or "" where they can.
+    """Why these requests cannot run together; "" if they can.
 
     Args:
         requests: one a member, in set order; None for a member that has joined.
@@ -83,7 +84,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
 
 
 def _join_obstacle(first: Request, requests: Sequence[Request | None], ranks: Sequence[int]) -> str:
-    """What those who have joined would be needed for, or ""."""
+    """Why the operation needs a rank that has joined; "" if it does not."""
     joined = [rank for rank, request in zip(ranks, requests, strict=True) if request is None]
     if first.operation == Operation.REDUCESCATTER:
         return f"{list_ranks(joined)} joined already, so their rows of the result would be lost"
@@ -98,7 +99,7 @@ def _join_obstacle(first: Request, requests: Sequence[Request | None], ranks: Se
 
 
 def _member(tensor: TensorSpec, request: Request) -> str:
-    """Which tensor of a group it is."""
+    """The name of the tensor, if it is one of a group."""
     return f" It is {tensor.name!r}." if len(request.tensors) > 1 else ""
 
 
@@ -134,7 +135,7 @@ def _views(requests: Sequence[Request | None], ranks: Sequence[int]) -> str:
 
 
 def describe(request: Request) -> str:
-    """One rank's view of a request, as errors and stall reports quote it."""
+    """A request in words, for errors and reports of stalls."""
     operation = request.operation
     parts = [operation.name.lower()]
     if operation in _SCALED:

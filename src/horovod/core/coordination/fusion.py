@@ -1,8 +1,8 @@
-"""Which ready decisions travel together. Pure.
+"""Cuts ready decisions into batches (tensor fusion). Pure.
 
-Decisions that became ready while the worker thread was busy are sorted into batches of one key each, never larger than the
-threshold (a single larger tensor is a batch of its own). Any order is right as long as all ranks use the same one, so a
-batch may take up what became ready later than the start of another batch.
+A batch has decisions of one key, and is no larger than the threshold; a larger tensor is a batch of its own. The coordinator
+sends the batches in order to all ranks, so any order is right. A decision may join a batch that was begun before another
+batch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def fuse(ready: Sequence[ReadyRequest], threshold: int, groups_apart: bool = Fal
     """Cut ``ready`` into batches.
 
     Args:
-        threshold: bytes a batch may hold; 0 puts every decision in a batch of its own.
-        groups_apart: never mix one request with another, so that each group of tensors is fused only with itself.
+        threshold: the size of a batch in bytes; 0: every decision is a batch of its own.
+        groups_apart: every request is a batch of its own, so a group of tensors is fused only with itself.
     """
     if threshold == 0 or groups_apart or len(ready) == 1:
         return [[item] for item in ready]
@@ -28,7 +28,7 @@ def fuse(ready: Sequence[ReadyRequest], threshold: int, groups_apart: bool = Fal
         if item.key is None:
             batches.append([item])
             continue
-        if item.key is not key:  # equal keys are mostly one object, which is seen at once
+        if item.key is not key:  # equal keys are usually the same object
             if key is not None:
                 others[key] = batch, size
             key = item.key

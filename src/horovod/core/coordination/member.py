@@ -1,6 +1,8 @@
-"""The worker thread of every member but the first: announces to the coordinator, and does what it orders."""
+"""The role of every rank but the first: it announces to the coordinator and follows its orders."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from horovod.core.coordination.messages import (
     Announce,
@@ -14,65 +16,76 @@ from horovod.core.coordination.messages import (
     decode_from_coordinator,
     encode,
 )
-from horovod.core.execution.batch import Batch
-from horovod.core.execution.worker import WorkerThread
+from horovod.core.coordination.role import Role, Schedule
+from horovod.core.execution.batch import Entry
+from horovod.core.execution.connections import Connections
+from horovod.core.execution.fast_path import FastPath
 
 
-class MemberThread(WorkerThread):
-    """The worker thread of every member but the first."""
+class Member(Role):
+    """Announces requests, and schedules the batches that the coordinator orders.
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # the signature is Lane's
-        self._announcer = Announcer(self._config.cache_capacity)
+    Args:
+        connections: member 0 is the coordinator.
+        fast_path: None where the ranks share no memory.
+        complete: completes a request that ran without an order.
+        capacity: how many requests the announcements abbreviate.
+    """
+
+    announces_between_batches = True
+    """The coordinator hears early what comes next."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        schedule: Schedule,
+        fast_path: FastPath | None,
+        complete: Callable[[Entry], None],
+        capacity: int,
+    ) -> None:
+        self._connections = connections
+        self._schedule = schedule
+        self._fast_path = fast_path
+        self._complete = complete
+        self._announcer = Announcer(capacity)
         self._decisions: dict[int, Decision] = {}
 
-    def _announce(self, requests: list[Request]) -> None:
+    def announce(self, requests: Sequence[Request]) -> None:
         proposal = self._fast_path.given_up(requests[0]) if self._fast_path is not None else 0
         self._connections.send(0, encode(Announce([self._announcer.item(request) for request in requests], proposal)))
 
-    def _say_leave(self, reason: str) -> None:
+    def leave(self, reason: str) -> None:
         self._connections.send(0, encode(Leave(reason)))
 
-    def _receive(self, member: int, body: bytes) -> None:
+    def receive(self, member: int, body: bytes) -> None:
         message = decode_from_coordinator(body)
         if isinstance(message, Stop):
-            self._stopping = (message.rank, message.reason)
-            self._connections.drop(member)  # nothing else comes, and that it closes then is no loss
+            self._schedule.stop = (message.rank, message.reason)
+            self._connections.drop(member)  # it is the last message; the coordinator closes the connection after it
         elif isinstance(message, Succeeded):
             self._resolve()
         else:
-            self._due.extend([[self._decision(item) for item in batch] for batch in message.batches])
+            self._schedule.batches.extend([[self._decision(item) for item in batch] for batch in message.batches])
+
+    def decide(self) -> None:
+        """Nothing: the coordinator decides."""
+
+    def settled(self) -> None:
+        """Nothing: the coordinator opens and closes the fast path."""
+
+    def stop(self, rank: int, reason: str) -> None:
+        """Complete a proposal that succeeded although this rank gave it up. The coordinator may have left before it said so."""
+        if self._fast_path is not None and self._fast_path.has_succeeded():
+            self._complete(self._fast_path.resolve())
 
     def _resolve(self) -> None:
-        """What this rank has given up, and announced, is done all the same."""
         if self._fast_path is None:
-            raise MessageError("there are no attempts without shared memory")
+            raise MessageError("there are no proposals without shared memory")
         try:
             entry = self._fast_path.resolve()
         except ValueError as error:
             raise MessageError(str(error)) from error
-        self._done(entry)
-
-    def _decide(self) -> None:
-        pass  # the coordinator has
-
-    def _at_rest(self) -> None:
-        pass
-
-    def _before_stop(self, rank: int, reason: str) -> None:
-        """What this rank has given up may be done all the same, and the coordinator may have left before it heard of that."""
-        if self._fast_path is not None and self._fast_path.has_succeeded():
-            self._done(self._fast_path.resolve())
-
-    def _execute(self, batch: Batch) -> None:
-        self._run_batch(batch)
-        self._announce_submitted()
-
-    def _announce_submitted(self) -> None:
-        """Between batches, so that the coordinator hears early what comes next."""
-        submitted = self._requests.take()
-        if submitted:
-            self._announce([entry.request for entry in submitted])
+        self._complete(entry)
 
     def _decision(self, item: int | Decision) -> Decision:
         if isinstance(item, int):

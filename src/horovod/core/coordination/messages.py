@@ -1,16 +1,16 @@
-"""What ranks tell each other to agree on collectives, and its wire form.
+"""The messages by which ranks agree on collectives, and their wire form.
 
-A member *announces* requests to its process set's coordinator; the coordinator answers with *orders*: batches of decisions,
-in the order in which every worker thread executes them. The first time a thing is said in full, afterwards as a small
-integer: each direction of a connection has a dictionary that the sending side fills (``Announcer``/``Listener`` for
-requests; decisions carry the id that the coordinator gave them). A dictionary belongs to one sender, so there is
-nothing to invalidate.
+A member *announces* requests to its process set's coordinator. The coordinator answers with *orders*: batches of decisions,
+in the order in which every rank carries them out. A request or a decision is sent in full the first time, and as a small
+integer afterwards. Each direction of a connection has a dictionary that only the sender fills, so nothing in it becomes
+invalid: ``Announcer`` and ``Listener`` keep the requests; decisions have the identifiers that the coordinator gives them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import cached_property
 
 import msgspec
 
@@ -43,13 +43,17 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shape: tuple[int, ...]
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One rank's wish to run one collective on one tensor, or on a group of tensors that become ready together.
+class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """What one rank asks for: one collective on one tensor, or on a group of tensors that become ready together.
 
-    ``name`` identifies it within its process set. ``transient`` marks a name that will not come again, which no
-    dictionary should remember. ``caller`` is the line of the user's script, for errors.
+    Attributes:
+        name: identifies the request within its process set.
+        device: the kind of device that the tensors lie on.
+        caller: the line of the user's script, for errors.
+        transient: the name will not come again, so no dictionary keeps it.
     """
 
+    # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
     operation: Operation
     name: str
     tensors: tuple[TensorSpec, ...] = ()
@@ -62,24 +66,43 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     caller: str = ""
     transient: bool = False
 
+    @cached_property
+    def identity(self) -> bytes:
+        """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather."""
+        tensors = self.tensors
+        if self.operation is Operation.ALLGATHER:
+            tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
+        return encode(
+            (
+                self.operation,
+                self.name,
+                tensors,
+                self.reduce_op,
+                self.prescale,
+                self.postscale,
+                self.root,
+                self.device,
+            )
+        )
+
 
 class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request said in full; ``identifier`` abbreviates it from now on, unless it is -1."""
+    """A request in full. ``identifier`` abbreviates it from now on, unless it is -1."""
 
     identifier: int
     request: Request
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """The coordinator's word on one request name: run it now, or fail it.
+    """The coordinator's decision on one name: run its collective now, or fail it.
 
     Attributes:
         identifier: abbreviates this decision from now on, unless it is -1.
         rows: for allgather, per tensor the first dimension of every rank.
         splits: for alltoall, every rank's row of splits.
-        template: the request, for joined ranks that have none of their own.
+        template: the request, for ranks that have joined and have none of their own.
         last_joined: for join, the global rank that joined last.
-        error: the reason why it fails on every rank, "" otherwise.
+        error: why it fails on every rank; "" if it runs.
     """
 
     identifier: int
@@ -96,7 +119,7 @@ class Announce(msgspec.Struct, tag=0, array_like=True):
     """Member to coordinator: requests, each new or by its identifier, in order of submission.
 
     Attributes:
-        attempt: the number of an attempt by fast path at the first of them, which this rank has given up; 0 for none.
+        proposal: the number of the fast path's proposal of the first request, which this rank has given up; 0 for none.
     """
 
     items: list[int | Definition]
@@ -123,41 +146,16 @@ class Stop(msgspec.Struct, tag=3, array_like=True):
 
 
 class Succeeded(msgspec.Struct, tag=4, array_like=True):
-    """Coordinator to member: the attempt that it has given up had succeeded."""
+    """Coordinator to member: the proposal that the member has given up had succeeded."""
 
 
 class MessageError(Exception):
-    """The other side sent something that is no message, or refers to what it never defined."""
+    """The peer sent an invalid message, or used an identifier that it never defined."""
 
 
 encode = msgspec.msgpack.Encoder().encode
 _from_member = msgspec.msgpack.Decoder(Announce | Leave)
 _from_coordinator = msgspec.msgpack.Decoder(Order | Stop | Succeeded)
-
-
-_request = msgspec.msgpack.Decoder(Request)
-_LONGEST_REQUEST = 8 << 20
-"""Bytes of a request as it is sent. Many travel in one message, and errors quote those of all ranks."""
-
-
-def check_sendable(request: Request) -> None:
-    """Whether other ranks would get this request as it is.
-
-    Raises:
-        ValueError: they would not; the message says what cannot be sent.
-    """
-    try:
-        body = encode(request)
-        _request.decode(body)
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-        raise ValueError(
-            f"{request.operation.name.lower()} of {request.name!r} cannot be described to other ranks: {error}"
-        ) from error
-    if len(body) > _LONGEST_REQUEST:
-        raise ValueError(
-            f"{request.operation.name.lower()} of {str(request.name)[:100]!r}... takes {len(body)} bytes to describe to other "
-            f"ranks, and may take {_LONGEST_REQUEST}: use shorter names, or groups of fewer tensors"
-        )
 
 
 def decode_from_member(body: bytes) -> Announce | Leave:
@@ -179,10 +177,10 @@ def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded:
 
 
 class Announcer:
-    """A member's dictionary: abbreviates requests that it has announced before.
+    """A member's dictionary, which abbreviates requests that were announced before.
 
     Args:
-        capacity: names remembered; the oldest gives its identifier to a new one.
+        capacity: how many names it has; beyond that a new name takes the identifier of the oldest.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -190,11 +188,11 @@ class Announcer:
         self._known: dict[str, tuple[Request, int]] = {}
 
     def item(self, request: Request) -> int | Definition:
-        """What to send for ``request``."""
+        """The item to send for ``request``."""
         known = self._known.get(request.name)
         if known is not None:
-            said, identifier = known
-            if said is request or said == request:
+            sent, identifier = known
+            if sent is request or sent == request:
                 return identifier
         elif request.transient or self._capacity == 0:
             return Definition(-1, request)
@@ -215,7 +213,7 @@ class Listener:
         self._known: dict[int, Request] = {}
 
     def requests(self, items: Iterable[int | Definition]) -> list[Request]:
-        """The requests that announced items stand for; the same objects each time while they are unchanged.
+        """The requests that the items stand for. An unchanged request is the same object each time.
 
         Raises:
             MessageError: one was never defined.

@@ -1,8 +1,10 @@
-"""The coordinator's reasoning: announcements in, ordered decisions out. Pure: no I/O, no locks, no clock of its own.
+"""Turns announcements into ordered decisions, for the coordinator. Pure: no I/O, no locks, no clock of its own.
 
-It counts who has announced what. When every member that has to take part has announced a name, the requests are compared
-and a decision joins the ready queue, in the order in which names became complete. A name whose requests are the very
-objects that agreed last time is decided without being compared again.
+1. It counts which members have announced each name.
+2. When all members that have not joined have announced a name, their requests are compared.
+3. The decision joins the ready queue, in the order in which names became complete. All ranks follow that order.
+
+If the requests are the same objects that agreed the last time, they are not compared again.
 """
 
 from __future__ import annotations
@@ -14,20 +16,20 @@ from horovod.core.coordination.agreement import disagreement
 from horovod.core.coordination.messages import Decision, Operation, Request
 
 _KEYS = 1024
-"""Keys of which all decisions share one object, so that they are compared at a glance."""
+"""How many keys are kept, so that equal keys are the same object and quick to compare."""
 
-_JOIN = Operation.JOIN  # to find it in its class, each time, takes longer than to compare
+_JOIN = Operation.JOIN  # an attribute of an enumeration takes longer to look up than to compare
 
 _FUSIBLE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.ALLGATHER, Operation.REDUCESCATTER}
 
 
 class ReadyRequest(NamedTuple):
-    """A decision and what fusion needs to know about it.
+    """A decision, and what fusion must know about it.
 
     Attributes:
-        key: only decisions with equal keys may travel in one batch; None travels alone.
-        size: bytes it adds to a batch.
-        fresh: whether members have not been told this very decision before.
+        key: decisions with equal keys may form a batch; None: it is a batch of its own.
+        size: the bytes that it adds to a batch.
+        fresh: the members have not been sent this decision before.
     """
 
     decision: Decision
@@ -51,7 +53,7 @@ class Waiting(NamedTuple):
 
 
 class _Tally:
-    """Who has announced one name, and what was agreed on it last time."""
+    """The announcements of one name, and what was agreed the last time."""
 
     __slots__ = ("agreed", "count", "identifier", "ready", "requests", "since")
 
@@ -65,7 +67,7 @@ class _Tally:
 
 
 class NegotiationError(Exception):
-    """A member broke the protocol (the runtime's own checks should have stopped it)."""
+    """A member broke the protocol. The checks in its own process should have prevented it."""
 
 
 class Negotiator:
@@ -87,17 +89,17 @@ class Negotiator:
         self._last_joined = -1
         self._moved = 0.0
         self._ready: list[ReadyRequest] = []
-        self._on_their_way: set[int] = set()
+        self._unsent: set[int] = set()
         self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
 
     @property
     def has_ready(self) -> bool:
-        """Whether :meth:`take` would return anything."""
+        """Whether :meth:`take` would return a decision."""
         return bool(self._ready)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for further announcements."""
+        """Whether no name is incomplete and no member has joined."""
         return not self._pending and not self._joined
 
     def announce(self, member: int, requests: Iterable[Request], now: float) -> None:
@@ -129,13 +131,13 @@ class Negotiator:
     def take(self) -> list[ReadyRequest]:
         """The decisions made since the last call, in order. The caller sends them before anything is announced again."""
         ready, self._ready = self._ready, []
-        self._on_their_way.clear()
+        self._unsent.clear()
         return ready
 
     def waiting(self) -> list[Waiting]:
-        """What is incomplete, oldest first.
+        """The incomplete names, oldest first.
 
-        Members that have joined wait for the others only while those announce nothing: since the last announcement.
+        Members that have joined are shown as waiting if no name is incomplete: since the last announcement.
         """
         found = []
         for tally in self._pending.values():
@@ -154,7 +156,7 @@ class Negotiator:
         return sorted(found, key=lambda waiting: waiting.since)
 
     def oldest(self) -> float | None:
-        """Since when the oldest of :meth:`waiting` is incomplete."""
+        """Since when the oldest of :meth:`waiting` has been incomplete."""
         default = self._moved if self._joined else None
         return min((tally.since for tally in self._pending.values()), default=default)
 
@@ -169,9 +171,9 @@ class Negotiator:
         return tally
 
     def _forget_one(self) -> None:
-        """Free the number of the oldest name at rest; one whose decision has not been sent yet still needs its number."""
+        """Free the number of the oldest name that is not announced and whose decision has been sent."""
         for name, tally in self._tallies.items():
-            if tally.identifier >= 0 and tally.count == 0 and tally.identifier not in self._on_their_way:
+            if tally.identifier >= 0 and tally.count == 0 and tally.identifier not in self._unsent:
                 self._free.append(tally.identifier)
                 del self._tallies[name]
                 return
@@ -197,7 +199,7 @@ class Negotiator:
         del self._pending[name]
         tally.requests = [None] * self._size
         tally.count = 0
-        self._on_their_way.add(tally.identifier)
+        self._unsent.add(tally.identifier)
         if requests == tally.agreed and tally.ready is not None:  # lists compare elements by identity first
             self._ready.append(tally.ready)
             return

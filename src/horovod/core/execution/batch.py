@@ -7,16 +7,17 @@ nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from horovod.comm.adasum import adasum
-from horovod.comm.base import Communicator
+from horovod.comm.base import Communicator, Completion
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, neutral, scale
-from horovod.comm.spans import Spans, Vectors, joined, size_in_bytes
+from horovod.comm.spans import Spans, Vectors, arrays_of, dtype_of, host_vector, joined, size_in_bytes, vector_of
 from horovod.core.coordination.messages import Decision, Operation, Request
 from horovod.core.errors import HorovodInternalError
 from horovod.core.submission.handle import Handle
@@ -64,76 +65,88 @@ def shard_rows(rows: int, size: int) -> list[int]:
     return [base + (rank < extra) for rank in range(size)]
 
 
-def execute(communicator: Communicator, ranks: Sequence[int], batch: Batch) -> None:
+def execute(communicator: Communicator, ranks: Sequence[int], batch: Batch) -> Completion:
     """Run the collective of one batch.
 
     Args:
         ranks: the group's global ranks, in group order.
         batch: of one operation (of compatible parameters, where there are several decisions).
+
+    Returns:
+        What the batch is complete with: None where it is, or the event of its last collective, as one communicator's
+        collectives are over in the order of their calls.
     """
     operation = batch[0][0].operation
     if operation == Operation.BARRIER:
-        communicator.barrier()
-        return
+        return communicator.barrier()
     if operation == Operation.JOIN:
         for decision, entry in batch:
             if entry is not None:
                 entry.handle.result = decision.last_joined
-        return
+        return None
     if operation in (Operation.ALLREDUCE, Operation.ADASUM):
-        _allreduce(communicator, batch)
-        return
-    present = [(decision, entry or _stand_in(decision)) for decision, entry in batch]
+        return _allreduce(communicator, batch)
+    present = [(decision, entry or _stand_in(communicator, decision)) for decision, entry in batch]
     if operation == Operation.ALLGATHER:
-        _allgather(communicator, present)
-    elif operation == Operation.REDUCESCATTER:
-        _reducescatter(communicator, [entry for _, entry in present])
-    else:
-        for decision, entry in present:
-            if operation == Operation.BROADCAST:
-                for array in entry.outputs:
-                    communicator.broadcast(array, ranks.index(entry.request.root))
-            else:
-                _alltoall(communicator, decision, entry)
+        return _allgather(communicator, present)
+    if operation == Operation.REDUCESCATTER:
+        return _reducescatter(communicator, [entry for _, entry in present])
+    completion: Completion = None
+    for decision, entry in present:
+        if operation == Operation.BROADCAST:
+            completion = communicator.broadcast(entry.outputs, ranks.index(entry.request.root))
+        else:
+            completion = _alltoall(communicator, decision, entry)
+    return completion
 
 
-def _stand_in(decision: Decision) -> Entry:
+def _stand_in(communicator: Communicator, decision: Decision) -> Entry:
     """What a rank that has joined takes part with."""
     request = decision.template
     assert request is not None
     specs = request.tensors
     if request.operation in (Operation.ALLREDUCE, Operation.ADASUM):
-        arrays = [
-            np.full(_elements(spec.shape), neutral(request.reduce_op, spec.data_type.numpy), spec.data_type.numpy)
-            for spec in specs
-        ]
-        return Entry(request, arrays, arrays, None, Handle(), 0.0)
+        vectors = joined(
+            [
+                communicator.allocate(
+                    spec.data_type.numpy,
+                    _elements(spec.shape),
+                    neutral(request.reduce_op, spec.data_type.numpy),
+                )
+                for spec in specs
+            ]
+        )
+        return Entry(request, vectors, vectors, None, Handle(), 0.0)
     if request.operation == Operation.BROADCAST:
-        arrays = [np.empty(_elements(spec.shape), spec.data_type.numpy) for spec in specs]
-        return Entry(request, [], arrays, None, Handle(), 0.0)
+        vectors = joined([communicator.allocate(spec.data_type.numpy, _elements(spec.shape)) for spec in specs])
+        return Entry(request, [], vectors, None, Handle(), 0.0)
 
-    def allocate(index: int, rows: int) -> Array:
-        return np.empty(rows * _elements(specs[index].shape[1:]), specs[index].data_type.numpy)
+    def allocate(index: int, rows: int) -> Vectors:
+        return communicator.allocate(specs[index].data_type.numpy, rows * _elements(specs[index].shape[1:]))
 
     without_rows = msgspec.structs.replace(request, splits=(0,) * len(request.splits))
-    return Entry(without_rows, [np.empty(0, spec.data_type.numpy) for spec in specs], [], allocate, Handle(), 0.0)
+    nothing = joined([communicator.allocate(spec.data_type.numpy, 0) for spec in specs])
+    return Entry(without_rows, nothing, [], allocate, Handle(), 0.0)
 
 
-def output_of(entry: Entry, index: int, rows: int) -> Array:
+def output_of(
+    entry: Entry, index: int, rows: int, spare: Callable[[np.dtype[Any], int], Vectors] = host_vector
+) -> Vectors:
     """Make output ``index`` of a request, with that first dimension.
 
-    Where that fails, the request fails on this rank, and takes part with memory that nobody sees: the other ranks are in the
-    collective by now, and can only end it together with this one.
+    Where that fails, the request fails on this rank, and takes part with memory that nobody sees (``spare``): the other ranks
+    are in the collective by now, and can only end it together with this one.
     """
     assert entry.allocate is not None
     try:
-        return entry.allocate(index, rows)
+        made = entry.allocate(index, rows)
     except Exception as error:
         tensor = entry.request.tensors[index]
         entry.error = HorovodInternalError(
             f"the output of {tensor.name!r} ({rows} rows) could not be made on this rank: {type(error).__name__}: {error}"
         )
-        return np.empty(rows * _elements(tensor.shape[1:]), tensor.data_type.numpy)
+        return spare(tensor.data_type.numpy, rows * _elements(tensor.shape[1:]))
+    return [made] if isinstance(made, np.ndarray) else made
 
 
 def scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
@@ -143,7 +156,7 @@ def scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
     return request.reduce_op, request.prescale, request.postscale
 
 
-def _allreduce(communicator: Communicator, batch: Batch) -> None:
+def _allreduce(communicator: Communicator, batch: Batch) -> Completion:
     first, entry = batch[0]
     request = first.template if entry is None else entry.request
     assert request is not None
@@ -151,22 +164,23 @@ def _allreduce(communicator: Communicator, batch: Batch) -> None:
     # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
     # decisions, or in none.
     scale_here = first.template is not None and op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
-    entries = [entry or _stand_in(decision) for decision, entry in batch]
-    inputs = outputs = joined([entry.inputs for entry in entries])
-    if not all(entry.outputs is entry.inputs for entry in entries):
-        outputs = joined([entry.outputs for entry in entries])
+    entries = [entry or _stand_in(communicator, decision) for decision, entry in batch]
+    parts = [entry.inputs for entry in entries]
+    in_place = all(entry.outputs is entry.inputs for entry in entries)
+    targets = parts if in_place else [entry.outputs for entry in entries]
     if scale_here:
-        inputs = [
-            array if own is None else _scaled(array, prescale)
-            for (_, own), entry in zip(batch, entries, strict=True)
-            for array in entry.inputs
+        parts = [
+            vectors if own is None else [_scaled(array, prescale) for array in vectors]
+            for (_, own), vectors in zip(batch, parts, strict=True)
         ]
         prescale = 1.0
-    for some_inputs, some_outputs in _by_type(inputs, outputs):
+    completion: Completion = None
+    for inputs, outputs in _by_type(parts, targets):
         if op == ReduceOp.ADASUM:
-            adasum(communicator, list(some_inputs), list(some_outputs), prescale, postscale)
+            adasum(communicator, arrays_of(inputs), arrays_of(outputs), prescale, postscale)
         else:
-            communicator.allreduce(some_inputs, some_outputs, op, prescale, postscale)
+            completion = communicator.allreduce(inputs, outputs, op, prescale, postscale)
+    return completion
 
 
 def _scaled(array: Array, factor: float) -> Array:
@@ -176,72 +190,80 @@ def _scaled(array: Array, factor: float) -> Array:
     return array
 
 
-def _by_type(inputs: Vectors, outputs: Vectors) -> Sequence[tuple[Vectors, Vectors]]:
-    """Split a batch into vectors of one type each, in the order in which types first appear (the same on all ranks)."""
-    if isinstance(inputs, Spans) or len({array.dtype for array in inputs}) == 1:
-        return [(inputs, outputs)]
-    split: dict[object, tuple[list[Array], list[Array]]] = {}
-    for source, target in zip(inputs, outputs, strict=True):
-        some_inputs, some_outputs = split.setdefault(source.dtype, ([], []))
-        some_inputs.append(source)
-        some_outputs.append(target)
-    return list(split.values())
+def _by_type(inputs: Sequence[Vectors], outputs: Sequence[Vectors]) -> Sequence[tuple[Vectors, Vectors]]:
+    """Join what is of one type, in the order in which types first appear (the same on all ranks)."""
+    if len({part.layout.dtype for part in inputs if isinstance(part, Spans)}) < 2:
+        together = joined(inputs)
+        if isinstance(together, Spans) or len({array.dtype for array in together}) == 1:
+            return [(together, together if outputs is inputs else joined(outputs))]
+    split: dict[object, tuple[list[Vectors], list[Vectors]]] = {}
+    for sources, targets in zip(inputs, outputs, strict=True):
+        for index in range(len(sources)):
+            source = vector_of(sources, index)
+            some_inputs, some_outputs = split.setdefault(dtype_of(source), ([], []))
+            some_inputs.append(source)
+            some_outputs.append(vector_of(targets, index))
+    return [(joined(some_inputs), joined(some_outputs)) for some_inputs, some_outputs in split.values()]
 
 
-def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry]]) -> None:
-    inputs: list[Array] = []
-    outputs: list[Array] = []
+def _by_type_with_counts(
+    inputs: Sequence[Vectors], outputs: Sequence[Vectors], counts: Sequence[Sequence[int]]
+) -> Iterator[tuple[Vectors, Vectors, Sequence[Sequence[int]]]]:
+    """Join single vectors of one type; the counts go with them."""
+    for dtype in dict.fromkeys(dtype_of(vector) for vector in inputs):
+        chosen = [index for index, vector in enumerate(inputs) if dtype_of(vector) == dtype]
+        yield (
+            joined([inputs[index] for index in chosen]),
+            joined([outputs[index] for index in chosen]),
+            [counts[index] for index in chosen],
+        )
+
+
+def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry]]) -> Completion:
+    inputs: list[Vectors] = []
+    outputs: list[Vectors] = []
     counts: list[list[int]] = []
     for decision, entry in batch:
         entry.handle.result = decision.rows
         for index, (tensor, rows) in enumerate(zip(entry.request.tensors, decision.rows, strict=True)):
             row_elements = _elements(tensor.shape[1:])
-            inputs.append(entry.inputs[index])
-            outputs.append(output_of(entry, index, sum(rows)))
+            inputs.append(vector_of(entry.inputs, index))
+            outputs.append(output_of(entry, index, sum(rows), communicator.allocate))
             counts.append([row_elements * rank_rows for rank_rows in rows])
-    for dtype in dict.fromkeys(array.dtype for array in inputs):
-        chosen = [index for index, array in enumerate(inputs) if array.dtype == dtype]
-        communicator.allgather(
-            [inputs[index] for index in chosen],
-            [outputs[index] for index in chosen],
-            [counts[index] for index in chosen],
-        )
+    completion: Completion = None
+    for some in _by_type_with_counts(inputs, outputs, counts):
+        completion = communicator.allgather(*some)
+    return completion
 
 
-def _alltoall(communicator: Communicator, decision: Decision, entry: Entry) -> None:
+def _alltoall(communicator: Communicator, decision: Decision, entry: Entry) -> Completion:
     row_elements = _elements(entry.request.tensors[0].shape[1:])
     received = [row[communicator.rank] for row in decision.splits]
-    target = output_of(entry, 0, sum(received))
-    communicator.alltoall(
-        entry.inputs[0],
+    target = output_of(entry, 0, sum(received), communicator.allocate)
+    entry.handle.result = received
+    return communicator.alltoall(
+        entry.inputs,
         target,
         [split * row_elements for split in entry.request.splits],
         [split * row_elements for split in received],
     )
-    entry.handle.result = received
 
 
-def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> None:
-    inputs: list[Array] = []
-    outputs: list[Array] = []
+def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> Completion:
+    inputs: list[Vectors] = []
+    outputs: list[Vectors] = []
     counts: list[list[int]] = []
     for entry in entries:
-        inputs += entry.inputs
-        outputs += entry.outputs
-        for tensor in entry.request.tensors:
+        for index, tensor in enumerate(entry.request.tensors):
             row_elements = _elements(tensor.shape[1:])
+            inputs.append(vector_of(entry.inputs, index))
+            outputs.append(vector_of(entry.outputs, index))
             counts.append([rows * row_elements for rows in shard_rows(tensor.shape[0], communicator.size)])
     op, prescale, postscale = scaling(entries[0].request, communicator.size)
-    for dtype in dict.fromkeys(array.dtype for array in inputs):
-        chosen = [index for index, array in enumerate(inputs) if array.dtype == dtype]
-        communicator.reducescatter(
-            [inputs[index] for index in chosen],
-            [outputs[index] for index in chosen],
-            [counts[index] for index in chosen],
-            op,
-            prescale,
-            postscale,
-        )
+    completion: Completion = None
+    for some in _by_type_with_counts(inputs, outputs, counts):
+        completion = communicator.reducescatter(*some, op, prescale, postscale)
+    return completion
 
 
 def _elements(shape: Sequence[int]) -> int:

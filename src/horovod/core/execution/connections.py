@@ -1,5 +1,4 @@
-"""A worker thread's control connections, and the bell that wakes its thread: what is ready to be read, and what is
-still to be sent."""
+"""A worker's control connections to other members, and the wake-up of its thread."""
 
 from __future__ import annotations
 
@@ -13,62 +12,62 @@ from horovod.control.wakeup import WakeUp
 
 
 class ReadyConnections(NamedTuple):
-    """What a look has found.
+    """What a poll has found.
 
     Attributes:
         readable, writable: by member index.
-        rung: somebody has rung the bell.
+        woken: another thread has called :meth:`Connections.wake`.
     """
 
     readable: Collection[int] = ()
     writable: Collection[int] = ()
-    rung: bool = False
+    woken: bool = False
 
 
 NOTHING = ReadyConnections()
 
 
 class Connections:
-    """The channels of one worker thread, by member index.
+    """The channels of one worker, by member index.
 
-    :meth:`look` and :meth:`listen` are for the worker thread, :meth:`ring` is for any, and all else for whoever takes a turn.
-    Every kind of waiting has an object of its own, because two threads may not wait on the same one.
+    :meth:`poll` and :meth:`poll_wake_up` are for the worker thread, :meth:`wake` is for any thread, and everything else is for
+    the thread that drives the worker. Each way to wait has a poll object of its own: two threads must not wait on one object.
     """
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:
         self._channels = dict(channels)
-        self._bell = WakeUp()
-        self._all, self._only_bell, self._only_channels = select.poll(), select.poll(), select.poll()
-        self._all.register(self._bell, select.POLLIN)
-        self._only_bell.register(self._bell, select.POLLIN)
+        self._wake_up = WakeUp()
+        self._poll_all, self._poll_wake_up, self._poll_channels = select.poll(), select.poll(), select.poll()
+        self._poll_all.register(self._wake_up, select.POLLIN)
+        self._poll_wake_up.register(self._wake_up, select.POLLIN)
         self._members: dict[int, int] = {}
         for member, channel in self._channels.items():
-            self._all.register(channel, select.POLLIN)
-            self._only_channels.register(channel, select.POLLIN)
+            self._poll_all.register(channel, select.POLLIN)
+            self._poll_channels.register(channel, select.POLLIN)
             self._members[channel.fileno()] = member
 
     def __contains__(self, member: int) -> bool:
         return member in self._channels
 
     def members(self) -> list[int]:
-        """Whose connections are still of use."""
+        """The members whose connections have not been dropped."""
         return list(self._channels)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the worker thread; does nothing after :meth:`close`."""
-        self._bell.set()
+        self._wake_up.set()
 
-    def look(self, milliseconds: float | None) -> ReadyConnections:
-        """Wait for anything, the bell included, for so long at most; None: without end."""
-        found = self._all.poll(milliseconds)
+    def poll(self, milliseconds: float | None) -> ReadyConnections:
+        """Wait for messages, for room to send and for a wake-up, at most ``milliseconds``; None: without end."""
+        found = self._poll_all.poll(milliseconds)
         if not found:
             return NOTHING
-        rung, bell = False, self._bell.fileno()
+        woken, wake_up = False, self._wake_up.fileno()
         readable, writable = [], []
         for descriptor, events in found:
-            if descriptor == bell:
-                self._bell.clear()
-                rung = True
+            if descriptor == wake_up:
+                self._wake_up.clear()
+                woken = True
                 continue
             member = self._members.get(descriptor)
             if member is None:
@@ -77,45 +76,45 @@ class Connections:
                 writable.append(member)
             if events & ~select.POLLOUT:
                 readable.append(member)
-        return ReadyConnections(readable, writable, rung)
+        return ReadyConnections(readable, writable, woken)
 
-    def listen(self, milliseconds: float) -> bool:
-        """Wait for the bell alone; it goes on ringing until :meth:`look` has heard it."""
-        return bool(self._only_bell.poll(milliseconds))
+    def poll_wake_up(self, milliseconds: float) -> bool:
+        """Wait for a wake-up alone. It remains set until :meth:`poll` has seen it."""
+        return bool(self._poll_wake_up.poll(milliseconds))
 
-    def arrivals(self, milliseconds: float) -> ReadyConnections:
+    def poll_messages(self, milliseconds: float) -> ReadyConnections:
         """Wait for messages alone."""
-        found = self._only_channels.poll(milliseconds)
+        found = self._poll_channels.poll(milliseconds)
         return ReadyConnections([self._members[descriptor] for descriptor, _ in found]) if found else NOTHING
 
     def receive(self, member: int) -> list[bytes]:
-        """The messages that have come from a member. Raises :class:`ChannelClosed`."""
+        """The messages that a member has sent. Raises :class:`ChannelClosed`."""
         return self._channels[member].receive()
 
     def send(self, member: int, body: bytes) -> None:
-        """Send a message, or queue what does not fit; in vain if the connection is gone."""
+        """Send a message, or queue what does not fit into the socket. Does nothing if the connection is closed."""
         channel = self._channels.get(member)
         if channel is None:
             return
         try:
             channel.send(body)
         except ChannelClosed:
-            return  # what the other side said before it closed, perhaps Stop, is still to be read; then comes its end
+            return  # a Stop that the peer sent before it closed may still have to be read
         if channel.wants_write:
-            self._all.modify(channel, select.POLLIN | select.POLLOUT)
+            self._poll_all.modify(channel, select.POLLIN | select.POLLOUT)
 
     def flush(self, member: int) -> None:
-        """Send what was queued, as far as it goes now."""
+        """Send as much of what is queued as the socket takes."""
         channel = self._channels[member]
         try:
             channel.flush()
         except ChannelClosed:
-            channel.discard()  # as in send
+            channel.discard()  # as in send()
         if not channel.wants_write:
-            self._all.modify(channel, select.POLLIN)
+            self._poll_all.modify(channel, select.POLLIN)
 
     def flush_all(self, seconds: float) -> None:
-        """Get everything out that is queued, within so many seconds: for the last words, after which nobody looks any more."""
+        """Send everything that is queued, within ``seconds``. For the last messages, after which nobody polls any more."""
         deadline = time.monotonic() + seconds
         for member, channel in self._channels.items():
             while channel.wants_write and time.monotonic() < deadline:
@@ -125,25 +124,26 @@ class Connections:
                 self.flush(member)
 
     def unsent(self) -> bool:
-        """Whether something is queued."""
+        """Whether anything is queued."""
         return any(channel.wants_write for channel in self._channels.values())
 
     def drop(self, member: int) -> bool:
-        """Stop listening to a member and close its connection; False if that was done before."""
+        """Close the connection to a member; False if that was done before."""
         channel = self._channels.pop(member, None)
         if channel is None:
             return False
-        self._all.unregister(channel)
-        self._only_channels.unregister(channel)
+        self._poll_all.unregister(channel)
+        self._poll_channels.unregister(channel)
         del self._members[channel.fileno()]
         channel.close()
         return True
 
     def descriptors(self) -> list[int]:
-        """What a forked child must close."""
-        return [*(channel.fileno() for channel in self._channels.values()), *self._bell.descriptors()]
+        """The descriptors that a forked child must close."""
+        return [*(channel.fileno() for channel in self._channels.values()), *self._wake_up.descriptors()]
 
     def close(self) -> None:
+        """Close all connections."""
         for channel in self._channels.values():
             channel.close()
-        self._bell.close()
+        self._wake_up.close()

@@ -1,4 +1,4 @@
-"""The processor cores of a rank: how many there are to compute with, and on which of them its worker threads run."""
+"""The processor cores of a rank: which it computes with, and which its worker threads run on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _log = logging.getLogger("horovod.core")
 
 
 class CpuResources(msgspec.Struct, array_like=True):
-    """What a rank has to compute with.
+    """The cores and threads that a rank computes with.
 
     Attributes:
-        cores: the numbers of those that it may use.
-        threads: how many it will compute with.
+        cores: the numbers of the cores that it may use.
+        threads: how many threads it computes with.
     """
 
     host: str
@@ -30,13 +30,13 @@ class CpuResources(msgspec.Struct, array_like=True):
 
 
 class Placement(NamedTuple):
-    """Where the threads of this rank's worker threads run.
+    """Where this rank's worker threads run.
 
     Attributes:
-        core: always on this one; None: wherever the operating system puts them.
-        share: on one of these while they carry out what is large. On a host where all cores compute, the operating system
-            tends to wake two ranks' threads on one core, where they wait for each other in turn. Empty: anywhere.
-        spins: a thread that waits for a peer may look for it a while before it sleeps, as no rank needs its core meanwhile.
+        core: they always run on this core; None: wherever the operating system puts them.
+        share: they run on one of these cores during a large collective. On a host where all cores compute, the operating
+            system tends to wake the threads of two ranks on one core, where they delay each other. Empty: anywhere.
+        spins: a thread that waits for a peer may poll before it sleeps: no other rank needs its core.
     """
 
     core: int | None = None
@@ -44,13 +44,13 @@ class Placement(NamedTuple):
     spins: bool = True
 
     def begin(self) -> None:
-        """Called by a worker thread, once."""
+        """Pin the calling worker thread to its core, if it has one. Called once, at its start."""
         if self.core is not None and not _run_on({self.core}):
             _log.error("%s: core %d cannot be used, so it is ignored", THREAD_AFFINITY, self.core)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """A block in which the calling worker thread carries out what is large."""
+        """A block in which the calling worker thread carries out a large collective."""
         before = os.sched_getaffinity(0) if self.share else set[int]()
         confined = bool(before) and _run_on(self.share)
         try:
@@ -64,8 +64,8 @@ ANYWHERE = Placement()
 
 
 def own_cpu_resources(host: str) -> CpuResources:
-    """This process's, as far as the operating system and the environment say."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    """The cores and threads of this process, from the operating system and the environment."""
+    cores = sorted(os.sched_getaffinity(0))
     threads = os.environ.get(THREADS, "").split(",")[0]
     return CpuResources(host, cores, int(threads) if threads.isdecimal() and int(threads) else len(cores))
 
@@ -81,20 +81,19 @@ def crowded(cpu_resources_by_rank: Sequence[CpuResources]) -> bool:
 
 
 def placement_of(cpu_resources_by_rank: Sequence[CpuResources], rank: int, core: int | None = None) -> Placement:
-    """Where the threads of one rank's worker threads run.
+    """Where the worker threads of one rank run.
 
     Args:
-        CPU resources: by rank.
-        core: the one that the user has chosen.
+        core: the core that the user has chosen, or None.
     """
     spins = _has_a_core(cpu_resources_by_rank, rank)
-    if core is not None or not crowded(cpu_resources_by_rank) or not hasattr(os, "sched_setaffinity"):
+    if core is not None or not crowded(cpu_resources_by_rank):
         return Placement(core, spins=spins)
     return Placement(share=_share(cpu_resources_by_rank, rank), spins=spins)
 
 
 def _has_a_core(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> bool:
-    """Whether a rank, and every rank of its host that may want one of its cores, can have a core to itself."""
+    """Whether this rank, and every rank that competes with it for cores, can have a core to itself."""
     local = [set(each.cores) for each in cpu_resources_by_rank if each.host == cpu_resources_by_rank[rank].host]
     wanted, sharers = set(cpu_resources_by_rank[rank].cores), list[set[int]]()
     while joining := [cores for cores in local if cores & wanted]:
@@ -104,7 +103,7 @@ def _has_a_core(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> boo
     taken: dict[int, int] = {}
 
     def place(sharer: int, tried: set[int]) -> bool:
-        """Give it a core; who has that moves to another if it can (a matching along augmenting paths)."""
+        """Give a rank a core, if need be by moving others to other cores: a matching along augmenting paths."""
         for core in sharers[sharer] - tried:
             tried.add(core)
             if core not in taken or place(taken[core], tried):
@@ -116,7 +115,7 @@ def _has_a_core(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> boo
 
 
 def _share(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> frozenset[int]:
-    """The cores that fall to one rank where ranks of a host may all use the same ones; none if they are too few."""
+    """This rank's share of the cores, where the ranks of a host may all use the same ones; none if there are too few."""
     own = cpu_resources_by_rank[rank]
     sharers = [
         other for other, each in enumerate(cpu_resources_by_rank) if each.host == own.host and each.cores == own.cores
@@ -128,7 +127,7 @@ def _share(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> frozense
 
 
 def _run_on(cores: Set[int]) -> bool:
-    """Have the calling thread run on these cores only; False, and it runs where it did, if they are not to be had."""
+    """Pin the calling thread to these cores; False, and nothing has changed, if they cannot be used."""
     try:
         os.sched_setaffinity(0, cores)
     except OSError as error:

@@ -1,8 +1,17 @@
-"""Small collectives that a waiting thread carries out without the coordinator's order (:mod:`horovod.comm.shm.proposals`).
+"""Runs small collectives of one host without an order of the coordinator (:mod:`horovod.comm.shm.proposals`).
 
-A rank tries it when nothing else of its process set is under way. Where it does not succeed at once, because a peer does
-something else or comes late, the request takes the ordinary way, as if nothing had been tried. The judge of the attempts is the
-process set's first rank, on whose worker thread the coordinator lives: so a word to the coordinator can end an attempt.
+The set's first rank leads; it is also the rank of the coordinator. Proposal n runs as follows:
+
+1. A thread that waits for a small collective proposes it, if nothing else of its process set is in flight here: it writes what
+   it asks for and its contribution into shared memory, then the number n (:meth:`FastPath._propose`).
+2. The leader waits a moment for the proposals of all ranks. The proposal succeeds if all are the same, and fails otherwise or
+   when a message arrives. The leader writes that down, for all ranks alike (:meth:`FastPath._lead`).
+3. A member waits a moment for what the leader writes (:meth:`FastPath._follow`). On success every rank computes the result from
+   all contributions. On failure every rank announces its request as if nothing had been proposed.
+4. A member cannot take a proposal back. One that has waited long enough announces the request and names n
+   (:meth:`FastPath.given_up`). If n is still undecided, the coordinator lets it fail and counts the request. If n had
+   succeeded, the coordinator does not count the request, and answers ``Succeeded``; then the member computes the result
+   (:meth:`FastPath.resolve`).
 """
 
 from __future__ import annotations
@@ -11,31 +20,23 @@ import math
 from collections.abc import Sequence
 
 from horovod.comm.shm.proposals import IDENTITY_BYTES, Proposals
-from horovod.core.coordination.messages import Operation, Request, TensorSpec, encode
+from horovod.comm.spans import arrays_of
+from horovod.core.coordination.messages import Operation, Request
 from horovod.core.execution.batch import Entry, output_of, scaling
 from horovod.core.execution.connections import Connections
+from horovod.core.execution.waiting import SLEEP_SECONDS, SLEEPS, Polls
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
 OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
 
-SPINS = 40
-ROUNDS = 50
-"""Looks at a peer's word in a row, and how often: about a hundred microseconds, where ranks do not share cores."""
-
-SLEEP_SECONDS = 1e-3
-SLEEPS = 10
-"""How long it waits after that. Then a peer is so late that the ordinary way costs nothing more."""
-
-_REMEMBERED = 4096
-
 
 class FastPath:
-    """One rank's attempts. All methods are for whoever has the worker thread's role.
+    """The proposals of one rank. All methods are for the thread that drives the worker.
 
     Args:
         ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
-        spins: whether every rank has a core, so that one may look instead of sleeping.
+        polls: how often to poll before sleeping.
     """
 
     def __init__(
@@ -45,21 +46,20 @@ class FastPath:
         ranks: Sequence[int],
         index: int,
         connections: Connections,
-        spins: bool,
+        polls: Polls,
     ) -> None:
         self._proposals = proposals
         self._requests = requests
         self._ranks = ranks
         self._index = index
         self._connections = connections
-        self._rounds, self._spins = (ROUNDS, SPINS) if spins else (1, 1)
-        self._identities: dict[str, tuple[Request, bytes]] = {}
+        self._rounds, self._polls = polls.word_rounds, polls.word
         self._unresolved: tuple[int, Entry] | None = None
 
     def carry_out(self, handle: Handle) -> Entry | None:
-        """Carry out the small request of ``handle`` if nothing else is in flight; returns it with its outputs, or None.
+        """Run the collective of ``handle`` if it is small and nothing else is in flight. Returns its entry, with its outputs.
 
-        Then it is announced before anything else.
+        None: it was not run, and is announced before anything else.
         """
         entry = self._requests.take_alone(handle)
         if entry is None:
@@ -76,7 +76,7 @@ class FastPath:
         request = entry.request
         if request.operation not in OPERATIONS or entry.size() > self._proposals.data_bytes or not _uniform(request):
             return False
-        identity = self._identity(request)
+        identity = request.identity
         if len(identity) > IDENTITY_BYTES:
             return False
         self._unresolved = None
@@ -86,7 +86,7 @@ class FastPath:
         return succeeded
 
     def _disturbed(self) -> bool:
-        """Whether this thread has something better to do than to wait for an attempt."""
+        """Whether there is something else to do than to wait for a proposal."""
         return self._requests.waiting() or self._requests.closed
 
     def _lead(self, entry: Entry, identity: bytes) -> bool:
@@ -101,16 +101,16 @@ class FastPath:
         return success
 
     def _proposes_in_time(self, peer: int, number: int) -> bool:
-        proposals, arrivals = self._proposals, self._connections.arrivals
+        proposals, messages = self._proposals, self._connections.poll_messages
         for _ in range(self._rounds):
-            if proposals.await_proposal(peer, number, self._spins, 0):
+            if proposals.await_proposal(peer, number, self._polls, 0):
                 return True
-            if arrivals(0).readable:
+            if messages(0).readable:
                 return False
         for _ in range(SLEEPS):
             if proposals.await_proposal(peer, number, 1, SLEEP_SECONDS):
                 return True
-            if self._disturbed() or arrivals(0).readable:
+            if self._disturbed() or messages(0).readable:
                 return False
         return False
 
@@ -128,7 +128,7 @@ class FastPath:
     def _decided_in_time(self, number: int) -> bool:
         proposals = self._proposals
         for _ in range(self._rounds):
-            if proposals.await_outcome(number, self._spins, 0):
+            if proposals.await_outcome(number, self._polls, 0):
                 return True
             if proposals.closed():
                 return False
@@ -140,26 +140,26 @@ class FastPath:
         return False
 
     def has_succeeded(self) -> bool:
-        """Whether this rank has given up an attempt that the judge says has succeeded."""
+        """Whether this rank has given up a proposal that has succeeded after all."""
         return (
             self._unresolved is not None and self._proposals.over(self._unresolved[0]) and self._proposals.succeeded()
         )
 
     def resolve(self) -> Entry:
-        """What this rank has given up, and the judge says has succeeded: with its outputs.
+        """The entry of a proposal that this rank has given up and that has succeeded, with its outputs.
 
         Raises:
-            ValueError: it has given up nothing.
+            ValueError: there is none.
         """
         if self._unresolved is None or not self.has_succeeded():
-            raise ValueError("no attempt that was given up has succeeded")
+            raise ValueError("no proposal that was given up has succeeded")
         entry = self._unresolved[1]
         self._unresolved = None
         self._collect(entry)
         return entry
 
     def given_up(self, request: Request) -> int:
-        """The number of the attempt that must be named where this request is announced; 0 for none. Asked once."""
+        """The number of the proposal that the announcement of ``request`` must name; 0 for none. Called once for each."""
         if self._unresolved is None or self._unresolved[1].request is not request:
             return 0
         number = self._unresolved[0]
@@ -167,32 +167,6 @@ class FastPath:
             self._unresolved = None
             return 0
         return number
-
-    def _identity(self, request: Request) -> bytes:
-        """All that must agree, which is all but the place in the script, and the rows of an allgather."""
-        known = self._identities.get(request.name)
-        if known is not None and known[0] is request:
-            return known[1]
-        tensors = request.tensors
-        if request.operation is Operation.ALLGATHER:
-            tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
-        identity = encode(
-            (
-                request.operation,
-                request.name,
-                tensors,
-                request.reduce_op,
-                request.prescale,
-                request.postscale,
-                request.root,
-                request.device,
-            )
-        )
-        if not request.transient:
-            if len(self._identities) >= _REMEMBERED:
-                self._identities.clear()
-            self._identities[request.name] = (request, identity)
-        return identity
 
     def _propose(self, entry: Entry, identity: bytes) -> int:
         request, arrays, rows = entry.request, entry.inputs, 0
@@ -212,11 +186,12 @@ class FastPath:
             rows = self._proposals.notes()
             entry.handle.result = (tuple(rows),)
             row_elements = math.prod(request.tensors[0].shape[1:])
-            self._proposals.allgather(output_of(entry, 0, sum(rows)), [row_elements * each for each in rows])
+            output = arrays_of(output_of(entry, 0, sum(rows)))[0]
+            self._proposals.allgather(output, [row_elements * each for each in rows])
 
 
 def _uniform(request: Request) -> bool:
-    """Whether all its elements are of one type; and for an allgather, whether its rows are one number."""
+    """Whether all elements have one type. For an allgather, also whether one number says how many rows there are."""
     tensors = request.tensors
     if request.operation is Operation.ALLGATHER:
         return len(tensors) == 1 and len(tensors[0].shape) > 0

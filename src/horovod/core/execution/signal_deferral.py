@@ -1,8 +1,8 @@
-"""Keeps signals' handlers out of a piece of work that an exception must not interrupt halfway.
+"""Defers signal handlers while a function runs that an exception must not interrupt halfway.
 
-Python runs handlers in the main thread, between any two steps of whatever it does there, and what they raise (a
-KeyboardInterrupt, a time-out) surfaces at that place. For work of milliseconds that shares its state with other threads and
-other ranks, they can wait until it is done.
+Python runs signal handlers in the main thread, between any two instructions, and an exception that they raise
+(KeyboardInterrupt, a time-out) surfaces there. A collective of some milliseconds shares its state with other threads and
+other ranks, so handlers wait until it is done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUMBERS = tuple(
 
 _seen: list[Any] = []
 _callables: dict[int, Any] = {}
-"""What handles each of the signals, as it was found last; and the handlers among that, by signal."""
+"""The handlers of all signals as they were found last; and those of them that are Python functions, by signal."""
 
 
 def _handlers() -> dict[int, Any]:
@@ -36,7 +36,7 @@ def _handlers() -> dict[int, Any]:
 
 
 class _Deferral:
-    """Stands in for the handlers of one thread's signals, notes those that come, and delivers them at the end."""
+    """Replaces the signal handlers, notes the signals that arrive, and delivers them at the end."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
@@ -49,10 +49,10 @@ class _Deferral:
             try:
                 _signal.signal(number, self._note)
             except ValueError:
-                return  # a program that embeds Python: no handler runs in this thread
+                return  # Python is embedded, and no handler runs in this thread
 
     def _note(self, number: int, frame: Any) -> None:
-        if self._over:  # it could not be put back
+        if self._over:  # the handler could not be restored
             self._handlers[number](number, frame)
         else:
             self._came.append(number)
@@ -76,7 +76,7 @@ class _Deferral:
 
 
 def with_signals_deferred(work: Callable[..., _T], *arguments: Any) -> _T:
-    """``work(*arguments)``, during which no handler of a signal runs that was set from Python; they run right after it."""
+    """Call ``work(*arguments)``. Signal handlers that were set from Python run right after it."""
     if threading.current_thread() is not threading.main_thread():
         return work(*arguments)  # handlers run in the main thread
     deferral = _Deferral()

@@ -1,14 +1,14 @@
-"""The thread that serves one process set: announces what was submitted, receives orders, executes them one by one.
+"""The worker of one process set on one rank: announces submissions, receives orders, carries them out one by one.
 
-One thread does both because it can do nothing better while a collective runs: what becomes ready meanwhile gathers in the
-sockets and travels together as the next batch. Other threads append to a queue. The worker thread sleeps in one
-``poll`` over its connections and a bell, without a timeout while nothing is pending.
+One thread does all of it. While a collective runs there is nothing better to do: what becomes ready meanwhile waits in the
+sockets, and travels together as the next batch. Other threads append to a queue and return. The worker thread sleeps in one
+``poll`` of its connections and its wake-up, without a timeout while nothing is in flight
+(:mod:`horovod.core.execution.waiting`).
 
-What the worker thread does, it does in turns, which a thread that waits for a quick collective may take as well
-(:mod:`horovod.core.execution.progress`). Whatever is large, or ends the worker thread, is left to the worker thread.
+The worker works in steps. A thread that waits for a quick collective may take steps, too, one thread at a time
+(:mod:`horovod.core.execution.progress`). Large collectives and the orderly end are left to the worker thread.
 
-A member's worker thread (:mod:`horovod.core.coordination.member`) announces to the coordinator and follows its orders;
-the coordinator's own worker thread, on the set's first rank, is :class:`horovod.core.coordination.coordinator.CoordinatorLane`.
+What a step says to other ranks and hears from them depends on the worker's role (:mod:`horovod.core.coordination.role`).
 """
 
 from __future__ import annotations
@@ -16,73 +16,60 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.base import Aborted, Communicator, Completion, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import Config
-from horovod.core.coordination.messages import Decision, MessageError, Request, check_sendable
+from horovod.core.coordination.coordinator import Coordinator
+from horovod.core.coordination.member import Member
+from horovod.core.coordination.messages import Decision, MessageError
 from horovod.core.coordination.negotiator import NegotiationError
+from horovod.core.coordination.role import Role, Schedule, Watch
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.batch import Batch, Entry, execute, size_of
 from horovod.core.execution.connections import Connections, ReadyConnections
 from horovod.core.execution.cpu_affinity import ANYWHERE, Placement
 from horovod.core.execution.fast_path import FastPath
-from horovod.core.execution.progress import QUICK_BYTES, STANDBY_MILLISECONDS, STANDBYS, Progress, may_drive
+from horovod.core.execution.open_events import LOOK_MILLISECONDS, OpenEvents
+from horovod.core.execution.progress import QUICK_BYTES, Progress, may_drive
+from horovod.core.execution.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
 _log = logging.getLogger("horovod.core")
 
-_REMEMBERED = 4096
-
-POLLS_BEFORE_SLEEP = 50
-"""Looks at the connections before sleeping while somebody waits for this lane: about a hundred microseconds, of a process
-that has nothing else to do. The answer to a small collective takes less, and a sleep and a wake-up cost as much as it does."""
-
 
 def still_in_use(error: HorovodInternalError) -> HorovodInternalError:
-    """The same error for who must not use the tensors' memory again, because a thread could not be got out of a collective."""
+    """``error`` with a warning not to use the tensors' memory again, because a thread did not leave a collective."""
     return HorovodInternalError(
         f"{error} A thread of this rank (horovod-worker) did not leave a collective in time, so the tensors of collectives "
         "that were in flight may still be read and written: end this process instead of using them again."
     )
 
 
-class Watch(Protocol):
-    """What a worker thread needs of the liveness monitor."""
-
-    call_sites: dict[int, str]
-
-    def report(self, rank: int, reason: str, suspected: bool = False) -> None: ...
-
-    def report_no_progress(self, rank: int, reason: str, times: int) -> None: ...
-
-    def probe(self) -> None: ...
-
-
-class WorkerThread(ABC):
-    """One process set's queue and thread on this rank.
+class WorkerThread:
+    """The queue, the connections, the engine and the thread of one process set on this rank.
 
     Args:
+        name: of the process set, for the thread's name.
         ranks: the members' global ranks, in set order.
-        index: this rank's place in ``ranks``.
+        index: this rank's place in ``ranks``; 0 is the coordinator.
         channels: by member index: to the coordinator (index 0), or on the coordinator to all others.
-        communicator: the data plane among these ranks.
-        watch: hears of failures and knows who is alive.
+        communicator: the engine that moves the data of these ranks.
+        watch: the liveness monitor, which takes reports of failures.
         on_stopped: called on the worker thread when the set was shut down in good order, with the rank that left, its
-            reason, and whether this rank was waiting for something.
-        placement: where the worker thread runs.
-        express: for small collectives among ranks of one host.
+            reason, and whether this rank still waited for a collective.
+        placement: the cores that the thread runs on.
+        proposals: the shared memory of the fast path; None where the ranks share none.
 
     Attributes:
-        finished: it has ended in good order, on all ranks.
+        role: coordinator or member.
+        finished: the set has ended in good order, on all ranks.
         unnamed: how many calls without a name were made on this process set, by kind.
     """
 
@@ -103,24 +90,29 @@ class WorkerThread(ABC):
         self.index = index
         self.communicator = communicator
         self.unnamed: Counter[str] = Counter()
-        self._connections = Connections(channels)
+        self.finished = False
         self._config = config
         self._watch = watch
         self._on_stopped = on_stopped
         self._placement = placement
+        self._polls = polls(placement.spins)
+        self._connections = Connections(channels)
         self._requests = InFlight(None if config.cycle_time else self)
-        self._checked: dict[str, Request] = {}
-        self._due: deque[Sequence[Decision]] = deque()
-        self._stopping: tuple[int, str] | None = None
-        self._left = threading.Event()
-        self._leaving: str | None = None
-        self._said_leave = False
-        self.finished = False
-        self._progress = Progress(self._connections, placement.spins, index == 0)
+        self._schedule = Schedule()
+        self._progress = Progress(self._connections, self._polls, index == 0)
         self._proposals = proposals
         self._fast_path: FastPath | None = None
         if proposals is not None:
-            self._fast_path = FastPath(proposals, self._requests, self.ranks, index, self._connections, placement.spins)
+            self._fast_path = FastPath(proposals, self._requests, self.ranks, index, self._connections, self._polls)
+        self.role: Role = (
+            Coordinator(self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name)
+            if index == 0
+            else Member(self._connections, self._schedule, self._fast_path, self._done, config.cache_capacity)
+        )
+        self._left = threading.Event()
+        self._leaving: str | None = None
+        self._said_leave = False
+        self._open_events = OpenEvents(config.timeout.total_seconds())
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
@@ -128,38 +120,27 @@ class WorkerThread(ABC):
     # For any thread.
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, entry: Entry, held: bool = False, awaited: bool = False) -> None:
-        """Queue a request; never blocks on peers.
+        """Queue a request. Never waits for peers.
 
         Args:
-            held: its inputs are not there yet, so it is announced by :meth:`release` only.
-            awaited: the calling thread calls ``entry.handle.wait()`` next, so a sleeping worker thread need not be
-            woken for it.
+            held: its inputs have not arrived yet, so it is not announced before :meth:`release`.
+            awaited: the calling thread calls ``entry.handle.wait()`` next, so a sleeping worker thread need not be woken.
 
         Raises:
-            ValueError: a request of that name is in flight on this rank, or it cannot be sent to other ranks.
+            ValueError: a request of that name is in flight on this rank.
             HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
         """
-        request = entry.request
-        if self._checked.get(request.name) is not request:
-            self._check(request)
         if self._requests.add(entry, held, awaited):
-            self._connections.ring()
-
-    def _check(self, request: Request) -> None:
-        """Whether other ranks would understand a request; a worker thread that found out otherwise would end the job."""
-        check_sendable(request)
-        if not request.transient:
-            if len(self._checked) >= _REMEMBERED:
-                self._checked.clear()
-            self._checked[request.name] = request
+            self._connections.wake()
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
-        """The inputs of a held request are there, or will never come, because of ``error``; then it fails on this rank.
+        """Announce a held request, whose inputs have arrived; or fail it on this rank with ``error``: they never will.
 
-        Does nothing if it has failed meanwhile.
+        Does nothing if the request has failed meanwhile.
         """
         if error is not None:
             if self.withdraw(entry):
@@ -167,40 +148,42 @@ class WorkerThread(ABC):
             return
         entry.since = time.monotonic()
         if self._requests.release(entry):
-            self._connections.ring()
+            self._connections.wake()
 
     def withdraw(self, entry: Entry) -> bool:
         """Forget a held request; False if it has failed already."""
         return self._requests.withdraw(entry)
 
     def leave(self, reason: str) -> None:
-        """Ask for an orderly end: what is decided still runs, what is not fails. Then the thread ends on every rank."""
+        """Ask for an orderly end: what is decided still runs, the rest fails. Then the thread ends, on every rank."""
         self._leaving = reason
-        self._connections.ring()
+        self._connections.wake()
 
-    # An abort has three steps, because an error must not be reported while a tensor may still be written: whoever gets it
-    # may use the memory for something else at once.
+    # An abort has three steps, because a script that gets the error may use the tensors' memory for something else:
+    # 1. interrupt(): take no more requests, and wake the thread out of what it waits for.
+    # 2. await_exit(): wait until no thread uses a tensor.
+    # 3. fail(): fail the handles.
 
     def interrupt(self) -> None:
-        """Take no more requests, and wake the thread out of whatever it does; returns at once."""
+        """Take no more requests, and wake the thread out of whatever it waits for. Returns at once."""
         self._requests.close()
         self.communicator.abort()
-        self._connections.ring()
+        self._connections.wake()
 
     def await_exit(self, seconds: float) -> bool:
-        """Wait until no thread of this process uses a request's tensors, after :meth:`interrupt`; False: one still does."""
+        """After :meth:`interrupt`, wait until no thread of this process uses a request's tensors; False: one still does."""
         if self._thread.ident is None or threading.current_thread() is self._thread:
             return True
         return self._left.wait(max(0.0, seconds))
 
     def fail(self, error: BaseException) -> None:
-        """Complete everything pending with ``error``, and refuse with it whatever is submitted from now on."""
+        """Fail everything that is in flight, and all later submissions, with ``error``."""
         entries = self._requests.fail(error)
         for entry in entries:
             entry.handle.complete(error)
 
     def abort(self, error: HorovodInternalError) -> None:
-        """All three steps, one after another."""
+        """All three steps."""
         self.interrupt()
         if not self.await_exit(self._config.timeout.total_seconds()):
             error = still_in_use(error)
@@ -212,7 +195,7 @@ class WorkerThread(ABC):
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Give everything back; or nothing, if the thread could not be got out of a collective and may still use it."""
+        """Release everything. If the thread did not leave a collective, it may still use everything, so nothing is released."""
         if self._thread.is_alive():
             return
         if self._proposals is not None:
@@ -221,21 +204,21 @@ class WorkerThread(ABC):
         self._connections.close()
 
     def descriptors(self) -> list[int]:
-        """What a forked child must close."""
+        """The descriptors that a forked child must close."""
         return [*self._connections.descriptors(), *self.communicator.descriptors()]
 
     def drive(self, handle: Handle) -> None:
-        """Carry out a quick collective on the calling thread, which waits for it, as far as that is quick."""
+        """Carry out a quick collective on the calling thread, which waits for it; or return before it is done."""
         self._progress.drive(handle, self._try_fast_path, self._quick_step)
 
-    def expedite(self, handle: Handle) -> None:
-        """Have the worker thread take the turns until this is done, if it leaves them to others."""
-        if self._requests.expedite(handle):
-            self._connections.ring()
+    def take_over(self, handle: Handle) -> None:
+        """Have the worker thread carry out a collective that no waiting thread will."""
+        if self._requests.leave_to_worker(handle):
+            self._connections.wake()
 
     def _try_fast_path(self, handle: Handle) -> bool:
-        """Carry out a small collective by fast path, if nothing else is under way; whether it is done."""
-        if self._fast_path is None or not self._fast_path_open():
+        """Carry out a small collective without an order, if nothing else is in flight; whether it is done."""
+        if self._fast_path is None or not self.role.fast_path_open():
             return False
         entry = self._fast_path.carry_out(handle)
         if entry is None:
@@ -244,9 +227,10 @@ class WorkerThread(ABC):
         return True
 
     def _quick_step(self, ready: ReadyConnections) -> bool:
+        """A step of a waiting thread; whether anything is left for the worker thread."""
         if ready.readable or self._requests.waiting():
             self._step(ready, driven=True)
-            if self._due or self._stopping is not None or self._connections.unsent():
+            if self._schedule.batches or self._schedule.stop is not None or self._connections.unsent():
                 return True
         return self.finished or self._requests.closed
 
@@ -261,12 +245,9 @@ class WorkerThread(ABC):
             self._await_failure(failure)
 
     def _serve(self) -> str:
-        """Take turns until the end. Returns what went wrong in this worker thread, "" where nothing has; it is reported
-        then."""
+        """Take steps until the end. Returns, and reports, what went wrong in this worker; "" if nothing did."""
         try:
-            with np.errstate(
-                all="ignore"
-            ):  # an overflow in a gradient is the user's to find, not a warning from a thread
+            with np.errstate(all="ignore"):  # an overflow in a gradient is the script's to find
                 while not self.finished and not self._requests.closed:
                     self._stand_by()
                     self._progress.take(self._wait(), self._step)
@@ -282,81 +263,45 @@ class WorkerThread(ABC):
             return f"rank {self.ranks[self.index]}: its worker thread failed: {error!r}"
 
     def _await_failure(self, reason: str) -> None:
-        """Whoever aborts, or the failure on what was reported, fails what is pending. Should neither come, this does."""
+        """Wait until an abort fails what is in flight. If none comes, fail it here."""
         if not self._requests.failed.wait(2 * self._config.timeout.total_seconds()):
             self.fail(HorovodInternalError(f"Horovod: {reason}. Rank 0 has not said in time which rank failed first."))
 
     def _stand_by(self) -> None:
-        """While other threads take turns, leave the connections to them."""
-        for _ in range(STANDBYS):
-            if not self._progress.driven():
+        """While other threads drive the worker, leave the connections to them."""
+        for _ in range(STANDBY_ROUNDS):
+            if not self._progress.driven() or not self._requests.begin_standby():
                 return
-            if not self._requests.stand_by():
-                return
-            rung = self._connections.listen(STANDBY_MILLISECONDS)
-            self._requests.rise()
-            if rung:
+            woken = self._connections.poll_wake_up(STANDBY_MILLISECONDS)
+            self._requests.end_wait()
+            if woken:
                 return
 
     def _wait(self) -> ReadyConnections:
-        if self._placement.spins and self._requests.latest.awaited():
-            for _ in range(POLLS_BEFORE_SLEEP):
-                ready = self._connections.look(0)
-                if ready.readable or ready.rung or self._requests.waiting():
+        """Wait for something to do."""
+        if self._polls.worker and self._requests.latest.awaited():
+            for _ in range(self._polls.worker):
+                ready = self._connections.poll(0)
+                if ready.readable or ready.woken or self._requests.waiting():
                     return ready
-        limit: float | None = self._requests.rest(busy=self._leaving is not None and not self._said_leave)
-        ready = self._connections.look(self._progress.between(self._milliseconds) if limit == -1 else limit)
-        self._requests.rise()
+        limit: float | None = self._requests.begin_wait(busy=self._leaving is not None and not self._said_leave)
+        ready = self._connections.poll(self._progress.sleep_limit(self._milliseconds) if limit == -1 else limit)
+        self._requests.end_wait()
         return ready
 
-    def _step(self, ready: ReadyConnections, driven: bool = False) -> None:
-        """Do everything there is to do now.
-
-        Args:
-            driven: by a thread that waits for a quick collective: what is large, or the last, stays for the worker thread.
-        """
-        if self._requests.closed:
-            return
-        leaving = self._leaving is not None and not self._said_leave
-        submitted = self._requests.take()
-        if submitted:
-            self._announce([entry.request for entry in submitted])
-            self._requests.announced(nap=not driven)
-        for member in ready.writable:
-            if member in self._connections:
-                self._connections.flush(member)
-        for member in ready.readable:
-            if member not in self._connections:
-                continue
-            try:
-                for body in self._connections.receive(member):
-                    self._receive(member, body)
-            except ChannelClosed as error:
-                self._lost(member, f"its control connection broke ({error})")
-                return
-            except (MessageError, NegotiationError) as error:
-                self._lost(member, f"it broke the protocol ({error})")
-                return
-        if leaving:
-            self._said_leave = True
-            self._say_leave(self._leaving or "")
-        self._decide()
-        while self._due:
-            batch = self._batch(self._due[0])
-            if driven and not may_drive(batch):
-                return
-            self._due.popleft()
-            if driven or size_of(batch) <= QUICK_BYTES:
-                self._execute(batch)
-            else:
-                with self._placement.at_work():
-                    self._execute(batch)
-        if self._stopping is not None and not driven:
-            self._before_stop(*self._stopping)
-            self._stop(*self._stopping)
-
     def _milliseconds(self) -> float | None:
-        """How long this worker thread may sleep: without end, unless somebody waits for an answer."""
+        """How long this thread may sleep; None: without end."""
+        limits = [self._until_probe(), self.role.milliseconds(), self._until_look()]
+        return min([limit for limit in limits if limit is not None], default=None)
+
+    def _until_look(self) -> float | None:
+        """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work."""
+        if self._open_events:
+            self._open_events.look(time.monotonic())
+        return LOOK_MILLISECONDS if self._open_events else None
+
+    def _until_probe(self) -> float | None:
+        """Have the other ranks probed if one is due. Returns the milliseconds until the next; None if nothing is in flight."""
         oldest = self._requests.oldest()
         if oldest is None:
             return None
@@ -367,8 +312,63 @@ class WorkerThread(ABC):
             self._next_probe = due = now + self._probe_seconds
         return max(1.0, (due - now) * 1000)
 
+    # Steps, on the thread that drives the worker.
+
+    def _step(self, ready: ReadyConnections, driven: bool = False) -> None:
+        """Do everything there is to do now.
+
+        Args:
+            driven: by a waiting thread. Large batches and the orderly end are left to the worker thread.
+        """
+        if self._requests.closed:
+            return
+        leaving = self._leaving is not None and not self._said_leave
+        if self._announce_submissions():
+            self._requests.announced(coalesce=not driven)
+        for member in ready.writable:
+            if member in self._connections:
+                self._connections.flush(member)
+        for member in ready.readable:
+            if member in self._connections and not self._receive(member):
+                return
+        if leaving:
+            self._said_leave = True
+            self.role.leave(self._leaving or "")
+        self.role.decide()
+        while self._schedule.batches:
+            batch = self._batch(self._schedule.batches[0])
+            if driven and not (self.communicator.any_thread and may_drive(batch)):
+                return
+            self._schedule.batches.popleft()
+            self._carry_out(batch, driven)
+            if self.role.announces_between_batches:
+                self._announce_submissions()
+        if self._schedule.stop is not None and not driven:
+            self.role.stop(*self._schedule.stop)
+            self._stop(*self._schedule.stop)
+
+    def _announce_submissions(self) -> bool:
+        """Announce what was submitted since the last time; False if nothing was."""
+        submitted = self._requests.take()
+        if submitted:
+            self.role.announce([entry.request for entry in submitted])
+        return bool(submitted)
+
+    def _receive(self, member: int) -> bool:
+        """Take the messages of a member; False: its connection is of no more use."""
+        try:
+            for body in self._connections.receive(member):
+                self.role.receive(member, body)
+        except ChannelClosed as error:
+            self._lost(member, f"its control connection broke ({error})")
+            return False
+        except (MessageError, NegotiationError) as error:
+            self._lost(member, f"it broke the protocol ({error})")
+            return False
+        return True
+
     def _lost(self, member: int, reason: str) -> None:
-        """A connection is of no more use: stop listening to it, let the liveness monitor find out what happened."""
+        """Close a connection. The liveness monitor finds out which rank failed."""
         if self._connections.drop(member):
             self._watch.report(self.ranks[member], reason, suspected=True)
 
@@ -378,63 +378,42 @@ class WorkerThread(ABC):
             raise Aborted
         return list(zip(decisions, entries, strict=True))
 
+    def _carry_out(self, batch: Batch, driven: bool) -> None:
+        with self.role.record(batch):
+            if driven or size_of(batch) <= QUICK_BYTES:
+                self._run_batch(batch)
+            else:
+                with self._placement.at_work():
+                    self._run_batch(batch)
+
     def _run_batch(self, batch: Batch) -> None:
         failure = batch[0][0].error
-        if not failure:
-            execute(self.communicator, self.ranks, batch)
-        self._complete(batch, HorovodInternalError(failure) if failure else None)
+        completion = None if failure else execute(self.communicator, self.ranks, batch)
+        self._complete(batch, HorovodInternalError(failure) if failure else None, completion)
 
     def _done(self, entry: Entry) -> None:
-        """A request was carried out without an order."""
+        """Complete a request that ran without an order."""
         for known in self._requests.finish([entry.request.name]):
             if known is not None:  # else an abort has completed it
                 known.handle.complete(known.error)
 
-    def _complete(self, batch: Batch, error: BaseException | None) -> None:
+    def _complete(self, batch: Batch, error: BaseException | None, completion: Completion = None) -> None:
         entries = self._requests.finish(decision.name for decision, _ in batch)
+        if completion is not None:
+            names = ", ".join(decision.name for decision, _ in batch[:3])
+            self._open_events.add(completion, names, entries, time.monotonic())
         if self._requests.none():
-            self._at_rest()
+            self.role.settled()
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
+                entry.handle.event = completion
                 entry.handle.complete(error or entry.error)
 
     def _stop(self, rank: int, reason: str) -> None:
-        """Everything ordered before has run; what is still pending never will."""
+        """End in good order: everything that was ordered has run; what is still in flight fails."""
         self.finished = True
         pending = self._requests.oldest()
         if pending is not None:
             reason += f" while rank {self.ranks[self.index]} waited for {pending.request.name!r}"
         self.fail(HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}."))
         self._on_stopped(rank, reason, pending is not None)
-
-    def _fast_path_open(self) -> bool:
-        """Whether small collectives may be carried out without an order now."""
-        return True
-
-    @abstractmethod
-    def _at_rest(self) -> None:
-        """Everything that was announced is done."""
-
-    @abstractmethod
-    def _announce(self, requests: list[Request]) -> None:
-        """Tell the coordinator what this rank submitted."""
-
-    @abstractmethod
-    def _receive(self, member: int, body: bytes) -> None:
-        """Take one message."""
-
-    @abstractmethod
-    def _say_leave(self, reason: str) -> None:
-        """Tell the coordinator that this rank shuts down."""
-
-    @abstractmethod
-    def _decide(self) -> None:
-        """Find out what is due after the messages of this turn."""
-
-    @abstractmethod
-    def _execute(self, batch: Batch) -> None:
-        """Run what is due."""
-
-    @abstractmethod
-    def _before_stop(self, rank: int, reason: str) -> None:
-        """What is still to be said when everything has run."""

@@ -1,1 +1,1 @@
-"""From ``init()`` to ``shutdown()``: ranks find each other, connect, make process sets, and end."""
+"""From ``init()`` to ``shutdown()``: the ranks find each other, connect, make process sets, and end."""

@@ -1,74 +1,31 @@
 """Puts one process set together: its control connections, its engine, its worker thread. Runs in ``init()``, on every member.
 
-The coordinator offers a shared arena to members on its host by passing a descriptor; who can map it says so; the
-coordinator tells everybody which engine it will be. Only when that is tcp do the members connect to one another.
+The engine for its host memory is built over the control connections (:mod:`horovod.core.lifecycle.engine_building`),
+before the worker thread takes these over.
 """
 
 from __future__ import annotations
 
-import logging
-import mmap
-import os
 import socket
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from horovod.comm.base import Communicator, Stall
-from horovod.comm.select import EngineError, choose
-from horovod.comm.shm.arena import Arena
+from horovod.comm.engine import Group, MpiRanks, Settings
+from horovod.comm.select import engine
 from horovod.comm.shm.communicator import ShmCommunicator
-from horovod.comm.shm.proposals import Proposals
-from horovod.comm.single import SingleCommunicator
-from horovod.comm.tcp.communicator import TcpCommunicator
 from horovod.control.channel import Channel
-from horovod.control.dial import receive_exactly
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
-from horovod.control.framing import LENGTH_BYTES, frame
-from horovod.control.mesh import ConnectionKey, Endpoint, data_wires
+from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
 from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.coordination.coordinator import CoordinatorThread
-from horovod.core.coordination.member import MemberThread
+from horovod.core.coordination.role import Watch
 from horovod.core.execution.cpu_affinity import Placement
-from horovod.core.execution.worker import Watch, WorkerThread
-
-_log = logging.getLogger("horovod.core")
+from horovod.core.execution.worker import WorkerThread
+from horovod.core.lifecycle.engine_building import MeetingOverConnections, build_engine
 
 CONTROL = "control"
 DATA = "data"
 
-
-class _Bootstrap(msgspec.Struct, array_like=True):
-    """Coordinator to member: a descriptor of an arena of this many bytes comes along, if any."""
-
-    arena_bytes: int
-    piece_bytes: int
-
-
-_decode_bootstrap = msgspec.msgpack.Decoder(_Bootstrap).decode
-
-
-class _Reply(msgspec.Struct, array_like=True):
-    """Member to coordinator."""
-
-    forced: str
-    shm_obstacle: str
-
-
-_decode_reply = msgspec.msgpack.Decoder(_Reply).decode
-
-
-class _Choice(msgspec.Struct, array_like=True):
-    """Coordinator to member."""
-
-    engine: str
-    reading: str
-    error: str
-
-
-_decode_choice = msgspec.msgpack.Decoder(_Choice).decode
+HIERARCHICAL = "hierarchical"
 
 
 Connect = Callable[[list[ConnectionKey]], dict[ConnectionKey, socket.socket]]
@@ -94,6 +51,7 @@ def assemble(
     watch: Watch,
     on_stopped: Callable[[int, str, bool], None],
     deadline: float,
+    mpi: MpiRanks | None = None,
 ) -> WorkerThread:
     """Build the worker thread of process set ``group`` on this rank, ready to start. Every member must call it.
 
@@ -103,6 +61,7 @@ def assemble(
         sockets: made from :func:`control_connections`.
         connect: makes further connections among the members, if the engine needs them.
         deadline: ``time.monotonic`` by which all members must have answered.
+        mpi: where all ranks of the job are in MPI, by global rank.
 
     Raises:
         EngineError: no engine can serve this group, or the one that was forced cannot.
@@ -110,142 +69,118 @@ def assemble(
     """
     index = list(ranks).index(rank)
     connections = {list(ranks).index(key.peer): sockets[key] for key in control_connections(group, ranks, rank)}
-    communicator: Communicator
-    proposals: Proposals | None = None
-    if len(ranks) == 1:
-        choose([config.cpu_operations], [""], CPU_OPERATIONS)  # a wrong name is an error in a group of one, too
-        communicator = SingleCommunicator()
-    else:
-        hosts = [endpoints[member].host for member in ranks]
-        arena, choice = (
-            _lead_bootstrap(hosts, connections, config, deadline)
-            if index == 0
-            else _follow_bootstrap(connections[0], config, deadline)
+    builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi)
+    communicator = builder.build(ranks, connections, DATA)
+    proposals = communicator.proposals() if isinstance(communicator, ShmCommunicator) else None
+    channels = {member: Channel(connection) for member, connection in connections.items()}
+    return WorkerThread(
+        str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals
+    )
+
+
+class EngineBuilder:
+    """Builds engines for members of one process set: for all of them, and for those parts that an engine is composed of.
+
+    Args: as of :func:`assemble`.
+    """
+
+    def __init__(
+        self,
+        group: int,
+        rank: int,
+        placement: Placement,
+        endpoints: Sequence[Endpoint],
+        connect: Connect,
+        config: Config,
+        watch: Watch,
+        deadline: float,
+        mpi: MpiRanks | None,
+    ) -> None:
+        self._group = group
+        self._rank = rank
+        self._endpoints = endpoints
+        self._connect = connect
+        self._config = config
+        self._watch = watch
+        self._deadline = deadline
+        self._mpi = mpi
+        self._settings = Settings(
+            # So that who answers and stays stuck is to blame after the timeout.
+            stall_timeout=config.timeout / NO_PROGRESS_REPORTS,
+            spins=placement.spins,
+            piece_bytes=config.shm_piece_bytes,
+            direct=config.shm_direct,
+            interface=config.network_interfaces.partition(",")[0],
+            hierarchical_allreduce=config.hierarchical_allreduce,
+            hierarchical_allgather=config.hierarchical_allgather,
+            threads=not config.mpi_threads_disable,
         )
-        stall_timeout = (
-            config.timeout / NO_PROGRESS_REPORTS
-        )  # so that who answers and stays stuck is to blame after the timeout
+
+    def build(
+        self,
+        ranks: Sequence[int],
+        connections: Mapping[int, socket.socket],
+        role: str,
+        names: Sequence[str] = (),
+    ) -> Communicator:
+        """An engine for some members (global ranks), who all call this.
+
+        Args:
+            connections: those of the first of them with the others, by index.
+            role: tells the connections that engine makes from those of another.
+            names: the engines to choose from, whatever is forced; none: as the settings say.
+        """
+        config, members = self._config, list(ranks)
+        index = members.index(self._rank)
 
         def on_stall(stall: Stall) -> None:
-            watch.report_no_progress(ranks[stall.rank], stall.reason, stall.times)
+            self._watch.report_no_progress(members[stall.rank], stall.reason, stall.times)
 
-        if choice.engine == "shm":
-            assert arena is not None
-            communicator = ShmCommunicator(
-                index, len(ranks), arena, stall_timeout, choice.reading, on_stall, placement.spins
+        def connect() -> Mapping[int, socket.socket]:
+            made = self._connect([ConnectionKey(peer, role, self._group) for peer in members if peer != self._rank])
+            return {members.index(key.peer): connection for key, connection in made.items()}
+
+        def connect_all() -> Mapping[int, Sequence[socket.socket]]:
+            own, others = self._endpoints[self._rank], [peer for peer in members if peer != self._rank]
+            made = self._connect(
+                [key for peer in others for key in data_connections(own, self._endpoints[peer], role, self._group)]
             )
-            proposals = Proposals(arena, index, len(ranks))
-        else:
-            if arena is not None:
-                arena.close()
-            others = [endpoints[peer] for peer in ranks if peer != rank]
-            mesh = connect([key for other in others for key in data_wires(endpoints[rank], other, DATA, group)])
-            peers: dict[int, socket.socket] = {}
-            more: dict[int, list[socket.socket]] = {}
-            for key in sorted(mesh):
-                member = list(ranks).index(key.peer)
-                if key.link:
-                    more.setdefault(member, []).append(mesh[key])
-                else:
-                    peers[member] = mesh[key]
-            communicator = TcpCommunicator(index, peers, stall_timeout, on_stall, more=more)
-    channels = {member: Channel(connection) for member, connection in connections.items()}
-    kind = CoordinatorThread if index == 0 else MemberThread
-    return kind(str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals)
+            found: dict[int, list[socket.socket]] = {}
+            for key in sorted(made):
+                found.setdefault(members.index(key.peer), []).append(made[key])
+            return found
 
+        def subgroup(name: str, some: Sequence[int], candidates: Sequence[str]) -> Communicator:
+            return self._subgroup(f"{role}.{name}", [members[each] for each in some], candidates)
 
-def _lead_bootstrap(
-    hosts: Sequence[str], connections: Mapping[int, socket.socket], config: Config, deadline: float
-) -> tuple[Arena | None, _Choice]:
-    size = len(hosts)
-    arena, own_obstacle = None, ""
-    if config.cpu_operations != "tcp":
-        if sys.platform != "linux":
-            own_obstacle = f"shared memory needs Linux, this is {sys.platform}"
-        elif len(set(hosts)) > 1:
-            own_obstacle = f"its ranks are on several hosts ({', '.join(sorted(set(hosts)))})"
-        else:
-            try:
-                arena = Arena.create(size, config.shm_piece_bytes)
-            except OSError as error:
-                own_obstacle = f"no shared memory could be created ({error})"
-    try:
-        choice = _settle(connections, arena, own_obstacle, config, deadline)
-    except BaseException:
-        if arena is not None:
-            arena.close()
-        raise
-    return arena, choice
+        group = Group(
+            rank=index,
+            size=len(members),
+            hosts=tuple(self._endpoints[member].host for member in members),
+            settings=self._settings,
+            mpi=self._mpi and self._mpi._replace(ranks=tuple(self._mpi.ranks[member] for member in members)),
+            on_stall=on_stall,
+            connect=connect,
+            connect_all=connect_all,
+            subgroup=subgroup,
+            cross=config.cpu_operations,
+        )
+        forced = "" if names else config.cpu_operations
+        if forced and config.hierarchical_allreduce and not engine(HIERARCHICAL).obstacle(group):
+            forced = (
+                HIERARCHICAL  # with what is forced between the hosts; where there is one host, the flag has no meaning
+            )
+        meeting = MeetingOverConnections(len(members), connections, index == 0, self._deadline)
+        return build_engine(group, meeting, forced, CPU_OPERATIONS, self._deadline, names)
 
-
-def _settle(
-    connections: Mapping[int, socket.socket], arena: Arena | None, own_obstacle: str, config: Config, deadline: float
-) -> _Choice:
-    """Offer the arena, hear everybody, choose, and tell everybody. Raises EngineError where no engine can be chosen."""
-    bootstrap = frame(
-        msgspec.msgpack.encode(_Bootstrap(arena.length if arena else 0, arena.piece_bytes if arena else 0))
-    )
-    for connection in connections.values():
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        if arena is not None and connection.family == socket.AF_UNIX:
-            socket.send_fds(connection, [bootstrap], [arena.descriptor])
-        else:
-            connection.sendall(bootstrap)
-    obstacles, requested_sets = [own_obstacle], [config.cpu_operations]
-    for connection in connections.values():
-        reply = _decode_reply(_receive(connection, deadline))
-        obstacles.append(reply.shm_obstacle)
-        requested_sets.append(reply.forced)
-    try:
-        choice = _Choice(choose(requested_sets, obstacles, CPU_OPERATIONS), config.shm_direct, "")
-    except EngineError as error:
-        choice = _Choice("", "never", str(error))
-    for connection in connections.values():
-        connection.sendall(frame(msgspec.msgpack.encode(choice)))
-    if choice.error:
-        raise EngineError(choice.error)
-    why = "; ".join(f"member {index}: {obstacle}" for index, obstacle in enumerate(obstacles) if obstacle)
-    _log.info(
-        "a process set of %d ranks exchanges host memory by %s%s",
-        len(obstacles),
-        choice.engine,
-        f" ({why})" if why else "",
-    )
-    return choice
-
-
-def _follow_bootstrap(connection: socket.socket, config: Config, deadline: float) -> tuple[Arena | None, _Choice]:
-    connection.settimeout(max(0.001, deadline - time.monotonic()))
-    if connection.family == socket.AF_UNIX:
-        data, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
-        data += receive_exactly(connection, LENGTH_BYTES - len(data), deadline)
-    else:
-        data, descriptors = receive_exactly(connection, LENGTH_BYTES, deadline), []
-    body = receive_exactly(connection, int.from_bytes(data, "big"), deadline)
-    bootstrap = _decode_bootstrap(body)
-    arena, obstacle = None, ""
-    if not bootstrap.arena_bytes:
-        obstacle = "" if config.cpu_operations == "tcp" else "the set's first rank offered no shared memory"
-    elif not descriptors:
-        obstacle = "no descriptor can be passed to it: it runs in another network namespace or container"
-    else:
+    def _subgroup(self, role: str, ranks: Sequence[int], names: Sequence[str]) -> Communicator:
+        """The same for a part of the members, who meet over connections of their own."""
+        peers = list(ranks[1:]) if self._rank == ranks[0] else [ranks[0]]
+        made = self._connect([ConnectionKey(peer, f"{role}.control", self._group) for peer in peers if len(ranks) > 1])
         try:
-            arena = Arena.attach(descriptors[0], bootstrap.arena_bytes, bootstrap.piece_bytes)
-        except (OSError, ValueError) as error:
-            obstacle = f"it cannot map the shared memory ({error})"
+            return self.build(
+                ranks, {list(ranks).index(key.peer): connection for key, connection in made.items()}, role, names
+            )
         finally:
-            os.close(descriptors[0])
-    connection.sendall(frame(msgspec.msgpack.encode(_Reply(config.cpu_operations, obstacle))))
-    choice = _decode_choice(_receive(connection, deadline))
-    if choice.error:
-        if arena is not None:
-            arena.close()
-        raise EngineError(choice.error)
-    return arena, choice
-
-
-def _receive(connection: socket.socket, deadline: float) -> bytes:
-    length = int.from_bytes(receive_exactly(connection, LENGTH_BYTES, deadline), "big")
-    if length > mmap.PAGESIZE * 16:
-        raise ConnectionError(f"a message of {length} bytes was announced while an engine was chosen")
-    return receive_exactly(connection, length, deadline)
+            for connection in made.values():
+                connection.close()

@@ -1,7 +1,7 @@
-"""The life of the runtime in this process: ``init()``, ``shutdown()``, and the generation that runs between them.
+"""``init()``, ``shutdown()``, and the generation of the runtime that runs between them in this process.
 
-There is at most one at a time. Bindings submit through ``core.submission.collectives``; what they and users ask of the running
-generation they ask of :func:`current`.
+There is at most one generation at a time. Bindings submit through ``core.submission.collectives``, and get everything else from
+:func:`current`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from horovod.core.config import Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError
@@ -21,24 +21,27 @@ from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.world import choose
 from horovod.core.process_set import ProcessSet, global_process_set, membership
-from horovod.environments import identity as find_identity
 from horovod.observe import logging as observe_logging
+
+if TYPE_CHECKING:
+    from horovod.environments import Identity
 
 _log = logging.getLogger("horovod.core")
 
 _running: Generation | None = None
 _latest = 0
-"""The highest number of a generation in this process."""
-_attempts: Counter[tuple[int, ...]] = Counter()
-"""How often ``init()`` was tried with the same ranks."""
-_life = threading.Lock()
+"""The number of the last generation in this process."""
+_calls: Counter[tuple[int, ...]] = Counter()
+"""How often ``init()`` was called with the same ranks."""
+_lock = threading.Lock()
 _hooked = False
 
 
-def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> None:
-    """Start the runtime; every rank must call it. A second call while it runs only looks the process sets up again.
+def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = (), comm: Any = None) -> None:
+    """Start the runtime. Every rank must call it. A second call while it runs only looks up the process sets.
 
     Args:
+        identify: finds out which rank the launcher started this process as; called where the runtime does not run yet.
         comm: which processes make up the job; see :func:`horovod.core.lifecycle.world.choose`.
 
     Raises:
@@ -48,15 +51,17 @@ def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> 
         TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
     """
     global _running, _latest
-    with _life:
-        sets = list(process_sets or [])
+    with _lock:
+        sets = list(process_sets)
         if _running is not None and _running.process == os.getpid():
             if comm is not None and choose(comm, _running.world.launched) != _running.world:
                 _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
             initial_process_sets.look_up(sets, _running.world)
             return
         process = elastic_process.this_process()
-        generation, settled = _start(sets, comm) if process is None else _start_elastic(process, sets, comm)
+        generation, settled = (
+            _start(identify, sets, comm) if process is None else _start_elastic(process, identify, sets, comm)
+        )
         _running, _latest = generation, generation.generation
         _hook()
         _register(sets, settled, generation)
@@ -67,15 +72,17 @@ def init(process_sets: Sequence[ProcessSet] | None = None, comm: Any = None) -> 
             )
 
 
-def _start(sets: Sequence[ProcessSet], comm: Any) -> tuple[Generation, initial_process_sets.StaticSets]:
-    launched = find_identity()
+def _start(
+    identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any
+) -> tuple[Generation, initial_process_sets.StaticSets]:
+    launched = identify()
     config = Config.from_env()
     world = choose(comm, launched)
     requested_sets = initial_process_sets.requested_sets(sets, world)
     observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
     crash.forget()
-    _attempts[world.listed] += 1
-    generation = Generation(world, config, _latest, _attempts[world.listed])
+    _calls[world.listed] += 1
+    generation = Generation(world, config, _latest, _calls[world.listed])
     try:
         return generation, generation.start(requested_sets)
     except BaseException:
@@ -84,7 +91,7 @@ def _start(sets: Sequence[ProcessSet], comm: Any) -> tuple[Generation, initial_p
 
 
 def _start_elastic(
-    process: ElasticProcess, sets: Sequence[ProcessSet], comm: Any
+    process: ElasticProcess, identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any
 ) -> tuple[Generation, initial_process_sets.StaticSets]:
     """Begin the round that the launcher has a place for this process in; the next one if a rank is lost meanwhile."""
     if comm is not None:
@@ -94,7 +101,7 @@ def _start_elastic(
     while True:
         process.take_place()
         try:
-            started = _start(sets, comm)
+            started = _start(identify, sets, comm)
         except NotImplementedError:
             raise
         except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
@@ -105,7 +112,7 @@ def _start_elastic(
 
 
 def _register(sets: Sequence[ProcessSet], settled: initial_process_sets.StaticSets, generation: Generation) -> None:
-    """Tell the sets who they are."""
+    """Fill in the numbers and ranks of the process sets."""
     global_process_set.ranks = list(range(generation.identity.size))
     global_process_set.mpi_comm = generation.world.communicator
     for process_set, number in zip(sets, settled.ids, strict=True):
@@ -115,7 +122,7 @@ def _register(sets: Sequence[ProcessSet], settled: initial_process_sets.StaticSe
 
 
 def _hook() -> None:
-    """Once per process: end with it, and let go in forked children."""
+    """Once in each process: shut down when it ends, and close inherited connections in forked children."""
     global _hooked
     if not _hooked:
         _hooked = True
@@ -124,9 +131,9 @@ def _hook() -> None:
 
 
 def shutdown() -> None:
-    """End the runtime on this rank, and with it the job's collectives on all ranks. Harmless when it does not run."""
+    """End the runtime on this rank, and with it the collectives of all ranks. Does nothing if it does not run."""
     global _running
-    with _life:
+    with _lock:
         generation, _running = _running, None
         if generation is None or generation.process != os.getpid():
             return
@@ -158,7 +165,7 @@ def running() -> Generation:
     """The running generation, for a collective.
 
     Raises:
-        HorovodInternalError: there is none; recoverable by ``init()``, as elastic training does.
+        HorovodInternalError: there is none. Elastic training recovers from it by ``init()``.
     """
     if _running is None:
         raise HorovodInternalError(NOT_INITIALIZED)
@@ -166,7 +173,7 @@ def running() -> Generation:
 
 
 def _after_fork() -> None:
-    global _life
-    _life = threading.Lock()
+    global _lock
+    _lock = threading.Lock()
     if _running is not None:
         _running.abandon()

@@ -1,4 +1,4 @@
-"""What ends this process, if it is an exception that nobody caught: the other ranks are told its text and its line."""
+"""Finds the uncaught exception that ends this process. The other ranks get its text and its line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _seen_before: BaseException | None = None
 
 
 def forget() -> None:
-    """Called by ``init()``: what was raised until now, at a prompt or in a notebook, does not end this process."""
+    """Called by ``init()``: an exception that was raised before, at a prompt or in a notebook, does not end this process."""
     global _seen_before
     _seen_before = _last()
 
 
 def unhandled() -> str:
-    """The exception that ends this process, in words; "" if it ends for another reason."""
+    """The uncaught exception that ends this process, in words; "" if there is none."""
     error = _last()
     if error is None or error is _seen_before or isinstance(error, HorovodInternalError):
         return ""
@@ -27,7 +27,7 @@ def unhandled() -> str:
 
 
 def ended_by_the_job() -> bool:
-    """Whether this process ends with a :class:`HorovodInternalError` that nobody caught."""
+    """Whether this process ends by an uncaught :class:`HorovodInternalError`."""
     error = _last()
     return isinstance(error, HorovodInternalError) and error is not _seen_before
 

@@ -1,7 +1,10 @@
-"""Adding and removing process sets while the job runs. Collective: every rank of the job must call, in the same order.
+"""Adds and removes process sets while the job runs. Every rank of the job must call, in the same order.
 
-The ranks tell each other over the global set what they want to add and where they can be reached; the members then connect
-and start a worker thread as in ``init()``.
+1. The ranks exchange over the global set which set they want to add or remove, and their endpoints. Where they disagree, all
+   ranks raise, and nothing has changed.
+2. To add a set, its members connect and make a worker, as in ``init()``. The ranks exchange whether they could. If one could
+   not, all ranks raise, and the set and its number are free again.
+3. To remove a set, its members run a barrier. Everything that all members have submitted before is decided by then, and runs.
 """
 
 from __future__ import annotations
@@ -27,10 +30,14 @@ from horovod.core.submission.arguments import set_id
 from horovod.core.submission.tensor import Tensor
 
 
-class _Wish(msgspec.Struct, array_like=True):
-    """What one rank brings: the ranks of the set to add (none for a removal), the id to remove, its card.
+class _Change(msgspec.Struct, array_like=True):
+    """What one rank asks for.
 
-    ``obstacle``: why it could not do its part of what was agreed on before; "" if it could.
+    Attributes:
+        ranks: of the set to add; empty for a removal.
+        remove: the number of the set to remove; -1 for an addition.
+        endpoint: where the other members reach this rank.
+        obstacle: why this rank could not do its part of a change that was agreed on; "" if it could.
     """
 
     ranks: tuple[int, ...]
@@ -39,7 +46,7 @@ class _Wish(msgspec.Struct, array_like=True):
     obstacle: str = ""
 
 
-_decode_wish = msgspec.msgpack.Decoder(_Wish).decode
+_decode_change = msgspec.msgpack.Decoder(_Change).decode
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -49,10 +56,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set: a :class:`ProcessSet`, or a list of global ranks.
 
     Raises:
-        ValueError: not initialised, not allowed to add sets, ranks that do not exist or stand twice, a set that there is
+        ValueError: not initialised, not allowed to add sets, a rank that does not exist or is listed twice, a set that exists
             already, or ranks that disagree on what is added.
-        RuntimeError: a member could not connect, or start what the set needs; the message says which and why. Nothing has
-            changed then, on any rank.
+        RuntimeError: a member could not connect, or start what the set needs; the message says which and why. Then nothing has
+            changed on any rank.
         HorovodInternalError: the job has failed meanwhile.
     """
     context = _dynamic_context("adding")
@@ -64,22 +71,22 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         )
     ranks = list(wanted.ranks or [])
     identity, config = context.identity, context.config
-    mesh = Mesh(identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interface)
+    mesh = Mesh(identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interfaces)
     try:
         mesh.keep_to(context.addresses)
-        requested_sets = _exchange(context, _Wish(tuple(ranks), -1, mesh.endpoint))
-        for rank, wish in enumerate(requested_sets):
-            if list(wish.ranks) != ranks:
+        changes = _exchange(context, _Change(tuple(ranks), -1, mesh.endpoint))
+        for rank, change in enumerate(changes):
+            if list(change.ranks) != ranks:
                 raise ValueError(
                     f"the ranks do not add the same process set: rank {identity.rank} adds {ranks}, rank {rank} "
-                    + (f"adds {list(wish.ranks)}" if wish.remove < 0 else f"removes set {wish.remove}")
+                    + (f"adds {list(change.ranks)}" if change.remove < 0 else f"removes set {change.remove}")
                 )
-        _check(ranks, identity.size)  # after the exchange, so that a mistake ends on every rank
+        _check(ranks, identity.size)  # after the exchange, so that all ranks raise
         group = context.freed[0] if context.freed else max(membership.ranks) + 1
         worker, failure = None, None
         if identity.rank in ranks:
             try:
-                worker = _assemble(context, group, ranks, [wish.endpoint for wish in requested_sets], mesh)
+                worker = _assemble(context, group, ranks, [change.endpoint for change in changes], mesh)
             except Exception as error:
                 failure = error
     finally:
@@ -90,7 +97,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if worker is not None:
             worker.close()
         raise
-    # From here on the set is the same on all ranks.
+    # From here on, all ranks have the set.
     if context.freed:
         context.freed.pop(0)
     membership.ranks[group] = ranks
@@ -101,9 +108,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _check_all_could(context: Generation, ranks: list[int], failure: Exception | None) -> None:
-    """Raise on all ranks what has failed on one."""
+    """Raise on all ranks if one could not do its part."""
     obstacle = "" if failure is None else f"{type(failure).__name__}: {failure}"
-    outcomes = _exchange(context, _Wish(tuple(ranks), -1, None, obstacle))
+    outcomes = _exchange(context, _Change(tuple(ranks), -1, None, obstacle))
     obstacles = [f"rank {rank}: {outcome.obstacle}" for rank, outcome in enumerate(outcomes) if outcome.obstacle]
     if obstacles:
         raise RuntimeError(
@@ -112,13 +119,13 @@ def _check_all_could(context: Generation, ranks: list[int], failure: Exception |
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set; every rank of the job must call it, with the set of the same number.
+    """Remove a process set. Every rank of the job must call it, with the set of the same number.
 
-    What all members have submitted to the set is finished first; what some have not fails on the others. The set may be
-    added again, and gets a new number then.
+    A collective that all members have submitted is finished first; one that some members have not submitted fails. The set may
+    be added again, and then gets a new number.
 
     Returns:
-        False, and nothing is removed, for the global set and for one that is not registered.
+        False for the global set and for a set that is not registered; nothing is removed.
 
     Raises:
         TypeError: no :class:`ProcessSet`.
@@ -132,16 +139,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if group is None or group not in membership.ranks:
         process_set.process_set_id = None
         return False
-    requested_sets = _exchange(context, _Wish((), group, None))
-    for rank, wish in enumerate(requested_sets):
-        if wish.remove != group:
+    changes = _exchange(context, _Change((), group, None))
+    for rank, change in enumerate(changes):
+        if change.remove != group:
             raise ValueError(
                 f"the ranks do not remove the same process set: rank {context.identity.rank} removes set {group}, rank "
-                + (f"{rank} adds {list(wish.ranks)}" if wish.remove < 0 else f"{rank} removes set {wish.remove}")
+                + (f"{rank} adds {list(change.ranks)}" if change.remove < 0 else f"{rank} removes set {change.remove}")
             )
     worker = context.workers.get(group)
     if worker is not None:
-        # Behind this barrier everything that all members have submitted is decided, and what is decided runs.
+        # Everything that all members have submitted before the barrier is decided by then, and runs.
         collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
         context.end_worker(group, "the process set was removed")
     process_set.process_set_id = None
@@ -153,7 +160,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def _check(ranks: list[int], size: int) -> None:
     wrong = [rank for rank in ranks if not 0 <= rank < size]
     if wrong or not ranks or len(set(ranks)) != len(ranks):
-        what = f"rank {wrong[0]} is not one of the job's {size}" if wrong else "every rank must stand there just once"
+        what = f"rank {wrong[0]} is not one of the job's {size}" if wrong else "every rank must be listed once"
         raise ValueError(f"Attempted to add an invalid process set {ranks}: {what}")
     if ranks in membership.ranks.values():
         raise ValueError(f"Attempted to add a duplicate process set: {ranks}")
@@ -166,9 +173,9 @@ def _dynamic_context(action: str) -> Generation:
     return context
 
 
-def _exchange(context: Generation, wish: _Wish) -> list[_Wish]:
-    """Every rank's wish, by rank, over the global set."""
-    data = np.frombuffer(msgspec.msgpack.encode(wish), np.uint8).copy()
+def _exchange(context: Generation, change: _Change) -> list[_Change]:
+    """The changes that the ranks ask for, by rank. Every rank calls it."""
+    data = np.frombuffer(msgspec.msgpack.encode(change), np.uint8).copy()
     lengths = np.zeros(context.identity.size, np.int64)
     gathered: list[Array] = []
 
@@ -181,13 +188,13 @@ def _exchange(context: Generation, wish: _Wish) -> list[_Wish]:
     length_tensor, data_tensor = Tensor(own, DataType.INT64, (1,)), Tensor(data, DataType.UINT8, (data.size,))
     handles = [
         collectives.allgather("process_sets.length", None, [length_tensor], lambda _, rows: lengths),
-        collectives.allgather("process_sets.wish", None, [data_tensor], allocate),
+        collectives.allgather("process_sets.change", None, [data_tensor], allocate),
     ]
     for handle in handles:
         handle.wait()
     ends = lengths.cumsum()
     return [
-        _decode_wish(gathered[0][end - length : end].tobytes())
+        _decode_change(gathered[0][end - length : end].tobytes())
         for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
     ]
 
@@ -195,7 +202,7 @@ def _exchange(context: Generation, wish: _Wish) -> list[_Wish]:
 def _assemble(
     context: Generation, group: int, ranks: Sequence[int], endpoints: Sequence[Endpoint | None], mesh: Mesh
 ) -> WorkerThread:
-    """Connect with the other members and make this rank's worker thread of the set."""
+    """Connect to the other members and make this rank's worker of the set."""
     known = [endpoint for endpoint in endpoints if endpoint is not None]
     generation = f"{context.generation}.{context.changes}"
     deadline = time.monotonic() + context.config.start_timeout.total_seconds()
@@ -219,6 +226,7 @@ def _assemble(
             context.watch,
             lambda *_: None,
             deadline,
+            context.mpi,
         )
     except BaseException:
         for made in sockets.values():
@@ -230,7 +238,7 @@ def _start(context: Generation, group: int, worker: WorkerThread) -> None:
     context.workers[group] = worker
     context.recording.follow(worker)
     worker.start()
-    # The job may have failed meanwhile, and the failure did not know this worker thread. A rank that has only left is
-    # no reason to end it: the set may be without that rank, and its members may have use for it until they leave themselves.
+    # The job may have failed before this worker was listed, so nothing else would abort it. A rank that has left in good
+    # order is no reason to abort: it need not be a member of this set.
     if context.termination.failure is not None:
         worker.abort(context.termination.failure)

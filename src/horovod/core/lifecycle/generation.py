@@ -1,8 +1,8 @@
 """One generation of the runtime, from ``init()`` to ``shutdown()``: its connections, its worker threads, its liveness monitor.
 
-``core.lifecycle.context`` holds the running one. It begins in three steps: the ranks meet, connect, and start their
-worker threads. It ends in good order (:meth:`Generation.stop`) or with a failure (``core.lifecycle.termination``); then
-everything is given back.
+``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks exchange who they are, connect, and
+start their worker threads. It ends in good order (:meth:`Generation.stop`) or by a failure (``core.lifecycle.termination``).
+Then everything is released.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
+from horovod.comm.engine import MpiRanks
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
 from horovod.control.reachability import TRIAL_SECONDS, UnreachableError, find_unreachable
-from horovod.control.rendezvous_point import RendezvousPoint
+from horovod.control.rendezvous_point import AllGather
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, Config
 from horovod.core.coordination.messages import Operation
+from horovod.core.coordination.role import Watch
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
-from horovod.core.execution.worker import Watch, WorkerThread
+from horovod.core.execution.worker import WorkerThread
 from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
@@ -37,9 +40,9 @@ from horovod.core.lifecycle.rendezvous import (
     check_settings,
     compare_findings,
     exchange_rank_infos,
-    rendezvous_point,
+    rendezvous_of,
 )
-from horovod.core.lifecycle.termination import NobodyElse, Termination
+from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.world import World, place_by_hosts
 from horovod.core.process_set import membership
 from horovod.observe import call_site
@@ -53,27 +56,28 @@ class Generation:
     """A running job, as one of its ranks sees it.
 
     Args:
-        world: who takes part.
-        earlier: the highest number of a generation in this process so far.
-        attempt: how often these ranks have met before.
+        world: the processes that take part.
+        earlier: the number of the last generation in this process.
+        calls: how often ``init()`` was called with these ranks, this call included.
 
     Attributes:
         identity: this rank's place in the job.
         config: the settings in force.
         generation: its number, the same on all ranks and higher than that of any earlier one.
-        worker threads: by process set id, the worker threads of the sets this rank is a member of.
-        ending: what ended it, if it has ended.
+        workers: by process set id, the worker threads of the sets that this rank is a member of.
+        termination: how it has ended, if it has.
         recording: its timeline.
         secret: of the job, for connections that are made later.
-        watch: what worker threads report failures to.
-        crowded: on some host the ranks compute with as many threads as there are cores, so that none is free for
+        watch: takes the worker threads' reports of failures.
+        crowded: on some host the ranks compute with as many threads as there are cores, so no core is free for
             communication; the same on all ranks.
-        placement: of the threads of this rank's worker threads.
-        freed, changes: process set ids to be used again, and how often sets were added or removed.
-        process: the process that started it; a forked child's copy is of no use.
+        placement: the cores that this rank's worker threads run on.
+        mpi: where its ranks are in MPI, should it be used.
+        freed, changes: process set ids to use again, and how often sets were added or removed.
+        process: the id of the process that started it; in a forked child the generation cannot be used.
     """
 
-    def __init__(self, world: World, config: Config, earlier: int = 0, attempt: int = 1) -> None:
+    def __init__(self, world: World, config: Config, earlier: int = 0, calls: int = 1) -> None:
         self.world = world
         self.identity = world.identity
         self.config = config
@@ -85,10 +89,11 @@ class Generation:
         self.secret = b""
         self.crowded = False
         self.placement = ANYWHERE
-        self.watch: Watch = NobodyElse(self.termination)
+        self.watch: Watch = NoPeers(self.termination)
+        self.mpi: MpiRanks | None = None
         self.freed: list[int] = []
         self.changes = 0
-        self._attempt = attempt
+        self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._monitor: LivenessMonitor | None = None
         self._abandoned = False
@@ -101,17 +106,17 @@ class Generation:
 
     @property
     def stopped(self) -> HorovodInternalError | None:
-        """Why nothing can be submitted any more, or None."""
+        """The error of all further submissions; None while the generation runs."""
         return self.termination.error
 
-    # Life
+    # Start and end
 
     def start(self, process_sets: Sequence[RequestedSet] = ()) -> StaticSets:
-        """Meet the other ranks, connect, and start the worker threads; every rank of the job must call it.
+        """Find the other ranks, connect, and start the worker threads. Every rank of the job must call it.
 
         Raises:
             ValueError: the ranks contradict each other.
-            TimeoutError, RuntimeError: they did not find each other; the message says who is missing.
+            TimeoutError, RuntimeError: ranks are missing; the message names them.
         """
         deadline = time.monotonic() + self.config.start_timeout.total_seconds()
         mesh = self._mesh()
@@ -119,8 +124,9 @@ class Generation:
         try:
             if process is not None and mesh is not None:
                 process.call_when_over(mesh.cancel)
-            rank_infos = self._meet(mesh, process_sets)
-            self._check_ways(mesh, deadline)
+            with self._session() as all_gather:
+                rank_infos = self._exchange_rank_infos(mesh, process_sets, all_gather)
+                self._check_ways(mesh, all_gather, deadline)
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
@@ -137,18 +143,27 @@ class Generation:
 
     def _mesh(self) -> Mesh | None:
         if self.identity.size == 1:
-            return None  # nobody to connect to
-        identity, interface = self.identity, self.config.network_interface
-        if self.world.communicator is None:
-            self.termination.place = rendezvous_point(self.world.launched)
-        return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interface)
+            return None  # no other rank to connect to
+        identity, interfaces = self.identity, self.config.network_interfaces
+        self.termination.point = rendezvous_of(self.world)
+        return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
 
-    def _meet(self, mesh: Mesh | None, process_sets: Sequence[RequestedSet]) -> list[RankInfo]:
-        """Get to know the others, and what all have to agree on."""
-        identity, place = self.identity, self.termination.place
+    def _session(self) -> AbstractContextManager[AllGather]:
+        """Where the ranks exchange data until they are connected."""
+        point, identity = self.termination.point, self.identity
+        if point is None:
+            return nullcontext(lambda subject, value, seconds: [value])
+        seconds = self.config.start_timeout.total_seconds()
+        return point.session(self._calls, identity.rank, identity.size, seconds, self.world.listed)
+
+    def _exchange_rank_infos(
+        self, mesh: Mesh | None, process_sets: Sequence[RequestedSet], all_gather: AllGather
+    ) -> list[RankInfo]:
+        """Exchange what every rank must know of the others, and derive the same from it on every rank."""
+        identity, point = self.identity, self.termination.point
         endpoint = Endpoint(identity.rank, identity.hostname, os.getpid(), 0, (), "") if mesh is None else mesh.endpoint
-        if identity.rank == 0 and (place is None or (isinstance(place, RendezvousPoint) and place.hosted)):
-            # no launcher gave the job a secret, and nobody else sees this card
+        if identity.rank == 0 and (point is None or not (point.secret or point.makes_secret)):
+            # The launcher gave the job no secret, and only ranks of this job get this one.
             endpoint = msgspec.structs.replace(endpoint, secret=make_secret())
         cpu_resources = own_cpu_resources(identity.hostname)
         own = RankInfo(
@@ -161,14 +176,19 @@ class Generation:
             self.world.launched.node or identity.hostname,
         )
         seconds = self.config.start_timeout.total_seconds()
-        rank_infos = exchange_rank_infos(own, self.world, place, self._attempt, seconds)
+        rank_infos = exchange_rank_infos(own, all_gather, seconds)
         check_settings([each.settings for each in rank_infos])
         self._endpoints = [each.endpoint for each in rank_infos]
+        if self.world.communicator is None:
+            launched = tuple(each.launched for each in rank_infos)
+            self.mpi = MpiRanks(None, self.world.launched.size, launched)
+        else:
+            self.mpi = MpiRanks(self.world.communicator, identity.size, tuple(range(identity.size)))
         self.termination.rank_infos = rank_infos
         self.generation = max(each.generation for each in rank_infos)
         cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
         self.crowded = crowded(cpu_resources_by_rank)
-        self.secret = self._endpoints[0].secret or (place.secret if place is not None else b"")
+        self.secret = self._endpoints[0].secret or (point.secret if point is not None else b"")
         if not (self.world.is_launched_job and identity.placed):
             self.identity = place_by_hosts(identity, [each.node for each in rank_infos])
         asked, local_rank = self.config.thread_affinity, self.identity.local_rank
@@ -176,16 +196,14 @@ class Generation:
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)
         return rank_infos
 
-    def _check_ways(self, mesh: Mesh | None, deadline: float) -> None:
+    def _check_ways(self, mesh: Mesh | None, all_gather: AllGather, deadline: float) -> None:
         """Find out whether the hosts reach each other before ranks wait for one another, and by which addresses."""
         if mesh is None or self.world.on_this_host or len({endpoint.host for endpoint in self._endpoints}) == 1:
             return
         left = max(0.1, deadline - time.monotonic())
         found = find_unreachable(mesh.endpoint, self._endpoints, min(TRIAL_SECONDS, left / 2))
         try:
-            self._endpoints = compare_findings(
-                found, self._endpoints, self.world, self.termination.place, self._attempt, left
-            )
+            self._endpoints = compare_findings(found, self._endpoints, all_gather, left)
         except UnreachableError as error:
             self.termination.cannot_begin(error.rank, str(error))
             raise
@@ -197,7 +215,7 @@ class Generation:
         mesh.keep_to(self.addresses)
 
     def _connect(self, mesh: Mesh | None, groups: Mapping[int, list[int]], deadline: float) -> None:
-        """Connect to those this rank has to do with, and start the worker threads of its process sets."""
+        """Connect to the ranks that this rank needs, and start the worker threads of its process sets."""
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
         sockets: dict[ConnectionKey, socket.socket] = {}
@@ -225,6 +243,7 @@ class Generation:
                 self.watch,
                 self.termination.left,
                 deadline,
+                self.mpi,
             )
         self.recording.begin()
         if self._monitor is not None:
@@ -233,7 +252,7 @@ class Generation:
             worker.start()
 
     def _make_monitor(self, sockets: Mapping[ConnectionKey, socket.socket]) -> LivenessMonitor:
-        timeout = self.config.timeout.total_seconds()  # who waits asks after a third of it
+        timeout = self.config.timeout.total_seconds()  # a waiting rank probes its peers after a third of it
         return LivenessMonitor(
             self.identity.rank,
             {
@@ -245,7 +264,7 @@ class Generation:
             self.config.stall_limit.total_seconds(),
             call_site.main_thread,
             self._look,
-            self.termination.who,
+            self.termination.describe,
             self.termination.fail,
         )
 
@@ -255,7 +274,7 @@ class Generation:
         return why_not_running(other.pid) if own and own == other.process_namespace else None
 
     def discard(self) -> None:
-        """Give back what a failed :meth:`start` has taken. No thread runs yet."""
+        """Release what a failed :meth:`start` has made. No thread runs yet."""
         for worker in self.workers.values():
             worker.close()
         self.recording.stop()
@@ -265,7 +284,7 @@ class Generation:
             made.close()
 
     def stop(self) -> None:
-        """End this generation: leave in good order, or at once if the job has failed. Gives everything back."""
+        """End this generation, in good order or at once if the job has failed, and release everything."""
         raised = crash.unhandled()
         if raised and self._monitor is not None and self.stopped is None:
             self._monitor.report(self.identity.rank, raised)
@@ -285,7 +304,7 @@ class Generation:
         self.workers.clear()
 
     def end_worker(self, group: int, reason: str) -> None:
-        """End one process set's worker thread; all its members do.
+        """End the worker thread of one process set. All its members must call it.
 
         Raises:
             HorovodInternalError: the job has failed meanwhile.
@@ -293,7 +312,7 @@ class Generation:
         worker = self.workers[group]
         worker.leave(reason)
         self._await_end(worker, time.monotonic() + self.config.timeout.total_seconds())
-        del self.workers[group]  # not before: a failure must find it as long as it may wait for a rank that is lost
+        del self.workers[group]  # not before: while it waits for a rank that is lost, a failure must find it
         worker.close()
         if self.termination.failure is not None and not worker.finished:
             raise HorovodInternalError(*self.termination.failure.args)
@@ -336,20 +355,22 @@ class Generation:
         return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
 
     def auto_name(self, prefix: str, process_set_id: int | None) -> str:
-        """A name for a request that has none: the n-th such call of all members of the set belongs together."""
+        """A name for a call without one. The n-th calls by one prefix on all members of a set belong together."""
         unnamed = self.workers[-1 if process_set_id is None else process_set_id].unnamed
         unnamed[prefix] += 1
         return f"{prefix}.noname.{unnamed[prefix]}"
 
     def everybody_joined(self) -> None:
-        """Called by the thread that joined, on every rank: as the ranks may have made different numbers of unnamed calls until
-        now, their counting starts anew."""
+        """Start counting unnamed calls anew: until now the ranks may have made different numbers of them.
+
+        Called on every rank, by the thread that has joined.
+        """
         self.workers[0].unnamed.clear()
 
     def abandon(self) -> None:
-        """In a forked child: close what was inherited, so that this process neither uses nor holds the parent's connections."""
+        """In a forked child, close the inherited descriptors: they would keep the parent's connections open."""
         if self._abandoned:
-            return  # a child of a forked child: by now the numbers may stand for files of its own
+            return  # in a child of a forked child these numbers may be files of its own
         self._abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
         if self._monitor is not None:

@@ -1,9 +1,8 @@
-"""The process sets that are given to ``init()``: what every rank asks for becomes the same sets with the same numbers.
+"""Numbers the process sets that were passed to ``init()``, in the same way on every rank.
 
-A set is a list of ranks, the same on every rank, or an mpi4py communicator, of which every rank brings its own: each colour
-of a ``Split`` becomes a set. Numbers are 1, 2, ...: first the communicators in the order of the list, the groups of each in
-ascending order, then the lists of ranks.
-Source: the common contract of the public interface, section 2.
+A set is a list of ranks, the same on every rank; or an mpi4py communicator, of which each rank passes its own: each colour of a
+``Split`` becomes a set. Numbers are 1, 2, ...: first the communicators in the order of the list, the groups of each in
+ascending order, then the lists of ranks. Source: the common contract of the public interface, section 2.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from horovod.core.process_set import ProcessSet, membership
 
 
 class RequestedSet(msgspec.Struct, array_like=True, frozen=True):
-    """One entry of a rank's list: its ranks, and whether they are those of the communicator's group that it is in."""
+    """One entry of a rank's list: the ranks, and whether they are the group of a communicator that the rank is in."""
 
     ranks: tuple[int, ...]
     by_communicator: bool = False
@@ -28,13 +27,12 @@ class RequestedSet(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StaticSets(NamedTuple):
-    """What the wishes of all ranks come to.
+    """The sets that all ranks have asked for.
 
     Attributes:
         ranks: of the sets, numbered from 1 in this order.
-        ids: by entry of this rank's list, the number of its set; None for one that is there already, or that this rank
-            is in no group of.
-        duplicate: the first entry that names a set that is there already, or None.
+        ids: by entry of this rank's list, the number of its set; None for a duplicate, and where this rank is in no group.
+        duplicate: the first entry that names a set which exists already, or None.
     """
 
     ranks: list[list[int]]
@@ -43,11 +41,11 @@ class StaticSets(NamedTuple):
 
 
 def requested_sets(sets: Sequence[ProcessSet], world: World) -> list[RequestedSet]:
-    """What this rank asks for.
+    """The sets that this rank asks for.
 
     Raises:
-        ValueError: an entry is no ProcessSet.
-        NotImplementedError: a set is made from a communicator, and the job is not.
+        ValueError: an entry is not a ProcessSet.
+        NotImplementedError: a set is made from a communicator, but the job is not.
     """
     found = []
     for number, each in enumerate(sets):
@@ -65,26 +63,26 @@ def requested_sets(sets: Sequence[ProcessSet], world: World) -> list[RequestedSe
     return found
 
 
-def settle(wishes_by_rank: Sequence[Sequence[RequestedSet]], rank: int) -> StaticSets:
+def settle(requested_by_rank: Sequence[Sequence[RequestedSet]], rank: int) -> StaticSets:
     """The job's sets, the same on every rank.
 
     Raises:
-        ValueError: the ranks contradict each other, or a set has a rank that does not exist or stands twice.
+        ValueError: the ranks contradict each other, or a set lists a rank that does not exist, or one twice.
     """
-    own = wishes_by_rank[rank]
-    for other, theirs in enumerate(wishes_by_rank):
-        if [_common(wish) for wish in theirs] != [_common(wish) for wish in own]:
+    own = requested_by_rank[rank]
+    for other, theirs in enumerate(requested_by_rank):
+        if [_common(requested) for requested in theirs] != [_common(requested) for requested in own]:
             raise ValueError(
                 f"{FAILED}: the ranks were given different process sets. Rank {rank} has "
                 f"{_shown(own)}, rank {other} has {_shown(theirs)}. Every rank must pass the same list in the same order."
             )
-    numbers: dict[tuple[int, ...], int] = {tuple(range(len(wishes_by_rank))): 0}
+    numbers: dict[tuple[int, ...], int] = {tuple(range(len(requested_by_rank))): 0}
     ids: list[int | None] = [None] * len(own)
     duplicates = []
     for index in sorted(range(len(own)), key=lambda index: not own[index].by_communicator):
-        groups = sorted({theirs[index].ranks for theirs in wishes_by_rank if not _is_nothing(theirs[index])})
+        groups = sorted({theirs[index].ranks for theirs in requested_by_rank if not _is_nothing(theirs[index])})
         for group in groups:
-            _check(group, wishes_by_rank, index)
+            _check(group, requested_by_rank, index)
             if group in numbers:
                 duplicates.append(index)
                 continue
@@ -95,43 +93,43 @@ def settle(wishes_by_rank: Sequence[Sequence[RequestedSet]], rank: int) -> Stati
 
 
 def look_up(sets: Sequence[ProcessSet], world: World) -> None:
-    """Give sets the numbers that they have in the running job.
+    """Fill in the numbers that the sets have in the running job.
 
     Raises:
         KeyError: the job has no such set.
     """
     known = {tuple(ranks): number for number, ranks in membership.ranks.items()}
-    for process_set, wish in zip(sets, requested_sets(sets, world), strict=True):
-        process_set.process_set_id = known[wish.ranks]
-        process_set.ranks = list(wish.ranks)
+    for process_set, requested in zip(sets, requested_sets(sets, world), strict=True):
+        process_set.process_set_id = known[requested.ranks]
+        process_set.ranks = list(requested.ranks)
 
 
-def _common(wish: RequestedSet) -> RequestedSet:
+def _common(requested: RequestedSet) -> RequestedSet:
     """What must be the same on all ranks."""
-    return RequestedSet((), True) if wish.by_communicator else wish
+    return RequestedSet((), True) if requested.by_communicator else requested
 
 
-def _is_nothing(wish: RequestedSet) -> bool:
-    """MPI.COMM_NULL: the rank is in no group."""
-    return wish.by_communicator and not wish.ranks
+def _is_nothing(requested: RequestedSet) -> bool:
+    """Whether the rank is in no group of the communicator (MPI.COMM_NULL)."""
+    return requested.by_communicator and not requested.ranks
 
 
 def _shown(entries: Sequence[RequestedSet]) -> str:
     return ", ".join(map(str, entries)) or "none"
 
 
-def _check(group: tuple[int, ...], wishes_by_rank: Sequence[Sequence[RequestedSet]], index: int) -> None:
-    size = len(wishes_by_rank)
+def _check(group: tuple[int, ...], requested_by_rank: Sequence[Sequence[RequestedSet]], index: int) -> None:
+    size = len(requested_by_rank)
     wrong = [rank for rank in group if not 0 <= rank < size]
     problem = ""
-    if wishes_by_rank[0][index].by_communicator:
+    if requested_by_rank[0][index].by_communicator:
         if wrong:
             problem = "its communicator has processes that are not in the job's communicator"
-        elif any(wishes_by_rank[member][index].ranks != group for member in group):
+        elif any(requested_by_rank[member][index].ranks != group for member in group):
             problem = "not all of its ranks passed the communicator of this group"
     elif wrong:
         problem = f"rank {wrong[0]} is not one of the job's {size}"
     elif len(set(group)) != len(group) or not group:
-        problem = "a rank stands twice, or there is none"
+        problem = "a rank is listed twice, or there is none"
     if problem:
         raise ValueError(f"{FAILED}: process set {list(group)}: {problem}.")

@@ -1,4 +1,4 @@
-"""Switching the timeline on and off while a generation runs. Rank 0 records; on other ranks nothing happens."""
+"""Starts and stops the timeline while a generation runs. Rank 0 records; other ranks do nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 
 from horovod.core.config import DYNAMIC, TIMELINE, Config
-from horovod.core.coordination.coordinator import CoordinatorThread
+from horovod.core.coordination.coordinator import Coordinator
 from horovod.core.execution.worker import WorkerThread
 from horovod.observe.timeline import Timeline
 
@@ -15,11 +15,11 @@ _log = logging.getLogger("horovod.core")
 
 
 class Recording:
-    """The timeline of one generation, if one is being written.
+    """The timeline of one generation, while one is being written.
 
     Args:
         rank: this rank.
-        worker threads: by process set id; those that this rank coordinates are recorded.
+        workers: by process set id; the sets that this rank coordinates are recorded.
     """
 
     def __init__(self, config: Config, rank: int, workers: Mapping[int, WorkerThread]) -> None:
@@ -30,12 +30,12 @@ class Recording:
         self._lock = threading.RLock()
 
     def begin(self) -> None:
-        """Start with the generation, if the environment names a file."""
+        """Start to record if the environment names a file."""
         if self._config.timeline and self._config.timeline.upper() != DYNAMIC:
             self.start(self._config.timeline, self._config.timeline_mark_cycles)
 
     def start(self, path: str, mark_cycles: bool) -> None:
-        """Write a timeline to ``path`` from now on; nothing changes if one is being written there already.
+        """Write a timeline to ``path`` from now on. Does nothing if one is being written there already.
 
         A file that cannot be written is logged as an error.
 
@@ -58,9 +58,9 @@ class Recording:
                 self.follow(worker)
 
     def follow(self, worker: WorkerThread) -> None:
-        """Record a worker thread that was added while a timeline is written."""
-        if isinstance(worker, CoordinatorThread):
-            worker.timeline = self._timeline
+        """Record a worker thread, also one that was added after the start."""
+        if isinstance(worker.role, Coordinator):
+            worker.role.timeline = self._timeline
 
     def stop(self) -> None:
         """Complete the file, if one is being written."""

@@ -1,8 +1,8 @@
-"""How a generation ended: the one error with which everything pending and everything later fails, on every rank.
+"""The end of a generation: the one error that everything in flight and everything later fails with, on every rank.
 
-Either a rank failed (:meth:`Termination.fail`, on the liveness monitor's thread, with rank 0's verdict) or one left in
-good order (:meth:`Termination.left`, on a worker thread). The launcher is told who failed, so that its exit code and
-its words name the guilty rank and not a victim.
+Either a rank has failed (:meth:`Termination.fail`, on the liveness monitor's thread, as rank 0 has decided) or one has left
+in good order (:meth:`Termination.left`, on a worker thread). The launcher is told which rank failed first, so that its exit
+code and its message name that rank, and none that failed as a consequence.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from horovod.control.meeting_at_rank_0 import PlaceAtRank0
-from horovod.control.meeting_on_hosts import PlaceOnHosts
 from horovod.control.rendezvous import RendezvousError
 from horovod.control.rendezvous_client import RendezvousClient
-from horovod.control.rendezvous_point import RendezvousPoint
+from horovod.control.rendezvous_point import LauncherServer, Rendezvous
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.worker import WorkerThread, still_in_use
 from horovod.core.lifecycle import elastic_process
@@ -26,23 +24,23 @@ from horovod.core.lifecycle.rendezvous import RankInfo
 _log = logging.getLogger("horovod.core")
 
 FAILURE_KEY = "failure"
-"""Where the launcher's store learns which rank failed first."""
+"""The key in the rendezvous server under which the launcher finds the rank that failed first."""
 
 
 class Termination:
-    """What is known about the end of one generation.
+    """How one generation has ended, if it has.
 
     Args:
         rank: this rank.
-        worker threads: by process set id; failed together.
-        seconds: how long their threads may take to leave the tensors of collectives that are interrupted.
+        workers: by process set id; they fail together.
+        seconds: how long their threads may take to leave collectives that are interrupted.
 
     Attributes:
-        error: why nothing can be submitted any more, or None while the generation runs.
-        verdict: the same, if a rank has failed; None also after an orderly end.
-        failed: set once a failure has been carried out.
-        place: where ranks meet; the launcher listens there if it is the launcher's.
-        introductions: of all ranks, by rank, as far as they are known.
+        error: the error of all further submissions; None while the generation runs.
+        failure: the same if a rank has failed; None while the generation runs, and after an orderly end.
+        failed: set once everything in flight has failed and the launcher has been told.
+        point: the rendezvous server; None if the job has none. The launcher is told there, if it runs the server.
+        rank_infos: of all ranks, by rank; empty until they are known.
     """
 
     def __init__(self, rank: int, workers: Mapping[int, WorkerThread], seconds: float) -> None:
@@ -53,22 +51,20 @@ class Termination:
         self.error: HorovodInternalError | None = None
         self.failure: HorovodInternalError | None = None
         self.failed = threading.Event()
-        self.place: RendezvousPoint | PlaceOnHosts | PlaceAtRank0 | None = None
+        self.point: Rendezvous | None = None
         self.rank_infos: Sequence[RankInfo] = ()
 
     def fail(self, rank: int, reason: str) -> None:
-        """The verdict: ``rank`` failed first. Fails everything pending, once no thread uses a tensor of any process set.
+        """Fail everything in flight, because ``rank`` failed first; not before all threads have left all tensors.
 
-        The launcher is told last, and mostly while the script runs on: this process does not end before, since
-        ``shutdown()`` waits for the thread that this runs on.
+        The launcher is told last, usually while the script runs on. This process does not end before, because ``shutdown()``
+        waits for the thread that this runs on.
         """
         self.failure = self.error = HorovodInternalError(
-            f"Horovod: {self.who(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
+            f"Horovod: {self.describe(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
             "error, on all ranks."
         )
-        workers = list(
-            self._workers.values()
-        )  # another thread may be adding a process set, which then looks for a failure
+        workers = list(self._workers.values())  # a thread that adds a process set now will see the failure itself
         for worker in workers:
             worker.interrupt()
         deadline = time.monotonic() + self._seconds
@@ -83,7 +79,7 @@ class Termination:
         self.failed.set()
 
     def left(self, rank: int, reason: str, interrupted: bool) -> None:
-        """``rank`` has shut down; ``interrupted`` if this rank still waited for something."""
+        """Note that ``rank`` has shut down; ``interrupted``: this rank was still waiting for a collective."""
         if interrupted and rank != self._rank and elastic_process.this_process() is None:
             self._tell_launcher(rank, reason)
         if self.error is None:
@@ -95,7 +91,7 @@ class Termination:
         self._tell_launcher(rank, reason)
 
     def blame_leaver(self) -> None:
-        """This process ends because somebody left while it went on: whoever looks for the cause should look there."""
+        """Tell the launcher that this process ends because another rank has left."""
         elastic = elastic_process.this_process() is not None  # its launcher sees by itself who leaves, and how
         if self._leaver is not None and self._leaver[0] != self._rank and not elastic:
             self._tell_launcher(*self._leaver)
@@ -103,8 +99,8 @@ class Termination:
     def _launched(self, rank: int) -> int:
         return self.rank_infos[rank].launched if rank < len(self.rank_infos) else rank
 
-    def who(self, rank: int) -> str:
-        """A rank's number, host and process."""
+    def describe(self, rank: int) -> str:
+        """A rank's number, host and process, for messages."""
         text = f"rank {rank}"
         if rank < len(self.rank_infos):
             endpoint, launched = self.rank_infos[rank].endpoint, self._launched(rank)
@@ -117,25 +113,25 @@ class Termination:
         if process is not None:
             process.failed(rank, reason)
             return
-        if self.place is None or self.place.hosted:
+        if not isinstance(self.point, LauncherServer):
             return
         try:
-            with RendezvousClient(self.place.address, self.place.secret, 2.0) as client:
+            with RendezvousClient(self.point.address, self.point.secret, 2.0) as client:
                 reported_failure = json.dumps({"rank": self._launched(rank), "reason": reason}).encode()
                 client.put(FAILURE_KEY, reported_failure, only_first=True, timeout=2.0)
         except (RendezvousError, OSError) as error:
             _log.debug("the launcher could not be told which rank failed first: %s", error)
 
 
-class NobodyElse:
-    """The watch of a job of one: there is nobody to lose."""
+class NoPeers:
+    """The watch of a job of one rank, which has no peers to lose."""
 
     def __init__(self, termination: Termination) -> None:
         self.call_sites: dict[int, str] = {}
-        self._ending = termination
+        self._termination = termination
 
     def report(self, rank: int, reason: str, suspected: bool = False) -> None:
-        self._ending.fail(rank, reason)
+        self._termination.fail(rank, reason)
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
         pass

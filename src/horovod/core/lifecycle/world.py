@@ -1,8 +1,8 @@
-"""Which processes make up the job: all that were launched, those of a list, or those of an mpi4py communicator.
+"""The processes that make up the job: all that were launched, those of a list, or those of an mpi4py communicator.
 
-``init(comm=...)`` says so, and :func:`choose` makes it a :class:`World`. Ranks are renumbered: in the order of the list, or
-as the communicator numbers them. Several rosters that share no rank are several jobs, side by side.
-Source: the common contract of the public interface, section 2.
+:func:`choose` makes a :class:`World` of the argument of ``init(comm=...)``. Ranks are renumbered, in the order of the list or
+as the communicator numbers them. Several lists that share no rank are several jobs, side by side. Source: the common contract
+of the public interface, section 2.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from horovod.environments import Identity
+if TYPE_CHECKING:
+    from horovod.environments import Identity
 
 FAILED = "Horovod initialization failed"
 
@@ -24,10 +25,10 @@ class World:
     """The processes of one job, as one of them sees it.
 
     Attributes:
-        identity: this process in the job. Where the job is but a part of what was launched, its local and cross numbers are
-            right only once the ranks have met: :func:`place_by_hosts`.
+        identity: this process in the job. Where the job is a part of the launched one, the local and cross numbers are right
+            only after the exchange of ``init()``: :func:`place_by_hosts`.
         launched: this process in the launched job.
-        listed: the ranks' numbers in the launched job, by rank; empty where they are all of it or a communicator's.
+        listed: the ranks' numbers in the launched job, by rank; empty for all launched ranks and for a communicator.
         communicator: the mpi4py communicator the job consists of, or None.
     """
 
@@ -38,7 +39,7 @@ class World:
 
     @property
     def is_launched_job(self) -> bool:
-        """Whether the launcher's numbers are the job's."""
+        """Whether the ranks have the numbers that the launcher gave them."""
         return not self.listed and self.communicator is None
 
     @property
@@ -51,11 +52,11 @@ def choose(comm: Any, launched: Identity) -> World:
     """The world that ``init(comm)`` asks for.
 
     Args:
-        comm: None or nothing for all processes, an iterable of ranks of the launched job, or an ``mpi4py.MPI.Comm``.
+        comm: None or an empty list for all processes, an iterable of ranks of the launched job, or an ``mpi4py.MPI.Comm``.
         launched: this process among those that were launched.
 
     Raises:
-        ValueError: none of these; a rank that does not exist or stands twice; or this process is not one of them.
+        ValueError: none of these; a rank that does not exist or is listed twice; or this process is not in the list.
     """
     if is_communicator(comm):
         return _of_communicator(comm, launched)
@@ -64,7 +65,7 @@ def choose(comm: Any, launched: Identity) -> World:
         return World(launched, launched)
     twice = [rank for rank, count in Counter(ranks).items() if count > 1]
     if twice:
-        raise ValueError(f"{FAILED}: comm={ranks}: rank {twice[0]} stands there more than once.")
+        raise ValueError(f"{FAILED}: comm={ranks}: rank {twice[0]} is listed more than once.")
     wrong = [rank for rank in ranks if not 0 <= rank < launched.size]
     if wrong:
         raise ValueError(
@@ -81,13 +82,13 @@ def choose(comm: Any, launched: Identity) -> World:
 
 
 def is_communicator(value: Any) -> bool:
-    """Whether ``value`` is an ``mpi4py.MPI.Comm``. Does not import mpi4py: whoever has one has done so."""
+    """Whether ``value`` is an ``mpi4py.MPI.Comm``. Does not import mpi4py: a script that has one has imported it."""
     mpi = _mpi()
     return mpi is not None and isinstance(value, mpi.Comm)
 
 
 def members(communicator: Any, within: Any) -> list[int]:
-    """The ranks of ``communicator`` as ``within`` numbers them, ascending; -1 for one that is not in it. Local."""
+    """The ranks of ``communicator`` as ``within`` numbers them, ascending; -1 for a process that is not in it. Local."""
     mpi = _mpi()
     if communicator == mpi.COMM_NULL:
         return []
@@ -101,7 +102,7 @@ def members(communicator: Any, within: Any) -> list[int]:
 
 
 def place_by_hosts(identity: Identity, hosts: Sequence[str]) -> Identity:
-    """``identity`` with the local and cross numbers that follow from where the ranks are.
+    """``identity`` with the local and cross numbers that follow from the hosts of the ranks.
 
     Args:
         hosts: every rank's host, by rank.
@@ -130,7 +131,7 @@ def _listed(comm: Any) -> list[int]:
             if not any(isinstance(value, bool) for value in values):
                 return [operator.index(value) for value in values]
         except TypeError:
-            pass  # told below
+            pass  # raised below
     raise ValueError(
         f"Invalid type of argument comm: {comm!r}. Pass None for all processes, a list of ranks, or an mpi4py communicator."
     )
@@ -143,7 +144,7 @@ def _of_communicator(comm: Any, launched: Identity) -> World:
             f"{FAILED}: comm is MPI.COMM_NULL: this process belongs to no group. Call hvd.init() only on processes that do."
         )
     if mpi.Is_finalized():
-        raise ValueError(f"{FAILED}: MPI is finalized already, so the ranks of comm cannot meet.")
+        raise ValueError(f"{FAILED}: MPI is finalized already, so the ranks of comm cannot communicate.")
     if comm.Is_inter():
         raise ValueError(f"{FAILED}: comm is an intercommunicator; merge its groups first: comm.Merge().")
     return World(replace(launched, rank=comm.Get_rank(), size=comm.Get_size()), launched, communicator=comm)

@@ -1,1 +1,1 @@
-"""What a call of a collective becomes: arguments, request, handle."""
+"""From a call of a collective to the queue of a worker: arguments, request, handle."""

@@ -1,8 +1,8 @@
-"""Plain values from what a script passes as a number, a name, a flag or a process set. Pure.
+"""Converts the arguments of a script to plain Python values: numbers, names, flags, process sets. Pure.
 
 Requests travel as messages of plain Python types. So a NumPy scalar, a tensor of one element or a member of an enumeration is
-converted here, and whatever has no such meaning is refused here: in the thread that made the call, before anything is sent.
-``core.submission.collectives`` does so for all bindings; a binding that uses an argument before does so itself.
+converted here, and everything else is refused here: in the thread that makes the call, before anything is sent.
+``core.submission.collectives`` does this for all bindings. A binding that uses an argument before that does it itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from horovod.core.process_set import ProcessSet
 
 LONGEST_NAME = 1 << 16
-"""Bytes of a collective's name, far above any real one: names are part of every error, report and timeline."""
+"""The length of a collective's name in bytes. Names are part of every error, report and timeline."""
 
 _TEXT = (str, bytes, bytearray)
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
@@ -28,8 +28,8 @@ def whole_number(value: Any, what: str) -> int:
         what: the argument's name, for the error.
 
     Raises:
-        TypeError: anything else; bools and floats, too, even where they are whole.
-        ValueError: it takes more than 64 bits.
+        TypeError: anything else, including bools and floats.
+        ValueError: the number takes more than 64 bits.
     """
     if type(value) is int:
         number = value
@@ -47,11 +47,11 @@ def whole_number(value: Any, what: str) -> int:
 def real_number(value: Any, what: str) -> float:
     """A finite number: an int, a float, a NumPy scalar, a tensor without dimensions, a fraction.
 
-    Infinity and NaN are refused: a NaN of one rank does not even equal that of another, so ranks could never agree on it.
+    Infinity and NaN are refused. A NaN does not equal that of another rank, so ranks could never agree on it.
 
     Raises:
         TypeError: anything else.
-        ValueError: it is not finite, or too large for a float.
+        ValueError: the number is not finite, or too large for a float.
     """
     if type(value) is float:
         number = value
@@ -80,10 +80,10 @@ def whole_numbers(values: Any, what: str) -> list[int]:
 
 
 def truth(value: Any, what: str) -> bool:
-    """A flag: a bool, that of NumPy or of a tensor without dimensions, 0 or 1.
+    """A flag: a bool, also of NumPy or of a tensor without dimensions; 0 or 1.
 
     Raises:
-        TypeError, ValueError: anything else, such as a string, which would always count as true.
+        TypeError, ValueError: anything else, such as a string.
     """
     if isinstance(value, bool):
         return value
@@ -96,17 +96,17 @@ def truth(value: Any, what: str) -> bool:
 
 
 def full_name(prefix: str, name: Any) -> str:
-    """What identifies a collective: ``<prefix>.<name>``; "" for one without a name, which is None or "".
+    """The name that identifies a collective: ``<prefix>.<name>``; "" where ``name`` is None or "".
 
     Raises:
-        TypeError: the name is no string.
-        ValueError: it is too long, or has surrogates, which no message can carry.
+        TypeError: the name is not a string.
+        ValueError: the name is too long, or not valid Unicode.
     """
     if name is None:
         return ""
     if not isinstance(name, str):
         raise TypeError(f"name={shown(name)}: the name of a collective is a string, not {_kind(name)}")
-    text = str.__str__(name)  # of a member of an enumeration, its value
+    text = str.__str__(name)  # the value of an enumeration's member
     if not text:
         return ""
     try:
@@ -119,10 +119,10 @@ def full_name(prefix: str, name: Any) -> str:
 
 
 def set_id(process_set: Any) -> int | None:
-    """The number of a process set; None while it has none.
+    """The number of a process set; None before it is registered.
 
     Raises:
-        TypeError: it is no :class:`~horovod.core.process_set.ProcessSet`.
+        TypeError: it is not a :class:`~horovod.core.process_set.ProcessSet`.
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
@@ -133,29 +133,29 @@ def set_id(process_set: Any) -> int | None:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: as Python writes it, cut where it is long."""
+    """A value for an error message: its ``repr``, cut to 100 characters."""
     try:
         text = repr(value)
-    except Exception:  # such as that of an int of more digits than Python writes
+    except Exception:  # such as an int with more digits than Python prints
         return f"<{_kind(value)}>"
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _refuse(value: Any, what: str, wanted: str, element_types: tuple[str, ...]) -> None:
-    """Raise TypeError for what converts to a number without being one: text, bools, and tensors of several dimensions."""
+    """Raise TypeError for values that convert to a number but are none: text, bools, and tensors with dimensions."""
     text_or_bool = isinstance(value, bool | str | bytes | bytearray)
     if text_or_bool or _dimensions(value) or any(each in _element_type(value) for each in element_types):
         raise _wrong(value, what, wanted)
 
 
 def _dimensions(value: Any) -> Any:
-    """How many an array or a tensor has; 0 for anything else."""
+    """The number of dimensions of an array or a tensor; 0 for anything else."""
     return getattr(value, "ndim", 0)
 
 
 def _element_type(value: Any) -> str:
-    """The name of an array's or a tensor's element type, in which ``bool`` and ``complex`` stand in every framework."""
+    """The name of the element type. In every framework it contains ``bool`` or ``complex`` where the type is one."""
     return str(getattr(value, "dtype", ""))
 
 

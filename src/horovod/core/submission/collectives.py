@@ -1,165 +1,60 @@
-"""What every binding calls: one function per collective, which checks what can be checked here and submits the request.
+"""What every binding calls: one function per collective, which checks the arguments and submits the request.
 
-All members of the process set must call the same function with the same name; which arguments must agree is said there.
-Each returns at once with a :class:`~horovod.core.submission.handle.Handle`. Arrays must stay alive and untouched until
-it is done.
+All members of the process set must call the same function with the same name. Each function says which arguments must agree.
+Each returns at once with a :class:`~horovod.core.submission.handle.Handle`. The arrays must stay alive and unchanged until the
+handle is done.
 
 Common arguments:
     prefix, name: ``<prefix>.<name>`` identifies the collective within its process set; it must not be in flight there.
-        Without a name the calls with one prefix are counted, so the n-th of all members belong together; a call that is
-        refused here does not count.
+        Calls without a name are counted by prefix: the n-th calls of all members belong together. A call that is refused here
+        does not count.
     process_set_id: 0 for all ranks.
-    awaited: the caller waits for the handle next, on this thread. That saves waking another; who then does not wait leaves
-        the collective to the next one of the process set.
+    awaited: the calling thread waits for the handle next, so no other thread is woken for a small collective. If the caller
+        does not wait after all, the collective is carried out together with the next one of the process set.
 
 Common errors:
-    TypeError, ValueError: bad arguments, a name in flight, or not a member of the process set. What cannot be sent is found
-        here, so it fails this call on this rank and nothing else.
-    HorovodInternalError: the job has failed or was shut down. Disagreement with other ranks fails the handle.
+    TypeError, ValueError: an argument is wrong, the name is in flight, or this rank is not a member of the process set. Only
+        this call on this rank fails.
+    HorovodInternalError: the job has failed or was shut down. Where ranks disagree, the handle fails.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import partial
 
-from horovod.comm.adasum import can_combine
-from horovod.comm.datatypes import DataType
-from horovod.comm.reduction import ReduceOp, can_fold, can_scale
-from horovod.comm.spans import Vectors
-from horovod.core.coordination.messages import HOST, Operation, Request, TensorSpec, encode
+from horovod.comm.reduction import ReduceOp
+from horovod.core.coordination.messages import Operation, Request
 from horovod.core.errors import HorovodInternalError
-from horovod.core.execution.batch import Entry
 from horovod.core.lifecycle.context import running
-from horovod.core.submission.arguments import full_name, real_number, whole_number, whole_numbers
+from horovod.core.submission.arguments import full_name, whole_numbers
 from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Allocate, Tensor, Transfer
+from horovod.core.submission.prepared import Prepared, device_of, recall, remember, submit, submit_arrays
+from horovod.core.submission.requests import (
+    allreduce_call,
+    allreduce_request,
+    broadcast_call,
+    check_reduction,
+    factors,
+    labelled,
+    make_request,
+)
+from horovod.core.submission.tensor import Allocate, Tensor
 from horovod.observe.call_site import caller
 
 __all__ = [
     "allgather",
     "allreduce",
+    "allreduce_call",
+    "allreduce_request",
     "alltoall",
     "barrier",
     "broadcast",
+    "broadcast_call",
     "join",
     "reducescatter",
     "submit",
+    "submit_arrays",
 ]
-
-
-_requests: dict[str, tuple[tuple[object, ...], Request]] = {}
-"""Checked requests of repeated allreduces of one tensor, by name, with what they were made of."""
-
-_REMEMBERED = 4096
-
-LONGEST_REQUEST = 16 << 20
-"""Bytes of one request as it is announced; a control message takes four times as many."""
-
-
-def submit_arrays(
-    process_set_id: int | None,
-    request: Request,
-    inputs: Vectors,
-    outputs: Vectors,
-    allocate: Allocate | None = None,
-    awaited: bool = False,
-    owner: object = None,
-) -> Handle:
-    """:func:`submit` of host memory, as one flat vector for each of the request's tensors, of its type and size.
-
-    Args:
-        owner: is held until the handle is done; what the vectors lie in, if they do not hold it themselves.
-    """
-    handle = Handle()
-    worker = running().worker(process_set_id, request.operation)
-    worker.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), awaited=awaited)
-    return handle
-
-
-def submit(
-    process_set_id: int | None,
-    request: Request,
-    inputs: Sequence[Tensor] = (),
-    outputs: Sequence[Tensor] = (),
-    allocate: Allocate | None = None,
-    awaited: bool = False,
-) -> Handle:
-    """Submit a request that was made before and checked then; for callers that repeat one many times."""
-    transfer = _transfer(inputs or outputs)
-    arrays = [tensor.array for tensor in inputs]
-    targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
-    if transfer is None:
-        return submit_arrays(process_set_id, request, arrays, targets, allocate, awaited)
-    handle = Handle(transfer.end)
-    worker = running().worker(process_set_id, request.operation)
-    entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
-    worker.submit(entry, held=True)
-    try:
-        transfer.begin(partial(worker.release, entry))
-    except BaseException:
-        worker.withdraw(entry)
-        raise
-    return handle
-
-
-def _transfer(tensors: Sequence[Tensor]) -> Transfer | None:
-    return tensors[0].transfer if tensors else None
-
-
-def _device(tensors: Sequence[Tensor]) -> str:
-    transfer = _transfer(tensors)
-    return HOST if transfer is None else transfer.device
-
-
-def allreduce_request(
-    name: str,
-    tensors: Sequence[tuple[str, DataType, tuple[int, ...]]],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    line: str = "",
-    transient: bool = False,
-    device: str = HOST,
-) -> Request:
-    """The request of an allreduce of one or more tensors (name, type, shape), for :func:`submit`.
-
-    Args:
-        device: of the tensors' transfer, if they have one.
-
-    Raises:
-        TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
-    """
-    prescale, postscale = _factors(prescale, postscale)
-    _check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
-    specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
-    operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
-    request = Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
-    return _sendable(request)
-
-
-def allreduce_call(
-    prefix: str,
-    name: str | None,
-    tensors: Sequence[Tensor | TensorSpec],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set_id: int | None = 0,
-    device: str = HOST,
-) -> Request:
-    """The request of one call of :func:`allreduce`, to be submitted later; of specs only type and shape count.
-
-    Raises:
-        ValueError: the operation has no meaning for a tensor's type; not a member of the process set.
-    """
-    given = full_name(prefix, name)
-    prescale, postscale = _factors(prescale, postscale)
-    _check_reduction(prefix, [(given or prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
-    called = given or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
-    labelled = [(label, tensor.data_type, tensor.shape) for label, tensor in _labelled(called, tensors)]
-    return allreduce_request(called, labelled, op, prescale, postscale, caller(), not given, device)
 
 
 def allreduce(
@@ -178,21 +73,19 @@ def allreduce(
     Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
     they become ready together.
     """
-    device, called = _device(inputs), full_name(prefix, name)
+    device, called = device_of(inputs), full_name(prefix, name)
     if len(inputs) != 1 or not called:
         request = allreduce_call(prefix, name, inputs, op, prescale, postscale, process_set_id, device)
         return submit(process_set_id, request, inputs, outputs, awaited=awaited)
     line = caller()
-    prescale, postscale = _factors(prescale, postscale)
+    prescale, postscale = factors(prescale, postscale)
     key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
-    known = _requests.get(called)
-    if known is None or known[0] != key:
+    prepared = recall(called, key)
+    if prepared is None:
         tensors = [(called, inputs[0].data_type, inputs[0].shape)]
         request = allreduce_request(called, tensors, op, prescale, postscale, line, device=device)
-        if len(_requests) >= _REMEMBERED:
-            _requests.clear()
-        known = _requests[called] = key, request
-    return submit(process_set_id, known[1], inputs, outputs, awaited=awaited)
+        prepared = remember(called, Prepared(key, request))
+    return submit(process_set_id, prepared.request, inputs, outputs, awaited=awaited)
 
 
 def allgather(
@@ -207,31 +100,8 @@ def allgather(
 
     Types and all dimensions but the first must agree.
     """
-    request = _request(Operation.ALLGATHER, prefix, name, process_set_id, inputs, device=_device(inputs))
+    request = make_request(Operation.ALLGATHER, prefix, name, process_set_id, inputs, device=device_of(inputs))
     return submit(process_set_id, request, inputs, allocate=allocate, awaited=awaited)
-
-
-def broadcast_call(
-    prefix: str,
-    name: str | None,
-    tensors: Sequence[Tensor | TensorSpec],
-    root: int,
-    process_set_id: int | None = 0,
-    device: str = HOST,
-) -> Request:
-    """The request of one call of :func:`broadcast`, to be submitted later; of specs only type and shape count.
-
-    Raises:
-        ValueError: the root or this rank is not a member of the process set.
-    """
-    called, root = full_name(prefix, name) or prefix, whole_number(root, "root_rank")
-    worker = running().worker(process_set_id, Operation.BROADCAST)
-    if root not in worker.ranks:
-        raise ValueError(
-            f"broadcast received invalid root rank {root} for provided process set: {called!r} can come from "
-            f"ranks {worker.ranks}"
-        )
-    return _request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root, device=device)
 
 
 def broadcast(
@@ -246,7 +116,7 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
-    request = broadcast_call(prefix, name, tensors, root, process_set_id, _device(tensors))
+    request = broadcast_call(prefix, name, tensors, root, process_set_id, device_of(tensors))
     return submit(process_set_id, request, outputs=tensors, awaited=awaited)
 
 
@@ -285,8 +155,8 @@ def alltoall(
         raise ValueError(
             f"Sum of splits entries is greater than the first dimension of tensor. {called!r}: {sum(splits)} > {rows}."
         )
-    request = _request(
-        Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits), device=_device([source])
+    request = make_request(
+        Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits), device=device_of([source])
     )
     return submit(process_set_id, request, [source], allocate=allocate, awaited=awaited)
 
@@ -311,13 +181,13 @@ def reducescatter(
         raise HorovodInternalError(
             f"Reducescatter currently only supports AVERAGE and SUM. {called!r} asked for {op.label}."
         )
-    labelled = _labelled(called, inputs)
-    for label, tensor in labelled:
+    named = labelled(called, inputs)
+    for label, tensor in named:
         if not tensor.shape:
             raise ValueError(f"Reducescatter does not support scalar inputs: {label!r}.")
-    prescale, postscale = _factors(prescale, postscale)
-    _check_reduction("Reducescatter", [(each, tensor.data_type) for each, tensor in labelled], op, prescale, postscale)
-    request = _request(
+    prescale, postscale = factors(prescale, postscale)
+    check_reduction("Reducescatter", [(each, tensor.data_type) for each, tensor in named], op, prescale, postscale)
+    request = make_request(
         Operation.REDUCESCATTER,
         prefix,
         name,
@@ -326,7 +196,7 @@ def reducescatter(
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
-        device=_device(inputs),
+        device=device_of(inputs),
     )
     return submit(process_set_id, request, inputs, outputs, awaited=awaited)
 
@@ -343,92 +213,3 @@ def join() -> Handle:
     The handle's result is the global rank that joined last.
     """
     return submit(0, Request(Operation.JOIN, "join.noname", caller=caller(), transient=True))
-
-
-def _labelled(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[tuple[str, Tensor | TensorSpec]]:
-    """Each tensor with its name: the request's own for one, ``<name>_<i>of<n>`` in a group."""
-    if len(tensors) == 1:
-        return [(name, tensors[0])]
-    return [(f"{name}_{number}of{len(tensors)}", tensor) for number, tensor in enumerate(tensors, 1)]
-
-
-def _counted_name(prefix: str, process_set_id: int | None, operation: Operation) -> str:
-    """A name for a call without one. Counted per process set, since not every rank takes part in all of them."""
-    context = running()
-    context.worker(process_set_id, operation)  # refuses what would be refused later, before it counts
-    return context.auto_name(prefix, process_set_id)
-
-
-def _request(
-    operation: Operation,
-    prefix: str,
-    name: str | None,
-    process_set_id: int | None,
-    tensors: Sequence[Tensor | TensorSpec],
-    reduce_op: ReduceOp = ReduceOp.AVERAGE,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    root: int = -1,
-    splits: tuple[int, ...] = (),
-    device: str = HOST,
-) -> Request:
-    given = full_name(prefix, name)
-    called = given or _counted_name(prefix, process_set_id, operation)
-    specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in _labelled(called, tensors))
-    request = Request(
-        operation,
-        called,
-        specs,
-        reduce_op,
-        prescale,
-        postscale,
-        root,
-        splits,
-        device,
-        caller=caller(),
-        transient=not given,
-    )
-    return _sendable(request)
-
-
-def _factors(prescale: float, postscale: float) -> tuple[float, float]:
-    return real_number(prescale, "prescale_factor"), real_number(postscale, "postscale_factor")
-
-
-def _sendable(request: Request) -> Request:
-    """The request, if it can be announced: a thread that serves all collectives must not be the one to find out.
-
-    Raises:
-        TypeError, ValueError: it has a value of no plain type, or is too long.
-    """
-    try:
-        length = len(encode(request))
-    except OverflowError as error:
-        raise ValueError(f"{request.operation.name.capitalize()} of {request.name!r}: {error}") from None
-    if length > LONGEST_REQUEST:
-        raise ValueError(
-            f"{request.operation.name.capitalize()} of {request.name[:100]!r}: to describe its {len(request.tensors)} tensors "
-            f"takes {length} bytes; {LONGEST_REQUEST} can be sent. Use several smaller groups, or a shorter name."
-        )
-    return request
-
-
-def _check_reduction(
-    operation: str, tensors: Sequence[tuple[str, DataType]], op: ReduceOp, prescale: float, postscale: float
-) -> None:
-    scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
-    for name, data_type in tensors:
-        if op == ReduceOp.ADASUM and not can_combine(data_type):
-            raise ValueError(
-                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with Adasum; it takes "
-                "floating-point types only"
-            )
-        if not can_fold(op, data_type):
-            raise ValueError(
-                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with {op.label}; use Sum or "
-                "Average, or reduce their real and imaginary parts by themselves"
-            )
-        if scaled and not can_scale(data_type):
-            raise ValueError(
-                f"{operation} of {name!r}: elements of type {data_type.label} cannot be averaged or scaled; use Sum, Min or Max"
-            )

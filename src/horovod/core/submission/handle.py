@@ -1,4 +1,4 @@
-"""The promise of a result: what ``submit`` returns and ``synchronize`` waits for."""
+"""The handle of one collective: what ``submit`` returns and ``synchronize`` waits for."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, Protocol
 
 import msgspec
 
+from horovod.comm.base import Event
 from horovod.core.errors import HorovodInternalError
 
 _log = logging.getLogger("horovod.core")
 
 
 class Driver(Protocol):
-    """A worker thread, as what waits for a quick collective knows it."""
+    """The worker, as seen by a thread that waits for a quick collective."""
 
     def drive(self, handle: Handle) -> None:
-        """Do what is left to do for it on the calling thread, or return before."""
+        """Carry the collective out on the calling thread, or return before it is done."""
 
-    def expedite(self, handle: Handle) -> None:
-        """Have the worker thread do it without delay, for no other thread will."""
+    def take_over(self, handle: Handle) -> None:
+        """Have the worker thread carry the collective out at once: no other thread will."""
 
 
 def drive_plainly(driver: Driver, handle: Handle) -> None:
@@ -34,36 +35,38 @@ _drive: Callable[[Driver, Handle], None] = drive_plainly
 
 
 def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
-    """Have ``drive(driver, handle)`` called in place of ``driver.drive(handle)``, which it calls itself.
+    """Have ``drive(driver, handle)`` called in place of ``driver.drive(handle)``. It must make that call itself.
 
-    For a framework that watches what Python code runs on a thread, and must not watch that.
+    For a framework that traces the Python code of a thread, and must not trace the worker.
     """
     global _drive
     _drive = drive
 
 
 _first = threading.RLock()
-"""Held by who is the first to wait for a handle; a signal's handler may be, while the thread that it interrupts is. Most
-handles are done before anybody waits."""
+"""Guards the list of callbacks of every handle while it is made; most handles need none. Reentrant for signal handlers."""
 
 
 class Handle(msgspec.Struct, eq=False, gc=False):
-    """Completed exactly once, by a worker thread or by an abort; awaited by any number of threads.
+    """Completed exactly once, by a worker thread or by an abort. Any number of threads may wait for it.
 
-    The garbage collector does not know it: what it is part of, a circle of its waiters, ends with its completion.
+    The garbage collector does not track it. It is part of a cycle only while a thread waits, and completion ends that.
 
     Attributes:
-        error: why the collective failed, once done.
-        result: what the operation produces beyond the tensors it fills, for example received splits.
-        driver: of a quick collective that the thread that waits for it may carry out; None if only a worker thread may.
-        end: called by whoever completes it, just before, with the error; returns the error that waiters get. What it raises,
-            waiters get.
+        error: why the collective failed, once it is done.
+        result: what the operation returns beyond the tensors that it fills, for example received splits.
+        event: set before completion, where a device carries the collective out: a stream that uses the outputs must wait for
+            it. None: the outputs are complete.
+        driver: the worker that a waiting thread may drive to carry out this collective; None if it may not.
+        end: is called just before completion, with the error; it returns the error that waiting threads get. An exception that
+            it raises is the error, too.
     """
 
     end: Callable[[BaseException | None], BaseException | None] | None = None
     driver: Driver | None = None
     error: BaseException | None = None
     result: Any = None
+    event: Event | None = None
     _finished: bool = False
     _next: list[Callable[[], None]] | None = None
 
@@ -72,11 +75,11 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         return self._finished
 
     def awaited(self) -> bool:
-        """Whether it is not done, and somebody waits or asked to be called."""
+        """Whether a thread waits for it or has asked to be called."""
         return bool(self._next)
 
     def complete(self, error: BaseException | None = None) -> None:
-        """Called once. Wakes whoever waits."""
+        """Complete it and wake all threads that wait. Called once."""
         end, self.end = self.end, None
         if end is not None:
             try:
@@ -91,9 +94,9 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             self._call_next(self._next)
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once when the collective is done: on the thread that completes it, or at once if it is.
+        """Have ``callback`` called once when the collective is done, on the thread that completes it; at once if it is done.
 
-        For bindings whose framework waits by itself. The callback must not block; what it raises is logged.
+        For bindings whose framework waits by itself. The callback must not block. An exception that it raises is logged.
         """
         if self._next is None:
             with _first:
@@ -102,31 +105,31 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         if self._finished:
             self._call_next(self._next)
         else:
-            self.expedite()
+            self.leave_to_worker()
 
-    def expedite(self) -> None:
-        """Somebody wants the result who does not wait here, so leave it to the worker thread, without delay."""
+    def leave_to_worker(self) -> None:
+        """Have the worker thread carry it out at once: the caller wants the result and does not wait for it here."""
         driver, self.driver = self.driver, None
         if driver is not None:
-            driver.expedite(self)
+            driver.take_over(self)
 
     def _call_next(self, callbacks: list[Callable[[], None]]) -> None:
         while True:
             try:
-                callback = callbacks.pop()  # of two threads that come here at the same time, one finds it
+                callback = callbacks.pop()  # two threads may be here at the same time; each callback is popped by one
             except IndexError:
                 return
             try:
                 callback()
-            except Exception:  # other callbacks, and the worker thread whose thread this is, have nothing to do with it
+            except Exception:  # it must not keep the thread from other callbacks
                 _log.exception("a callback at the end of a collective failed")
 
     def wait(self, timeout: float = -1) -> None:
         """Return when the collective is done; Ctrl-C interrupts.
 
         Raises:
-            the collective's error, as a new exception of its type with the same message, each time it is asked for.
-            TimeoutError: it was not done within ``timeout`` seconds (-1: the runtime's own bounds decide).
+            the collective's error: each time a new exception of its type, with its message.
+            TimeoutError: it was not done within ``timeout`` seconds (-1: no limit but the runtime's own).
         """
         driver = self.driver
         if driver is not None and timeout < 0:
@@ -142,10 +145,10 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
 
 def all_of(waits: Iterable[Callable[[], object]]) -> None:
-    """Wait for everything that is under way, even after a failure, so that nothing is written any more; then raise the first.
+    """Wait for all collectives, also after one has failed, so that no tensor is written any more. Then raise the first error.
 
     Args:
-        waits: of each, what returns when it is done and raises if it failed, such as :meth:`Handle.wait`.
+        waits: for each collective a function that returns when it is done and raises if it failed, such as :meth:`Handle.wait`.
     """
     error: BaseException | None = None
     for wait in waits:

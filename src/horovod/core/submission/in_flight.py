@@ -1,7 +1,8 @@
-"""This rank's requests in flight in one process set, and when one of them must wake the worker thread. For any thread.
+"""This rank's requests in flight in one process set, and which submission wakes the worker thread. For any thread.
 
-A request is in flight from its submission until it is done, failed or withdrawn. It is announced once, by whoever takes the
-worker thread's turn next. The worker thread says how it rests, and here is decided, under one lock, who has to disturb it.
+A request is in flight from its submission until it is done, failed or withdrawn. It is announced once, by the thread that
+drives the worker next. The worker thread says in which state it waits (:mod:`horovod.core.execution.waiting`). One lock guards
+the requests and the state, so a thread that is about to sleep misses no submission.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 
 from horovod.core.execution.batch import Entry
 from horovod.core.execution.progress import is_quick
+from horovod.core.execution.waiting import COALESCE_MILLISECONDS, WorkerState, must_wake
 from horovod.core.submission.handle import Driver, Handle
 
 DUPLICATE_NAME = (
@@ -19,25 +21,20 @@ DUPLICATE_NAME = (
     "being processed. If you want to request another tensor, use a different tensor name."
 )
 
-NAP_SECONDS = 200e-6
-"""After an announcement, how long submissions gather before one of them wakes the worker thread again: a burst of small tensors
-costs a few wake-ups instead of one each. The worker thread rests so for at most a millisecond, and only while an answer is
-due."""
-
-GATHER_MILLISECONDS = 1
+_AWAKE = WorkerState.AWAKE  # an attribute of an enumeration takes longer to look up than everything else _queue() does
 
 
 class InFlight:
-    """What is in flight.
+    """The requests in flight.
 
     Args:
-        driver: what a thread that waits for a quick request takes turns of; None if it is not to.
+        driver: the worker that threads which wait for a quick request may drive; None if they must not.
 
     Attributes:
-        closed: nothing is taken any more, and nothing that is in flight may be begun; set once.
-        error: with what everything that was in flight has failed; set once, after ``closed``.
-        failed: set with ``error``.
-        latest: the handle of what was submitted last.
+        closed: no request is taken any more, and none that is in flight may be begun; set once.
+        error: what every request in flight has failed with; set once, after ``closed``.
+        failed: set together with ``error``.
+        latest: the handle of the last submission.
     """
 
     def __init__(self, driver: Driver | None) -> None:
@@ -49,23 +46,23 @@ class InFlight:
         self._lock = threading.Lock()
         self._known: dict[str, Entry] = {}
         self._unannounced: list[Entry] = []
-        self._expedited: Handle | None = None
-        self._asleep = self._napping = self._parked = False
-        self._nap_next = False
+        self._left_to_worker: Handle | None = None
+        self._state = WorkerState.AWAKE
+        self._coalesce_next = False
         self._announced_at = 0.0
 
-    # The next three return whether the worker thread must be woken.
+    # The next three methods return whether the worker thread must be woken.
 
     def add(self, entry: Entry, held: bool, awaited: bool) -> bool:
-        """A request is submitted.
+        """Take a submission.
 
         Args:
             held: it is not announced before :meth:`release`.
-            awaited: the calling thread waits for it next, and carries it out where it is quick.
+            awaited: the calling thread waits for it next, and carries it out if it is quick.
 
         Raises:
             ValueError: a request of that name is in flight.
-            the error with which the worker thread has failed; not before the tensors of all requests are left alone.
+            the error that all requests have failed with; not before all threads have left their tensors.
         """
         name, handle = entry.request.name, entry.handle
         driver = self._driver if not held and is_quick(entry) else None
@@ -84,30 +81,27 @@ class InFlight:
         raise type(self.error)(*self.error.args)
 
     def release(self, entry: Entry) -> bool:
-        """A held request may be announced, unless it is no longer in flight."""
+        """Let a held request be announced, if it is still in flight."""
         with self._lock:
             entry.held = False
             known = not self.closed and self._known.get(entry.request.name) is entry
             return known and self._queue(entry, awaited=False)
 
-    def expedite(self, handle: Handle) -> bool:
-        """The worker thread is to take turns until this is done, and not to leave them to threads that wait."""
+    def leave_to_worker(self, handle: Handle) -> bool:
+        """Keep the worker thread from standing by until ``handle`` is done: no waiting thread will carry it out."""
         with self._lock:
-            self._expedited = handle
-            return self._parked or (self._asleep and bool(self._unannounced))
+            self._left_to_worker = handle
+            state = self._state
+            return state is WorkerState.STANDBY or (state is WorkerState.ASLEEP and bool(self._unannounced))
 
     def _queue(self, entry: Entry, awaited: bool) -> bool:
         self._unannounced.append(entry)
-        if not (self._asleep or self._napping or self._parked):
+        state = self._state
+        if state is _AWAKE:
             return False
-        driven = entry.handle.driver is not None  # whoever waits for it takes the turn
-        wake = (
-            (self._asleep and not (driven and awaited))
-            or (self._napping and entry.since - self._announced_at > NAP_SECONDS)
-            or (self._parked and not driven)
-        )
-        if wake:
-            self._asleep = self._napping = False
+        wake = must_wake(state, entry.handle.driver is not None, awaited, entry.since - self._announced_at)
+        if wake and state is not WorkerState.STANDBY:
+            self._state = WorkerState.AWAKE
         return wake
 
     def withdraw(self, entry: Entry) -> bool:
@@ -119,13 +113,13 @@ class InFlight:
         return known
 
     def close(self) -> None:
-        """Nothing is taken or announced from now on; :meth:`fail` follows when no thread uses the tensors any more."""
+        """Take and announce nothing from now on. :meth:`fail` follows when no thread uses the tensors any more."""
         with self._lock:
             self.closed = True
             self._unannounced.clear()
 
     def fail(self, error: BaseException) -> list[Entry]:
-        """Everything fails with ``error``, and so does whatever is submitted from now on. Returns what was in flight."""
+        """Fail everything that is in flight, and all later submissions, with ``error``. Returns what was in flight."""
         self.close()
         with self._lock:
             if self.error is None:
@@ -136,42 +130,42 @@ class InFlight:
         return entries
 
     def oldest(self) -> Entry | None:
-        """What was submitted first of all that is in flight."""
+        """The first submission of all that are in flight."""
         with self._lock:
             return next(iter(self._known.values()), None)
 
-    # For whoever takes the worker thread's role.
+    # For the thread that drives the worker.
 
     def waiting(self) -> bool:
         """Whether there is anything to announce."""
         return bool(self._unannounced)
 
     def take(self) -> list[Entry]:
-        """All that is to be announced, in the order of submission."""
+        """Everything that is to be announced, in the order of submission."""
         with self._lock:
             taken, self._unannounced = self._unannounced, []
         return taken
 
     def take_alone(self, handle: Handle) -> Entry | None:
-        """The request of ``handle``, if it has not been announced, and nothing else is in flight."""
+        """The request of ``handle``, if it has not been announced and nothing else is in flight."""
         with self._lock:
             if len(self._known) != 1 or len(self._unannounced) != 1 or self._unannounced[0].handle is not handle:
                 return None
             return self._unannounced.pop()
 
     def put_back(self, entry: Entry) -> None:
-        """Of :meth:`take_alone`: it is to be announced after all, before anything else."""
+        """Undo :meth:`take_alone`: the request is announced before all others."""
         with self._lock:
             if not self.closed:
                 self._unannounced.insert(0, entry)
 
     def find(self, names: Iterable[str]) -> list[Entry | None]:
-        """The requests of these names; None for what is not in flight."""
+        """The requests of these names; None for a name that is not in flight."""
         with self._lock:
             return [self._known.get(name) for name in names]
 
     def finish(self, names: Iterable[str]) -> list[Entry | None]:
-        """The same, and they are not in flight any more."""
+        """Like :meth:`find`; the requests are not in flight any more."""
         with self._lock:
             return [self._known.pop(name, None) for name in names]
 
@@ -179,43 +173,47 @@ class InFlight:
         """Whether nothing is in flight."""
         return not self._known
 
-    def announced(self, nap: bool) -> None:
-        """What was taken has been announced.
+    def announced(self, coalesce: bool) -> None:
+        """Note that everything that was taken has been announced.
 
         Args:
-            nap: the worker thread naps before it sleeps, if an answer is due.
+            coalesce: the worker thread waits a moment for more submissions before it sleeps, if an answer is due.
         """
-        self._nap_next, self._announced_at = nap, time.monotonic()
+        self._coalesce_next, self._announced_at = coalesce, time.monotonic()
 
     # For the worker thread.
 
-    def stand_by(self) -> bool:
-        """Leave turns to threads that wait; False if there is something that those do not do."""
+    def begin_standby(self) -> bool:
+        """Enter STANDBY; False, and it does not, if something is in flight that no waiting thread carries out."""
         with self._lock:
-            if self._expedited is not None and not self._expedited.done():
+            if self._left_to_worker is not None and not self._left_to_worker.done():
                 return False
             if any(entry.handle.driver is None and not entry.held for entry in self._known.values()):
                 return False
-            self._parked = True
+            self._state = WorkerState.STANDBY
         return True
 
-    def rest(self, busy: bool) -> int:
-        """How many milliseconds to wait for something to do, until which the thread is to be woken; -1: without end.
+    def begin_wait(self, busy: bool) -> int:
+        """Enter the state to wait in. Returns for how many milliseconds; -1: until it is woken.
 
         Args:
-            busy: not at all.
+            busy: the thread has something to do and does not wait.
         """
         with self._lock:
-            nap, self._nap_next = self._nap_next, False
+            coalesce, self._coalesce_next = self._coalesce_next, False
             if busy or self._unannounced:
                 return 0
-            if nap and self._known:
-                self._napping = True
-                return GATHER_MILLISECONDS
-            self._asleep = True
+            if coalesce and self._known:
+                self._state = WorkerState.COALESCING
+                return COALESCE_MILLISECONDS
+            self._state = WorkerState.ASLEEP
             return -1
 
-    def rise(self) -> None:
-        """The thread does not rest any more."""
+    def asleep(self) -> bool:
+        """Whether the worker thread sleeps until something wakes it."""
+        return self._state is WorkerState.ASLEEP
+
+    def end_wait(self) -> None:
+        """Enter AWAKE."""
         with self._lock:
-            self._asleep = self._napping = self._parked = False
+            self._state = WorkerState.AWAKE

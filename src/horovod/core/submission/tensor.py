@@ -1,4 +1,4 @@
-"""What a binding hands over: host memory with a type and a shape. The core never learns which framework owns it.
+"""A tensor as a binding passes it: host memory with a type and a shape. The core does not know which framework owns it.
 
 Where a tensor lies on a device, the binding hands over a copy in host memory that is still to come, and a transfer, which
 tells when it has come and takes the result back. The core knows no more of devices than that.
@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from horovod.comm.datatypes import Array, DataType
+from horovod.comm.spans import Vectors
 
 
 class Transfer(Protocol):
@@ -54,5 +55,6 @@ class Tensor(msgspec.Struct, frozen=True):
     transfer: Transfer | None = None
 
 
-Allocate = Callable[[int, int], Array]
-"""``allocate(index, rows)``, in a turn of the lane: make output ``index`` with that first dimension, return its flat view."""
+Allocate = Callable[[int, int], Array | Vectors]
+"""``allocate(index, rows)`` makes output ``index`` with that first dimension and returns its flat view, or the one vector where
+it lies. Any thread calls it."""

@@ -1,1 +1,1 @@
-"""Collectives on NDArrays."""
+"""Collectives on MXNet arrays, one file each; the bridge to MXNet's engine; checks of arguments and arrays."""

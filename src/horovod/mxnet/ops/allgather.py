@@ -1,4 +1,4 @@
-"""allgather and its grouped form: arrays of all ranks, one after another along the first dimension. They block."""
+"""allgather and its grouped form: concatenate the arrays of all ranks along the first dimension. They block."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def _gather(arrays: Sequence[Any], name: str | None, priority: Any, process_set:
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The arrays of all members of ``process_set``, one after another along dimension 0 in rank order, as a new NDArray.
+    """Concatenate the arrays of all members of ``process_set`` along dimension 0 in rank order, as a new NDArray.
 
-    First dimensions may differ between ranks; the others and the dtype must agree. It returns when it is done.
+    First dimensions may differ between ranks. The others and the dtype must agree. It returns when it is done.
 
     Args:
-        priority: accepted for compatibility; the caller waits anyway.
+        priority: accepted for compatibility. The call blocks in any case.
 
     Raises:
-        AssertionError: ``tensor`` is no NDArray.
-        as :func:`horovod.mxnet.ops.allreduce.allreduce`, all of it in this call.
+        AssertionError: ``tensor`` is not an NDArray.
+        as :func:`horovod.mxnet.ops.allreduce.allreduce`, but all errors are raised by this call.
     """
     return _gather([tensor], name, priority, process_set)[0]
 
@@ -55,5 +55,5 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """:func:`allgather` of several arrays as one group; a list. An empty list is returned as it is."""
+    """:func:`allgather` of several arrays in one request. Returns a list. An empty list is returned unchanged."""
     return _gather(list(tensors), name, priority, process_set) if tensors else tensors

@@ -34,7 +34,7 @@ def _reduced(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any
         _start(sources, results, name, how)
         return results
 
-    specs(arrays, name or PREFIX)  # before anything is copied
+    specs(arrays, name or PREFIX)  # check before anything is copied
     return to_new(arrays, act)
 
 
@@ -55,22 +55,22 @@ def allreduce(
 ) -> Any:
     """``postscale_factor * reduce(op, prescale_factor * tensor)`` over the ranks of ``process_set``, as a new NDArray.
 
-    Every member calls it with the same name, shape, dtype, op and factors. It returns at once. MXNet's engine starts it when
-    ``tensor`` is computed; whoever reads the result waits for it.
+    Every member must call it with the same name, shape, dtype, op and factors. It returns immediately. MXNet's engine starts it
+    when ``tensor`` is computed. Reading the result waits for it.
 
     Args:
         tensor: an NDArray of float16, float32, float64, int8, uint8, int32 or int64.
-        average: deprecated; use ``op``.
-        name: identifies the call; unnamed calls are counted, so they must come in the same order on all members.
-        priority: in MXNet's engine: of operations that are ready, those with a higher one start earlier.
+        average: deprecated. Use ``op``.
+        name: identifies the call. Unnamed calls are counted, so all members must make them in the same order.
+        priority: the priority in MXNet's engine. Of the operations that are ready, those with a higher priority start earlier.
         op: ``hvd.Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``.
 
     Raises:
-        ValueError, which is an MXNetError too: bad arguments, or not a member.
+        ValueError, which is an MXNetError too: a bad argument, or this rank is not a member.
         HorovodInternalError, which is an MXNetError too: not initialised.
         AssertionError: ``op`` is Adasum.
-        From ``wait_to_read()``, ``asnumpy()`` and everything that waits for the result: HorovodInternalError where the ranks
-        disagree or the job has failed, ValueError for a name in flight; both are MXNetErrors too.
+        From ``wait_to_read()``, ``asnumpy()`` and everything that waits for the result: HorovodInternalError if the ranks
+        disagree or the job has failed, ValueError if the name is still in use. Both are MXNetErrors too.
     """
     with of_both_kinds():
         how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
@@ -87,7 +87,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:
-    """:func:`allreduce` in place; returns ``tensor``. Its content is undefined after a failure."""
+    """:func:`allreduce` in place. Returns ``tensor``. Its content is undefined after a failure."""
     with of_both_kinds():
         how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
         _reduce([tensor], name, how)
@@ -104,7 +104,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:
-    """:func:`allreduce` of several arrays that become ready together; a list. An empty list is returned as it is."""
+    """:func:`allreduce` of several arrays in one request. Returns a list. An empty list is returned unchanged."""
     if not tensors:
         return tensors
     with of_both_kinds():
@@ -122,7 +122,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:
-    """:func:`grouped_allreduce` in place; returns ``tensors``."""
+    """:func:`grouped_allreduce` in place. Returns ``tensors``."""
     if not tensors:
         return tensors
     with of_both_kinds():

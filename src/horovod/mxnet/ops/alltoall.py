@@ -1,4 +1,4 @@
-"""alltoall: every rank sends some of its rows to every other. It blocks."""
+"""alltoall: every rank sends some of its rows to every rank. It blocks until the result is complete."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Every member calls it; it returns when it is done.
+    """Send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Every member must call it. It blocks.
 
-    Without splits the rows are dealt evenly. Dtype and all dimensions but the first must agree.
+    Without splits the rows are divided evenly. The dtype and all dimensions but the first must agree.
 
     Args:
-        splits: a list, or an int32 NDArray, of as many entries as the set has ranks.
-        priority: accepted for compatibility; the caller waits anyway.
+        splits: a list or an int32 NDArray, with one entry for each rank of the set.
+        priority: accepted for compatibility. The call blocks in any case.
 
     Returns:
-        A new NDArray of the rows that arrived, by source rank; with ``splits`` given a tuple of that and an int32 NDArray of
-        how many rows came from each rank.
+        A new NDArray of the received rows, by source rank. If ``splits`` is given, a tuple of it and an int32 NDArray with the
+        number of rows from each rank.
 
     Raises:
-        ValueError: splits that do not add up, are not one-dimensional or no 32-bit integers; otherwise as
+        ValueError: splits that do not fit the rows, are not one-dimensional, or not 32-bit integers. Otherwise as
             :func:`horovod.mxnet.ops.allgather.allgather`.
     """
     received: list[int] = []

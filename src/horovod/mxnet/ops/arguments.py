@@ -1,4 +1,4 @@
-"""What the operations' arguments mean: ranks, factors, splits, reductions. The same for all of them."""
+"""Checks the arguments of the operations: ranks, factors, splits and reductions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from horovod.core.process_set import ProcessSet
 
 
 def whole(value: Any, what: str) -> int:
-    """A number without a fraction, of Python or NumPy.
+    """A whole number of Python or NumPy as an int.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``value`` is not a whole number.
     """
     try:
         return operator.index(value)
@@ -27,10 +27,10 @@ def whole(value: Any, what: str) -> int:
 
 
 def factor(value: Any, what: str) -> float:
-    """A number, of Python or NumPy.
+    """A number of Python or NumPy as a float.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``value`` is not a number.
     """
     try:
         return float(value)
@@ -39,10 +39,10 @@ def factor(value: Any, what: str) -> float:
 
 
 def split_rows(splits: Any) -> list[int] | None:
-    """``splits`` of an alltoall as a list; None where it is to be even.
+    """``splits`` of an alltoall as a list. None means an even division.
 
     Args:
-        splits: None, an int32 NDArray, or anything else that is a list of whole numbers.
+        splits: None, an int32 NDArray, or a sequence of whole numbers.
 
     Raises:
         ValueError: not one-dimensional, or not of (32-bit) integers.
@@ -66,13 +66,13 @@ def split_rows(splits: Any) -> list[int] | None:
 
 
 class Reducing(msgspec.Struct, frozen=True):
-    """How to reduce: what all forms of allreduce and reducescatter are told.
+    """The checked arguments of allreduce and reducescatter.
 
     Attributes:
-        op: of all ranks' elements.
-        prescale, postscale: factors before and after it.
-        process_set: over whose ranks.
-        priority: in MXNet's engine.
+        op: the reduction.
+        prescale, postscale: the factors before and after the reduction.
+        process_set: the ranks that reduce.
+        priority: the priority in MXNet's engine.
     """
 
     op: ReduceOp
@@ -91,11 +91,11 @@ class Reducing(msgspec.Struct, frozen=True):
         process_set: ProcessSet,
         priority: Any,
     ) -> Reducing:
-        """From the arguments as users give them.
+        """Check the arguments that the user passed.
 
         Raises:
-            ValueError: ``op`` and ``average`` are both given, or something is not what it should be.
-            AssertionError: Adasum, which this binding does not have.
+            ValueError: ``op`` and ``average`` are both given, or an argument is wrong.
+            AssertionError: ``op`` is Adasum, which this binding does not support.
         """
         chosen = reduction(op, average)
         if chosen == Adasum:

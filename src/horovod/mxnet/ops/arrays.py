@@ -1,4 +1,4 @@
-"""NDArrays as the core sees them: one table of types, one check, their memory, and room for results."""
+"""Converts between NDArrays and the core's tensors: types, checks, memory, and new arrays for results."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _HOST_CONTEXTS = {"cpu", "cpu_pinned", "cpu_shared"}
 
 
 def check(array: Any, name: str) -> DataType:
-    """The array's data type, if it can be communicated.
+    """The data type of an array that can be communicated.
 
     Raises:
-        ValueError: no NDArray, sparse, or of an unsupported type.
+        ValueError: it is not an NDArray, or it is sparse or of an unsupported type.
     """
     if not isinstance(array, mx.nd.NDArray):
         raise ValueError(f"{name}: expected an mxnet.nd.NDArray, not {type(array).__name__}")
@@ -50,25 +50,26 @@ def check(array: Any, name: str) -> DataType:
 
 
 def is_host(array: Any) -> bool:
-    """Whether an array lies in host memory."""
+    """Whether an array is in host memory."""
     return array.context.device_type in _HOST_CONTEXTS
 
 
 def on_host(arrays: Sequence[Any]) -> list[Any]:
-    """The arrays in host memory: those that are there, and copies of the others, which the engine makes."""
+    """The arrays in host memory. The engine copies those that are on other devices."""
     return [array if is_host(array) else array.copyto(mx.cpu()) for array in arrays]
 
 
 def variable(array: Any) -> int:
-    """What identifies an array's engine variable: arrays that are views of one another have the same.
+    """The key of an array's engine variable. Arrays that are views of the same memory have the same key.
 
-    It is the address of ``mxnet::NDArray::Chunk``, their memory, to which an ``NDArray``'s first member points.
+    It is the address of the array's memory, ``mxnet::NDArray::Chunk``, to which the first member of an ``NDArray`` points.
     """
     return ctypes.c_void_p.from_address(array.handle.value).value or 0
 
 
-# oneDNN's operators leave arrays in layouts of their own: results of convolutions, and in inference their weights. The C API
-# undoes that only where it may wait for the engine, which an operation of the engine must not. So what it calls is called.
+# oneDNN's operators store some arrays in other layouts: results of convolutions, and in inference their weights. The function
+# of the C API that restores the layout waits for the engine, and an operation of the engine must not. So this calls the C++
+# functions that it uses.
 _NDARRAY_BYTES = 1024  # more than it has
 _exported: Any = _LIB
 try:
@@ -80,33 +81,34 @@ try:
         "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"
     ]  # void NDArray::Chunk::Reorder2Default()
     _change_to_default.argtypes, _change_to_default.restype = [ctypes.c_void_p], None
-except AttributeError:  # a build without oneDNN has one layout alone
+except AttributeError:  # a build without oneDNN has only one layout
     _copy_to_default = _change_to_default = None
 
 
 def readable(array: Any) -> Any:
-    """The array in the layout of its shape: another one of the same memory, or a copy if that has another layout.
+    """The array in the default layout: an array of the same memory, or a copy if the memory has another layout.
 
-    Called within an operation of the engine that reads it.
+    Call it only inside an engine operation that reads the array.
     """
     if _copy_to_default is None:
         return array
     made = _new(_NDARRAY_BYTES)
-    _copy_to_default(made, array.handle)  # a function that returns an object gets the address for it first
-    return mx.nd.NDArray(NDArrayHandle(made))  # which deletes it
+    _copy_to_default(made, array.handle)  # in C++, the address of a returned object is the first argument
+    return mx.nd.NDArray(NDArrayHandle(made))  # the NDArray deletes it
 
 
 def writable(array: Any) -> Any:
-    """The array itself, changed to the layout of its shape. Called within an operation of the engine that writes it."""
+    """Change the array to the default layout, and return it. Call it only inside an engine operation that writes it."""
     if _change_to_default is not None:
         _change_to_default(variable(array))
     return array
 
 
 def flat(array: Any) -> Array:
-    """The elements of an array that is :func:`readable` or :func:`writable`, or new, as a one-dimensional NumPy array.
+    """The elements of an array as a one-dimensional NumPy array. The array must be new, or :func:`readable` or
+    :func:`writable`.
 
-    Nothing is copied, and the memory is not held.
+    Nothing is copied, and the result does not keep the memory alive.
     """
     dtype = np.dtype(array.dtype)
     if not array.size:
@@ -118,18 +120,22 @@ def flat(array: Any) -> Array:
 
 
 def view(array: Any) -> Tensor:
-    """An array for the core. As :func:`flat`; raises as :func:`check`."""
+    """An array as the core takes it. As :func:`flat`. Raises as :func:`check`."""
     return Tensor(flat(array), check(array, "view"), tuple(array.shape))
 
 
 def empty(shape: Sequence[int], like: Any) -> Any:
-    """A new array in host memory, of the kind and type of ``like``; callable on any thread."""
+    """A new array in host memory, of the class and type of ``like``. It may be called on any thread."""
     kind = mx.np.ndarray if isinstance(like, mx.np.ndarray) else mx.nd.NDArray
     return kind(_new_alloc_handle(tuple(shape), mx.cpu(), False, np.dtype(like.dtype)))
 
 
 def rooms(like: Sequence[Any], outputs: dict[int, Any]) -> Callable[[int, int], Array]:
-    """Makes outputs with the columns and types of ``like`` when their rows are known; puts them in ``outputs``."""
+    """A function that makes an output when its number of rows is known, and stores it in ``outputs``.
+
+    Args:
+        like: an array for each output, which has the same type and dimensions but for the first.
+    """
 
     def allocate(index: int, rows: int) -> Array:
         outputs[index] = empty((rows, *like[index].shape[1:]), like[index])
@@ -139,7 +145,7 @@ def rooms(like: Sequence[Any], outputs: dict[int, Any]) -> Callable[[int, int], 
 
 
 def back(results: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Results in host memory, where the tensors that they were made from are."""
+    """Copy results from host memory to the devices of ``like``."""
     return [
         result if is_host(each) else result.as_in_context(each.context)
         for result, each in zip(results, like, strict=True)

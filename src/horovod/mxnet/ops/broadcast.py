@@ -1,4 +1,4 @@
-"""broadcast: one rank's array on all ranks, as a new array or in place."""
+"""broadcast of one rank's array to all ranks, as a new array or in place."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def broadcast(
 ) -> Any:
     """The array of global rank ``root_rank`` as a new NDArray on every member of ``process_set``, which must all call it.
 
-    Shapes and dtypes must agree. It returns at once, as :func:`horovod.mxnet.ops.allreduce.allreduce` does, and has its errors;
-    ValueError also where the root is not a member.
+    Shapes and dtypes must agree. Like :func:`horovod.mxnet.ops.allreduce.allreduce` it returns immediately, and it raises the
+    same errors, and ValueError if the root is not a member.
     """
     with of_both_kinds():
         specs([tensor], name or PREFIX)
@@ -37,7 +37,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """:func:`broadcast` in place; returns ``tensor``. The root's stays as it is."""
+    """:func:`broadcast` in place. Returns ``tensor``. The root's array is not changed."""
     with of_both_kinds():
         root, priority = whole(root_rank, "root_rank"), whole(priority, "priority")
         described = specs([tensor], name or PREFIX)

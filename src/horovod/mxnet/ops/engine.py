@@ -1,13 +1,13 @@
-"""MXNet's dependency engine, for operations that finish later, on a thread of ours.
+"""Runs asynchronous operations in MXNet's dependency engine. They finish later, on a thread of the core.
 
-The engine runs an operation when the pending writes of what it reads, and the pending reads and writes of what it writes, are
-done; whoever uses the arrays afterwards waits for the operation. MXNet's C API takes operations as function pointers, which
-ctypes makes of Python functions. What else was considered: waiting in the script (``wait_to_read``) before a collective is
-submitted, which keeps the script from running ahead and loses the overlap with backward; and ``mx.operator.CustomOp``, which
-occupies one of a few threads until the operation is done, so that two ranks with a different order can block each other.
+The engine starts an operation when all earlier writes of the arrays that it reads, and all earlier reads and writes of the
+arrays that it writes, are done. Later uses of these arrays wait for the operation. MXNet's C API takes operations as function
+pointers, which ctypes makes from Python functions. Two alternatives were rejected. Waiting in the script (``wait_to_read``)
+before a collective is submitted stops the script and loses the overlap with backward. ``mx.operator.CustomOp`` occupies one of
+a few threads until the operation is done, so two ranks with a different order can block each other.
 
-The C API has no errors for such operations. In the engine an error is a C++ object, ``dmlc::Error``; it has the layout of its
-base class ``std::runtime_error``, whose constructor the C++ library exports.
+The C API cannot report errors of such operations. In the engine an error is a C++ object, ``dmlc::Error``; it has the layout
+of its base class ``std::runtime_error``, whose constructor the C++ library exports.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from horovod.mxnet.ops.errors import HorovodInternalError, both_kinds, text_of
 _log = logging.getLogger("horovod.mxnet")
 
 Finish = Callable[[BaseException | None], None]
-"""Says that an operation is over: called once, on any thread, with its error or None."""
+"""Ends an operation. It is called once, on any thread, with the operation's error or None."""
 
 Start = Callable[[Finish], None]
-"""An operation. Called on a thread of the engine, which it must not block."""
+"""An operation. It is called on a thread of the engine and must not block."""
 
 _Pointer = ctypes.c_void_p
 _CPU_PRIORITIZED = ctypes.c_int(3)
-"""``FnProperty::kCPUPrioritized``: not queued behind the computations, which may occupy all of their threads."""
+"""``FnProperty::kCPUPrioritized``: not queued behind computations, which may occupy all of their threads."""
 _EXIT_SECONDS = 30.0
 _RETURN_SECONDS = 5.0
 
@@ -50,7 +50,7 @@ class _Context(ctypes.Structure):
 
 
 class _OnComplete(ctypes.Structure):
-    """``mxnet::engine::CallbackOnComplete``. The engine passes one that lives until the operation's function returns."""
+    """``mxnet::engine::CallbackOnComplete``. The engine passes one that is valid until the operation's function returns."""
 
     _fields_ = [("callback", _Pointer), ("engine", _Pointer), ("parameter", _Pointer)]
 
@@ -60,25 +60,25 @@ _AsyncFunction = ctypes.CFUNCTYPE(None, _Pointer, _Pointer, _Pointer)  # (RunCon
 _Deleter = ctypes.CFUNCTYPE(None, _Pointer)
 _Complete = ctypes.CFUNCTYPE(None, _Pointer, _Pointer, _Pointer)  # (Engine*, parameter, const dmlc::Error*)
 
-_cpp = ctypes.CDLL("libstdc++.so.6")  # that of MXNet: a process has one
+_cpp = ctypes.CDLL("libstdc++.so.6")  # MXNet uses the same library
 _make_error = _cpp["_ZNSt13runtime_errorC1EPKc"]  # std::runtime_error::runtime_error(const char*)
 _make_error.argtypes, _make_error.restype = [_Pointer, ctypes.c_char_p], None
 _destroy_error = _cpp["_ZNSt13runtime_errorD1Ev"]
 _destroy_error.argtypes, _destroy_error.restype = [_Pointer], None
-_ERROR_BYTES = 64  # more than it has
+_ERROR_BYTES = 64  # more than its size
 
 
 class _Operation:
-    """One operation, from the push until the engine forgets it."""
+    """One operation, from the push until the engine deletes it."""
 
     __slots__ = ("arrays", "error", "left_out", "on_complete", "start", "thread")
 
     def __init__(self, start: Start, arrays: Sequence[Any], left_out: Callable[[], None]) -> None:
         self.start = start
         self.left_out = left_out
-        self.arrays = arrays  # the engine keeps their memory, not the handles by which it is found
+        self.arrays = arrays  # the engine keeps their memory, but not their handles
         self.error: BaseException | None = None
-        self.thread = 0  # that called ``start``
+        self.thread = 0  # the thread that called ``start``
         self.on_complete = _OnComplete()
 
     def run(self, on_complete: int) -> None:
@@ -86,7 +86,7 @@ class _Operation:
         self.on_complete = _OnComplete.from_buffer_copy(ctypes.string_at(on_complete, ctypes.sizeof(_OnComplete)))
         try:
             self.start(self.finish)
-        except BaseException as error:  # no Python code is above that could take it
+        except BaseException as error:  # there is no Python caller to raise it to
             self.finish(error)
 
     def finish(self, error: BaseException | None) -> None:
@@ -98,13 +98,13 @@ class _Operation:
         self.error = both_kinds(error)
         made = ctypes.create_string_buffer(_ERROR_BYTES)
         _make_error(made, text_of(error).encode())
-        complete(told.engine, told.parameter, ctypes.addressof(made))  # copies it
+        complete(told.engine, told.parameter, ctypes.addressof(made))  # MXNet copies the error
         _destroy_error(made)
 
 
 _numbers = itertools.count(1)
 _pushed: dict[int, _Operation] = {}
-"""What the engine knows of, by the number that it passes back."""
+"""The operations in the engine, by the number that it passes to the callbacks."""
 _all_gone = threading.Condition()
 _engine_threads: set[int] = set()
 """The engine's threads that have called Python functions."""
@@ -118,7 +118,7 @@ def _run(_: int, on_complete: int, number: int) -> None:
 
 @_Deleter  # type: ignore[untyped-decorator]  # as above
 def _forget(number: int) -> None:
-    """The engine is done with an operation, which it may never have run: it leaves out what depends on a failed one."""
+    """The engine deletes an operation. It may not have run it: the engine skips operations that depend on a failed one."""
     operation = _pushed.pop(number)
     if not operation.thread:
         _engine_threads.add(threading.get_ident())
@@ -140,16 +140,16 @@ def push(
     name: str,
     left_out: Callable[[], None] = _nothing,
 ) -> None:
-    """Have the engine call ``start(finish)`` when the arrays are free for it, and keep them reserved until ``finish``.
+    """Let the engine call ``start(finish)`` when the arrays are available, and reserve them until ``finish`` is called.
 
     Args:
-        reads, writes: NDArrays in host memory; an array may be in both.
-        priority: operations with a higher one start earlier, where several could.
-        name: for MXNet's profiler.
-        left_out: is called in place of ``start`` where the computation of one of the arrays has failed.
+        reads, writes: NDArrays in host memory. An array may be in both.
+        priority: of several operations that could start, those with a higher priority start earlier.
+        name: a name for MXNet's profiler.
+        left_out: is called instead of ``start`` if the computation of one of the arrays has failed.
 
     Raises:
-        the operation's error, where MXNet's engine runs operations at once (``MXNET_ENGINE_TYPE=NaiveEngine``).
+        the operation's error, if MXNet's engine runs operations immediately (``MXNET_ENGINE_TYPE=NaiveEngine``).
     """
     operation = _Operation(start, (*reads, *writes), left_out)
     number = next(_numbers)
@@ -175,17 +175,17 @@ def push(
         )
     )
     if operation.error is not None and operation.thread == threading.get_ident():
-        raise operation.error  # an engine that runs operations at once does not hand their errors on
+        raise operation.error  # a synchronous engine does not report their errors
 
 
 class Reading:
-    """A block in which arrays are computed, and stay as they are.
+    """A block in which arrays are computed and are not changed.
 
-    To wait until they are computed would not be enough: after an operation that reads an array, MXNet may lay it out anew.
+    Waiting until they are computed is not enough: a later operation that reads an array may change its layout.
 
     Args:
         arrays: NDArrays in host memory.
-        name: for MXNet's profiler.
+        name: a name for MXNet's profiler.
 
     Raises:
         MXNetError: the computation of one of them has failed.
@@ -203,7 +203,7 @@ class Reading:
 
         def start(finish: Finish) -> None:
             with self._lock:
-                # An engine that runs operations at once waits in the push for their ends, and changes nothing later.
+                # A synchronous engine waits in push() for the end of the operation, and does not change the arrays later.
                 at_once = self._over or threading.get_ident() == pusher
                 if not at_once:
                     self._finish = finish
@@ -234,26 +234,26 @@ class Reading:
 
 
 def drain(timeout: float | None = None) -> None:
-    """Wait until the engine has forgotten all operations, and none of its threads is inside a Python function any more."""
+    """Wait until the engine has deleted all operations, and none of its threads executes a Python function."""
     with _all_gone:
         _all_gone.wait_for(lambda: not _pushed, timeout)
     others = _engine_threads - {threading.get_ident()}
     deadline = time.monotonic() + _RETURN_SECONDS
-    # A thread that has called the last function needs Python's lock once more, to return from it. Then its frames are gone.
+    # The thread that called the last function needs Python's lock again to return from it. Then it has no frame.
     while others & sys._current_frames().keys() and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
-# MXNet stops its engine in a process that is about to fork, and waits for all operations while it keeps Python's lock, which
-# ours need. So they are waited for before.
+# Before a fork, MXNet waits for all operations of its engine while it holds Python's lock. Our operations need this lock, so
+# this waits for them first.
 os.register_at_fork(before=drain)
 
 
 def _end() -> None:
-    """The process ends; ``hvd.shutdown()`` was called before, so nothing waits for peers.
+    """Called at the end of the process, after ``hvd.shutdown()``, so no operation waits for other ranks.
 
-    The engine must not call into an interpreter that is gone. And an error that nobody has waited for would make MXNet's own
-    exit abort the process.
+    The engine must not call Python functions after the interpreter has ended. And if an array has an error that the script has
+    not waited for, MXNet aborts the process when it exits.
     """
     drain(_EXIT_SECONDS)
     try:

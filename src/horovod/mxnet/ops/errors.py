@@ -1,7 +1,7 @@
-"""The errors of the operations: those of every binding and those of MXNet at the same time. Scripts catch either.
+"""The errors of the operations. Each is an error of MXNet and an error of all bindings, so scripts can catch either.
 
-An operation in MXNet's engine hands its error on as a text. MXNet makes an exception of it where the script waits for the
-array, of the class that is registered for the first word of the text. :func:`text_of` writes that word.
+An operation in MXNet's engine can only report the text of an error. When the script waits for the array, MXNet raises an
+exception of the class that is registered for the first word of the text. :func:`text_of` writes this word.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from mxnet.base import MXNetError, register_error
 from horovod.core import errors
 
 _INDENTED = "\n\N{NO-BREAK SPACE}"
-"""How the beginning of an indented line travels: MXNet takes such lines for a stack trace, and moves them."""
+"""Replaces the beginning of an indented line. MXNet would treat such a line as part of a stack trace and move it."""
 
 
 class _Named:
-    """An error whose text may be as :func:`text_of` wrote it, and MXNet passed it on."""
+    """An error whose text may come from :func:`text_of` through MXNet."""
 
     def __init__(self, message: str) -> None:
         text = message.removeprefix(f"{type(self).__name__}: ").replace(_INDENTED, "\n ")
-        super().__init__(text)  # type: ignore[call-arg]  # the next class takes it
+        super().__init__(text)  # type: ignore[call-arg]  # the next class is an exception
 
 
 class HorovodInternalError(_Named, MXNetError, errors.HorovodInternalError):  # type: ignore[misc]  # untyped base
-    """A collective failed: ranks disagree, a rank failed or left, or Horovod does not run."""
+    """A collective failed: ranks disagree, a rank failed or left, or Horovod is not initialised."""
 
 
 class HorovodArgumentError(_Named, MXNetError, ValueError):  # type: ignore[misc]  # untyped base
-    """A wrong argument, or a name that is in flight already."""
+    """A wrong argument, or a name that is still in use."""
 
 
 for _kind in (HorovodInternalError, HorovodArgumentError):
@@ -38,7 +38,7 @@ for _kind in (HorovodInternalError, HorovodArgumentError):
 
 
 def both_kinds(error: BaseException) -> BaseException:
-    """An error of the core as one that is MXNet's as well."""
+    """Convert an error of the core to one of this module."""
     made = error
     if isinstance(error, MXNetError):
         pass
@@ -50,14 +50,14 @@ def both_kinds(error: BaseException) -> BaseException:
 
 
 def text_of(error: BaseException) -> str:
-    """What MXNet makes the same error of again."""
+    """The text from which MXNet makes the same error again."""
     error = both_kinds(error)
     return f"{type(error).__name__}: {error}".replace("\n ", _INDENTED)
 
 
 @contextmanager
 def of_both_kinds() -> Iterator[None]:
-    """A block whose errors become MXNet's as well."""
+    """A block whose errors are converted to those of this module."""
     try:
         yield
     except (errors.HorovodInternalError, ValueError) as error:

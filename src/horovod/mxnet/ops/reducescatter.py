@@ -1,4 +1,4 @@
-"""reducescatter and its grouped form: reduce over the ranks, each keeps its rows. They block."""
+"""reducescatter and its grouped form: reduce over the ranks; each rank keeps its rows of the result. They block."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduction of ``tensor``, as a new NDArray. Every member calls it; it returns when it is done.
+    """This rank's rows of the reduction of ``tensor``, as a new NDArray. Every member must call it. It returns when it is done.
 
-    Of n rows over s ranks everybody keeps n // s, the first n % s ranks one more. Name, shape, dtype, op and factors must
-    agree.
+    Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. Name, shape, dtype, op and factors
+    must agree.
 
     Args:
         op: ``hvd.Average`` or ``hvd.Sum``.
-        priority: accepted for compatibility; the caller waits anyway.
+        priority: accepted for compatibility. The call blocks in any case.
 
     Raises:
         AssertionError: another ``op``.
-        ValueError: an array without dimensions; otherwise as :func:`horovod.mxnet.ops.allgather.allgather`.
+        ValueError: an array without dimensions. Otherwise as :func:`horovod.mxnet.ops.allgather.allgather`.
     """
     with of_both_kinds():
         return _scatter([tensor], name, _checked(op, prescale_factor, postscale_factor, process_set, priority))[0]
@@ -82,7 +82,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """:func:`reducescatter` of several arrays as one group; a list. An empty list is returned as it is."""
+    """:func:`reducescatter` of several arrays in one request. Returns a list. An empty list is returned unchanged."""
     if not tensors:
         return tensors
     with of_both_kinds():

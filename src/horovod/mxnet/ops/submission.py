@@ -1,8 +1,7 @@
-"""A request and the arrays it is about, from the script through MXNet's engine to the core.
+"""Submits requests to the core through MXNet's engine.
 
-The request is made in the script's thread, with its name and the line, and what can be found wrong there is raised there. It is
-submitted when the engine says that the arrays are ready. So the script runs ahead, an array's computation overlaps with the
-communication of others, and two requests for one array come one after the other.
+A request is made and checked in the script's thread. The engine submits it when the arrays are ready. The script therefore
+continues immediately, computation overlaps with communication, and two requests for the same array run one after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from horovod.mxnet.ops.arrays import back, check, flat, is_host, on_host, readab
 
 
 def specs(arrays: Sequence[Any], name: str) -> list[TensorSpec]:
-    """The arrays as the makers of requests want them.
+    """The specs of arrays for a request.
 
     Raises:
         ValueError: as :func:`horovod.mxnet.ops.arrays.check`.
@@ -33,10 +32,10 @@ def specs(arrays: Sequence[Any], name: str) -> list[TensorSpec]:
 def submit(
     process_set: ProcessSet, request: Request, reads: Sequence[Any], writes: Sequence[Any], priority: int = 0
 ) -> None:
-    """Have the engine submit ``request`` when the arrays are ready. Whoever uses ``writes`` waits for it, and gets its error.
+    """Let the engine submit ``request`` when the arrays are ready. Later uses of ``writes`` wait for it, and raise its error.
 
     Args:
-        reads, writes: one for each of the request's tensors, all in host memory. ``reads`` may be ``writes``, or empty.
+        reads, writes: an array for each tensor of the request, in host memory. ``reads`` may be ``writes``, or empty.
     """
     generation, set_id = context.running(), process_set.process_set_id
 
@@ -54,7 +53,7 @@ def submit(
 
 @contextmanager
 def reading(arrays: Sequence[Any], name: str) -> Iterator[list[Tensor]]:
-    """A block in which arrays in host memory are computed, and stay as they are: what the core is to know of them.
+    """A block in which arrays in host memory are computed and are not changed. Yields them as the core takes them.
 
     Raises:
         ValueError: as :func:`horovod.mxnet.ops.arrays.check`.
@@ -63,11 +62,11 @@ def reading(arrays: Sequence[Any], name: str) -> Iterator[list[Tensor]]:
     with engine.Reading(arrays, name):
         sources = [readable(array) for array in arrays]
         yield [view(source) for source in sources]
-        del sources  # which hold what the views show
+        del sources  # they kept the memory alive until here
 
 
 def in_place(arrays: Sequence[Any], act: Callable[[list[Any]], None]) -> None:
-    """Let ``act`` write arrays: as they are in host memory, or copies of them there that the engine copies back."""
+    """Let ``act`` write the arrays. Arrays on other devices are copied to host memory and back."""
     hosts = on_host(arrays)
     act(hosts)
     for array, host in zip(arrays, hosts, strict=True):
@@ -76,7 +75,7 @@ def in_place(arrays: Sequence[Any], act: Callable[[list[Any]], None]) -> None:
 
 
 def to_new(arrays: Sequence[Any], act: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """What ``act`` makes of the arrays in host memory, moved to where the arrays are."""
+    """The results of ``act`` for the arrays in host memory, copied to the devices of the arrays."""
     if all(map(is_host, arrays)):
         return list(act(list(arrays)))
     return back(act(on_host(arrays)), arrays)

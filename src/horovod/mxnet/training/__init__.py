@@ -1,1 +1,1 @@
-"""Optimizer, Gluon trainer and their reduction of gradients."""
+"""``DistributedOptimizer`` and ``DistributedTrainer`` for MXNet, and the reduction of gradients that they share."""

@@ -1,7 +1,7 @@
-"""Averages gradients for an optimizer: what ``DistributedOptimizer`` and ``DistributedTrainer`` have in common.
+"""Averages gradients for ``DistributedOptimizer`` and ``DistributedTrainer``.
 
-The ranks' gradients are added, and the optimizer's ``rescale_grad`` is divided by the number of ranks, so that together they
-make an average, as scripts for MXNet without NCCL are used to: between reducing and updating, gradients are sums.
+The gradients of all ranks are added up, and the optimizer's ``rescale_grad`` is divided by the number of ranks. Between
+reduction and update, gradients are therefore sums, as existing scripts expect.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _Named = tuple[str, DataType, tuple[int, ...]]
 
 
 class Gradients:
-    """The gradients of one optimizer, on their way to a sum over a process set.
+    """Adds up the gradients of one optimizer over a process set.
 
-    Requests are the optimizer's own, so two optimizers whose parameters have the same names do not mix. Ranks agree on them
-    that use optimizers of one kind for the first time in the same order.
+    Each optimizer has its own requests, so two optimizers whose parameters have the same names do not mix. Every rank must use
+    its optimizers of the same kind for the first time in the same order.
 
     Args:
-        kind: what tells the optimizer from most others, the same on all ranks.
-        predivide: gradients are divided by it before they are added, and multiplied afterwards.
+        kind: a name for this kind of optimizer, the same on all ranks.
+        predivide: gradients are divided by it before they are added up, and multiplied afterwards.
 
     Attributes:
-        num_groups: how many requests the gradients of one call are to make; 0: it is left to Horovod.
+        num_groups: the number of requests for the gradients of one call. 0: Horovod decides.
 
     Raises:
-        ValueError: bad arguments, or the process set is not registered.
+        ValueError: an argument is wrong, or the process set is not registered.
     """
 
     def __init__(self, kind: str, predivide: Any, num_groups: Any, process_set: ProcessSet) -> None:
@@ -56,25 +56,25 @@ class Gradients:
         self._process_set = process_set
         self._line = caller()
         self._name = ""
-        self._generation = -1  # that the name and the requests are of
+        self._generation = -1  # of the name and the requests
         self._requests: dict[tuple[object, ...], Request] = {}
 
     def active(self) -> bool:
-        """Whether there is anybody to reduce with."""
+        """Whether this rank is a member of the set, and not the only one."""
         return bool(self._process_set.included()) and (self._process_set.size() or 1) > 1
 
     def rescale(self) -> float:
-        """What makes an average of the sums: a factor for ``rescale_grad``."""
+        """The factor for ``rescale_grad`` that makes averages of the sums."""
         return self._predivide / (self._process_set.size() or 1) if self.active() else 1.0
 
     def reduce(self, names: Sequence[str], gradients: Sequence[Any]) -> None:
-        """Add up gradients over the ranks, in place. Every member calls it with the same names, types and shapes.
+        """Add up gradients over the ranks, in place. Every member must call it with the same names, types and shapes.
 
-        It returns at once, and has the errors of :func:`horovod.mxnet.ops.allreduce.allreduce_`. Gradients travel in as many
-        requests as the user asked for, of one type each, or in as many as are best.
+        It returns immediately, and raises the errors of :func:`horovod.mxnet.ops.allreduce.allreduce_`. Gradients are sent in
+        as many requests as the user asked for, each of one type. By default they are cut by size.
 
         Args:
-            names: of their parameters, for errors and the timeline.
+            names: the names of the parameters, for errors and the timeline.
         """
         with of_both_kinds():
             tensors = [
@@ -100,7 +100,7 @@ class Gradients:
         in_place(gradients, lambda hosts: submit(self._process_set, request, hosts, hosts, priority))
 
     def _request(self, label: str, tensors: Sequence[_Named]) -> Request:
-        """The same object in every step: the ranks say it in full only once."""
+        """The request for these tensors. It is the same object in every step, so the ranks exchange its details only once."""
         if self._generation != running().generation:
             self._generation, self._name = running().generation, optimizer_name(self._kind)
             self._requests.clear()

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: an optimizer of MXNet, for ``Module`` and for loops of one's own, that averages gradients first."""
+"""``DistributedOptimizer``: an optimizer of MXNet, for ``Module`` and for custom loops, that averages gradients first."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _OWN = {"_optimizer", "_gradients", "_settings"}
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # untyped base
     """Wraps an optimizer: ``update`` first averages the gradients over the ranks of ``process_set``, in place.
 
-    What is asked of it or set on it, such as ``learning_rate``, is the wrapped optimizer's. Gradients are added up, and the
-    optimizer's ``rescale_grad`` is divided by the number of ranks when it is wrapped. A script that sets ``rescale_grad`` later
-    must divide it by the number of ranks itself. On ranks that are not members of the set, this is the wrapped optimizer.
+    All attributes, such as ``learning_rate``, are those of the wrapped optimizer. Gradients are added up, and the optimizer's
+    ``rescale_grad`` is divided by the number of ranks when it is wrapped. A script that sets ``rescale_grad`` later must divide
+    it by the number of ranks itself. On ranks that are not members of the set, this behaves as the wrapped optimizer.
 
     Args:
-        optimizer: of MXNet.
-        gradient_predivide_factor: the gradients are divided by it before they are added and multiplied afterwards.
-        num_groups: in how many requests the gradients of one call travel, of one type each; 0: it is left to Horovod.
+        optimizer: an optimizer of MXNet.
+        gradient_predivide_factor: gradients are divided by it before they are added up, and multiplied afterwards.
+        num_groups: the number of requests for the gradients of one call, each of one type. 0: Horovod decides.
         process_set: the ranks that train together.
 
     Raises:
-        ValueError: bad arguments, or the process set is not registered.
+        ValueError: an argument is wrong, or the process set is not registered.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
     ) -> None:
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise ValueError(f"expected an mxnet.optimizer.Optimizer, not {type(optimizer).__name__}")
-        # The base class is not initialised: all that it would have is the wrapped optimizer's.
-        own_set = None if process_set is global_process_set else process_set  # that of the job which it is unpickled in
+        # The base class is not initialised, because all attributes are those of the wrapped optimizer.
+        own_set = None if process_set is global_process_set else process_set  # None: the global set
         self._wrap(optimizer, (gradient_predivide_factor, num_groups, own_set))
         optimizer.rescale_grad *= self._gradients.rescale()
 
@@ -50,7 +50,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
         self._gradients = Gradients(kind, predivide, num_groups, own_set or global_process_set)
 
     def unwrap(self) -> Any:
-        """The wrapped optimizer, for use on its own."""
+        """The wrapped optimizer, to be used without this one."""
         self._optimizer.rescale_grad /= self._gradients.rescale()
         return self._optimizer
 

@@ -18,22 +18,22 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
     """A ``gluon.Trainer`` whose ``step`` averages the gradients over the ranks of ``process_set``.
 
     ``step(batch_size)`` takes the number of samples of this rank. ``allreduce_grads()`` makes gradients sums over the ranks,
-    and ``update(batch_size)`` divides by their number, so what clips gradients in between sees sums. On ranks that are not
-    members of the set, this is a plain trainer. Each rank has one device.
+    and ``update(batch_size)`` divides them by the number of ranks, so code that clips gradients in between gets sums. On ranks
+    that are not members of the set, this is a plain trainer. Each rank has one device.
 
     Args:
         params: a ``ParameterDict``, dict or list of Gluon parameters, the same on every rank. A list is sorted by name.
-        optimizer: name of an optimizer, or one.
-        optimizer_params: for an optimizer given by name.
-        compression: how gradients travel; ``hvd.Compression.fp16`` adds them up in 16 bits.
-        gradient_predivide_factor: the gradients are divided by it before they are added and multiplied afterwards.
-        prefix: put before the parameters' numbers in errors and in the timeline.
-        num_groups: in how many requests a step's gradients travel, of one type each; 0: it is left to Horovod.
+        optimizer: an optimizer or its name.
+        optimizer_params: the arguments of an optimizer that is given by name.
+        compression: compresses gradients before they are sent. ``hvd.Compression.fp16`` adds them up in 16 bits.
+        gradient_predivide_factor: gradients are divided by it before they are added up, and multiplied afterwards.
+        prefix: a prefix of the parameters' numbers in errors and in the timeline.
+        num_groups: the number of requests for the gradients of a step, each of one type. 0: Horovod decides.
         process_set: the ranks that train together.
 
     Raises:
-        ValueError: bad arguments, the process set is not registered, or parameters on several devices.
-        AssertionError: ``prefix`` is no text.
+        ValueError: an argument is wrong, the process set is not registered, or the parameters are on several devices.
+        AssertionError: ``prefix`` is not a string.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         self._scale *= self._gradients.rescale()
 
     def _allreduce_grads(self) -> None:
-        """What ``step`` and ``allreduce_grads`` call."""
+        """Called by ``step`` and ``allreduce_grads``."""
         if not self._gradients.active():
             return
         names, gradients = [], []
@@ -86,6 +86,6 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
             return
         compressed, contexts = zip(*map(self._compression.compress, gradients), strict=True)
         self._gradients.reduce(names, compressed)
-        for gradient, travelled, context in zip(gradients, compressed, contexts, strict=True):
-            if travelled is not gradient:
-                gradient[:] = self._compression.decompress(travelled, context)
+        for gradient, received, context in zip(gradients, compressed, contexts, strict=True):
+            if received is not gradient:
+                gradient[:] = self._compression.decompress(received, context)

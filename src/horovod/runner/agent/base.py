@@ -9,11 +9,11 @@ from typing import NamedTuple
 from horovod.runner.agent.messages import Event, ProcessPlan
 
 Report = Callable[["Agent", Event], None]
-"""Called with everything that an agent has to tell."""
+"""Called with each event of an agent."""
 
 
 class HostFacts(NamedTuple):
-    """What the launcher has to know of a host before it can say what to start there."""
+    """What the launcher must know of a host before it can start ranks there."""
 
     python: str
     """The interpreter that the launcher, or the agent, runs with."""
@@ -31,9 +31,9 @@ class Agent(ABC):
     Attributes:
         hosts: the names that users know the host by; mostly one.
         facts: None until the host can start processes.
-        closed: whether the agent has nothing more to tell.
-        trouble: why it was closed although nobody had asked for it.
-        unheard: whether it was closed before it had said that it has ended everything.
+        closed: whether the agent reports no more events.
+        trouble: why it was closed before :meth:`end` was called.
+        unheard: whether it was closed before it confirmed that it has ended all of its processes.
     """
 
     def __init__(self, hosts: Collection[str]) -> None:
@@ -61,7 +61,7 @@ class Agent(ABC):
 
     @abstractmethod
     def feed(self, process: int, data: bytes) -> None:
-        """Standard input for a process that does not inherit the launcher's; nothing means its end.
+        """Standard input for a process that does not inherit the launcher's; empty data closes it.
 
         Called once for each :class:`Wanted` that the agent reports.
         """
@@ -77,4 +77,4 @@ class Agent(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End everything at once and let go of it, without any report. Idempotent."""
+        """End everything at once, without a report. Idempotent."""

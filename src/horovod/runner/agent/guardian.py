@@ -1,9 +1,8 @@
-"""Outlives the launcher by a moment: if the launcher vanishes, even by SIGKILL, its job is ended.
+"""Ends the job if the launcher dies, even by SIGKILL.
 
-One small process per job, in a session of its own, holds the reading end of a pipe from the launcher. Over it comes what
-marks the job's processes, the ranks as they start and end, and at last "done". If the pipe ends without that word, the
-launcher is dead, and the guardian ends every process of the job. This is the launcher's side; ``guardian_process`` is the
-other.
+The guardian is one small process per job, in a session of its own. It reads a pipe from the launcher. The launcher writes the
+mark of the job's processes, each rank that starts or ends, and finally "done". If the pipe closes without "done", the launcher
+is dead, and the guardian ends every process of the job. This file is the launcher's side; ``guardian_process`` is the other.
 """
 
 from __future__ import annotations
@@ -35,32 +34,32 @@ class Guardian:
             env=dict(environment),
             bufsize=0,
         )
-        self._tell(b"mark " + mark)
+        self._write(b"mark " + mark)
 
     def watch_over(self, session: int) -> None:
         """A rank has started; its process id is also its session's."""
-        self._tell(b"+%d" % session)
+        self._write(b"+%d" % session)
 
     def forget(self, session: int) -> None:
-        """A rank has been reaped; its number may now belong to somebody else."""
-        self._tell(b"-%d" % session)
+        """A rank has been reaped; the kernel may reuse its number."""
+        self._write(b"-%d" % session)
 
     def __enter__(self) -> Guardian:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Dismiss the guardian. Left by Ctrl-C or the like it is not dismissed, but sees to it that nothing is left."""
+        """End the guardian. After Ctrl-C or the like it is not told "done", so that it ends what is left of the job."""
         orderly = kind is None or issubclass(kind, Exception)
         if orderly:
-            self._tell(b"done")
+            self._write(b"done")
         if self._process.stdin is not None:
             self._process.stdin.close()
         if orderly:
             self._process.wait()
 
-    def _tell(self, word: bytes) -> None:
+    def _write(self, line: bytes) -> None:
         try:
             if self._process.stdin is not None:
-                self._process.stdin.write(word + b"\n")
+                self._process.stdin.write(line + b"\n")
         except OSError:
-            pass  # somebody killed the guardian: the job goes on without
+            pass  # the guardian was killed: the job goes on without it

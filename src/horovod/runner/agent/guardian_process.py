@@ -1,7 +1,7 @@
-"""The guardian itself: waits for the launcher's last word, and ends the job if it does not come.
+"""The guardian process: reads what the launcher writes, and ends the job if the launcher dies.
 
-Runs in a bare interpreter, without site packages, and must start fast: only the smallest parts of the standard library
-are imported here.
+It runs in a bare interpreter, without site packages, and must start fast. So it imports only small parts of the standard
+library.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ _LATE_SECONDS = 0.3
 
 
 def watch() -> None:
-    """Listen on standard input until the launcher says that it is done, or is gone. Never returns."""
+    """Read standard input until the launcher writes "done", or is gone. Never returns."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever ends everything must not end the guardian first
+        signal.signal(number, signal.SIG_IGN)  # a signal to all processes must not end the guardian before the ranks
     mark = b""
     sessions: set[int] = set()
     rest = b""
     while data := os.read(0, 4096):
-        *words, rest = (rest + data).split(b"\n")
-        for word in words:
-            if word == b"done":
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line == b"done":
                 os._exit(0)
-            if word.startswith(b"mark "):
-                mark = word[5:]
-            elif word.startswith(b"+"):
-                sessions.add(int(word[1:]))
-            elif word.startswith(b"-"):
-                sessions.discard(int(word[1:]))
+            if line.startswith(b"mark "):
+                mark = line[5:]
+            elif line.startswith(b"+"):
+                sessions.add(int(line[1:]))
+            elif line.startswith(b"-"):
+                sessions.discard(int(line[1:]))
     left = process_tree.end(lambda: process_tree.members(sessions, mark))
-    # A rank that was just being started when the launcher died carries the mark a moment later.
+    # A rank that the launcher was starting when it died has the mark in its environment only a moment later.
     time.sleep(_LATE_SECONDS)
     left |= process_tree.end(lambda: process_tree.members(sessions, mark))
     os._exit(1 if left else 0)

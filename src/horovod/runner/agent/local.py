@@ -1,7 +1,7 @@
-"""The processes of this host: started, read, signalled, ended, swept up.
+"""Starts, reads, signals and ends the processes of this host.
 
-Runs in the launcher's own loop for the launcher's host, and in the agent program's for any other. Whatever way it is left, no
-process stays behind.
+It runs in the launcher's own loop for the launcher's host, and in the agent program's loop for any other. However it ends, no
+process of the job is left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from horovod.runner.loop import Loop
 _GIVE_UP_SECONDS = 0.5
 """How long after SIGKILL a process may still show up as running."""
 _LAST_CHUNKS = 16
-"""Reads from a pipe that does not end; it holds no more, unless somebody keeps writing."""
+"""Reads from a pipe that does not end. A pipe holds no more, unless a process keeps writing to it."""
 
 
 class LocalAgent(Agent):
@@ -33,7 +33,7 @@ class LocalAgent(Agent):
     Args:
         loop: calls back when something happens.
         mark: what every process of the job has in its environment, and no other process.
-        guardian: who ends the processes if this one dies.
+        guardian: ends the processes if this one dies.
         inherits_input: whether a process that reads standard input gets this one's descriptor; else it is fed.
     """
 
@@ -59,7 +59,7 @@ class LocalAgent(Agent):
         self._open: set[tuple[int, str]] = set()  # streams
         self._input: dict[int, bytes] = {}  # what a process has not taken yet
         self._paused = False
-        self._kill_at: float | None = None  # when patience with an ending job ends
+        self._kill_at: float | None = None  # when SIGKILL is sent to what still runs
         self._hunt = False
 
     def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
@@ -118,7 +118,7 @@ class LocalAgent(Agent):
             self._release()
 
     def pause(self) -> None:
-        """Read no more output until :meth:`resume`, so that who writes it waits."""
+        """Read no more output until :meth:`resume`. A process that writes then waits."""
         if not self._paused:
             self._paused = True
             for number, name in self._open:
@@ -131,7 +131,7 @@ class LocalAgent(Agent):
                 process = self._processes[number]
                 self._loop.watch(process.descriptor(name), partial(self._read, process, name))
 
-    # What the loop hears.
+    # What the loop calls.
 
     def _read(self, process: Process, name: str) -> bool:
         """Pass on what has arrived; False if there is no more to come."""
@@ -169,11 +169,11 @@ class LocalAgent(Agent):
             return
         self._loop.unwatch(process.ended)
         self._loop.after((process, "leftovers"), GRACE_SECONDS, partial(self._abandon, process))
-        process.signal_group(signal.SIGTERM)  # what it started has lost its purpose
+        process.signal_group(signal.SIGTERM)  # ends what the rank started
         self._report(self, Ended(process.number, end))
         self._close_if_over()
 
-    # What it does about it.
+    # How processes and streams are ended.
 
     def _close_stream(self, process: Process, name: str) -> None:
         self._open.remove((process.number, name))
@@ -184,7 +184,7 @@ class LocalAgent(Agent):
         self._close_if_over()
 
     def _drain(self, process: Process, name: str) -> None:
-        """Pass on what is still in the pipe, which may be held open by a stranger, and close it."""
+        """Pass on what is still in the pipe, and close it. A process outside the job may hold its other end open."""
         for _ in range(_LAST_CHUNKS):
             if not self._read(process, name):
                 break
@@ -219,7 +219,7 @@ class LocalAgent(Agent):
             self._close()
 
     def _close(self) -> None:
-        """Sweep up: nothing is left, if all went well."""
+        """End what is left; normally nothing."""
         if self.closed:
             return
         self.closed = True
@@ -227,7 +227,7 @@ class LocalAgent(Agent):
         left: set[int] = set()
         try:
             left = process_tree.end(self._members, grace)
-        except BaseException:  # a second Ctrl-C: no courtesy any more
+        except BaseException:  # a second Ctrl-C: kill at once
             process_tree.send(self._members(), signal.SIGKILL)
             raise
         finally:

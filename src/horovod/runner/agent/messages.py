@@ -1,7 +1,7 @@
-"""What the launcher and the agent of a host tell each other.
+"""The messages between the launcher and the agent of a host.
 
-In the launcher's own process the same types are passed from hand to hand. To another host they travel as frames
-(:mod:`horovod.control.framing`) over a byte stream that the transport provides and has authenticated.
+In the launcher's own process they are passed as objects. To and from another host they travel as frames
+(:mod:`horovod.control.framing`) over a byte stream that ssh or srun provides and has authenticated.
 
 A process is known by the number that the launcher gives it, which no other process of the job has. A static job numbers its
 processes by rank.
@@ -14,7 +14,7 @@ import signal as signals
 import msgspec
 
 GREETING = b"\0horovod agent\0"
-"""The first bytes that an agent writes. What came before is a login shell's."""
+"""The first bytes that an agent writes. A login shell may have written text before them."""
 CHUNK_BYTES = 1 << 16
 """The most output that one message carries."""
 
@@ -27,7 +27,7 @@ class Exit(msgspec.Struct, frozen=True, array_like=True):
     signal: int = 0
     """The signal that ended it, or 0."""
     reason: str = ""
-    """Why nothing better is known: the process was lost together with its host."""
+    """Why the exit code is not known: the process was lost together with its host."""
 
     def __str__(self) -> str:
         if self.reason:
@@ -47,7 +47,7 @@ class ProcessPlan(msgspec.Struct, frozen=True, array_like=True):
     number: int
     command: tuple[str, ...]
     environment: dict[str, str]
-    """What this process has beside what all have."""
+    """Variables of this process alone, beside those that all processes have."""
     reads_input: bool = False
 
 
@@ -62,7 +62,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     directory: str
     """Where the processes run."""
     addresses: list[tuple[str, int]]
-    """Of the launcher's rendezvous server, as far as the launcher knows; any that can be reached will do."""
+    """Addresses of the launcher's rendezvous server. The agent uses one that it can reach."""
     seconds: float
     """How long to try."""
 
@@ -83,14 +83,14 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Input(msgspec.Struct, frozen=True, tag=True):
-    """Standard input for a process; nothing means its end."""
+    """Standard input for a process; empty data closes it."""
 
     process: int
     data: bytes
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """End what still runs: SIGTERM, and SIGKILL ``grace`` seconds later. Then sweep up, say :class:`Closed`, and end."""
+    """End what still runs: SIGTERM, and SIGKILL ``grace`` seconds later. Then send :class:`Closed`, and end."""
 
     grace: float
     hunt: bool
@@ -101,7 +101,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The first message: who is there."""
+    """The first message: the agent describes its host."""
 
     version: str
     python: str
@@ -133,7 +133,7 @@ class NotStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Output(msgspec.Struct, frozen=True, tag=True):
-    """A process has written to one of its streams; nothing means the end of the stream."""
+    """A process has written to one of its streams; empty data is the end of the stream."""
 
     process: int
     stream: str
@@ -152,13 +152,13 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Signalled(msgspec.Struct, frozen=True, tag=True):
-    """Somebody beside the launcher has asked the agent to end, as a batch system does with all processes of a job."""
+    """The agent got a signal that did not come from the launcher: a batch system signals all processes of a job."""
 
     number: int
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
-    """The agent, or the way to it, is lost, and with it all of its processes."""
+    """The agent, or the connection to it, is lost, and with it all of its processes."""
 
     reason: str
 

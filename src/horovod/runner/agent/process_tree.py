@@ -1,4 +1,4 @@
-"""Finds and ends every process of a job, however far it has wandered from the rank that started it.
+"""Finds and ends every process of a job, also those that left the session of the rank that started them.
 
 A process belongs to a job if it lives in the session of one of the ranks, or was started with the job's mark in its
 environment, or descends from one that does. So DataLoader workers, shell pipelines and children that made themselves a
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 
 GRACE_SECONDS = 3.0
-"""Between asking a process to end and making it."""
+"""Time between SIGTERM and SIGKILL."""
 _AFTER_KILL_SECONDS = 1.0
 
 
@@ -44,7 +44,7 @@ def members(sessions: Collection[int], mark: bytes = b"") -> set[int]:
                     if mark in environ.read():
                         found.add(int(name))
         except (OSError, ValueError):
-            continue  # it ended meanwhile, or belongs to somebody else
+            continue  # it has ended, or belongs to another user
     if mark:
         found |= _descendants(found, parents)
     return found - {os.getpid()}
@@ -76,12 +76,12 @@ def send(pids: Collection[int], number: int) -> None:
 
 
 def end(find: Callable[[], set[int]], grace: float = GRACE_SECONDS) -> set[int]:
-    """Ask the processes that ``find`` finds to end, and after ``grace`` seconds make them.
+    """Send SIGTERM to the processes that ``find`` returns, and SIGKILL to those left after ``grace`` seconds.
 
-    Looks again until nothing is left, for a process may start others while it ends.
+    Calls ``find`` again until it returns nothing, because a process may start others while it ends.
 
     Returns:
-        What even SIGKILL did not end in time: processes that wait inside the kernel.
+        Processes that did not end in time after SIGKILL, because they wait inside the kernel.
     """
     asked: set[int] = set()
     deadline = time.monotonic() + grace

@@ -1,7 +1,7 @@
 """One process: started in a session of its own, watched without being reaped, ended with all of its children.
 
-An ended process is kept as a zombie until its job is over. While it is one, its number cannot go to anybody else, so a
-signal to its group can never hit a stranger.
+An ended process stays a zombie until its job is over. The kernel does not reuse the number of a zombie, so a signal to its
+group cannot reach another process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Process:
     Args:
         plan: what to start.
         environment: its whole environment.
-        inherits_input: whether it gets this process's standard input itself, where the plan has it read any; a pipe otherwise.
+        inherits_input: whether a process that reads standard input gets this process's own descriptor, or else a pipe.
 
     Raises:
         LaunchError: it could not be started.
@@ -80,7 +80,7 @@ class Process:
             try:
                 found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                self.exit = Exit(255)  # other code of this process reaped it, and with it the truth
+                self.exit = Exit(255)  # other code in this process reaped it, so its exit code is lost
                 return self.exit
             if found is not None:
                 killed = found.si_code != os.CLD_EXITED
@@ -101,7 +101,7 @@ class Process:
         return self._pipes[name].fileno()
 
     def read(self, name: str) -> bytes | None:
-        """What has arrived on a stream: b"" at its end, None if nothing has."""
+        """Data that has arrived on a stream; b"" at the end of the stream, None if no data has arrived."""
         try:
             return os.read(self.descriptor(name), CHUNK_BYTES)
         except BlockingIOError:
@@ -112,7 +112,7 @@ class Process:
         self._pipes[name].close()
 
     def reap(self) -> None:
-        """Let go of an ended process and all descriptors. Its number is free afterwards. Idempotent."""
+        """Reap an ended process and close all descriptors. The kernel may reuse its number afterwards. Idempotent."""
         for name in STREAMS:
             self.close(name)
         if self.input is not None:

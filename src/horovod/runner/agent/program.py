@@ -1,9 +1,9 @@
 """The agent as a program: runs the ranks of a host that is not the launcher's, and ends them when the launcher is gone.
 
-Started through ssh or the like; orders come on standard input, events go to standard output, and nothing else travels there.
-It counts the launcher as gone when either of these is closed, or when the launcher's host acknowledges nothing any more. That
-is seen by a second connection, to the launcher's rendezvous server, on which nothing is sent: the kernels keep it alive, so a
-launcher that is stopped, or waits for a terminal, is not taken for dead.
+ssh, srun or kubexec starts it. Orders arrive on standard input and events go to standard output; nothing else is sent there.
+The agent counts the launcher as gone when either of these is closed, or when the launcher's host stops acknowledging. A second
+connection, to the launcher's rendezvous server, detects that: nothing is sent on it, and TCP keep-alive probes it. A launcher
+that is stopped, or that waits for a terminal, therefore counts as alive.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from horovod.runner.machine import usable_cores
 
 LOST_AFTER_SECONDS = 15.0
 """How long the launcher's host may acknowledge nothing."""
-_FAREWELL_SECONDS = 5.0
-"""How long to try to get rid of the last messages."""
+_LAST_MESSAGES_SECONDS = 5.0
+"""How long to try to send the last messages."""
 
 
 class Program:
@@ -59,7 +59,7 @@ class Program:
         self._loop = Loop()
         self._local: LocalAgent | None = None
         self._guardian: Guardian | None = None
-        self._way: socket.socket | None = None  # to the rendezvous server
+        self._rendezvous: socket.socket | None = None  # the connection to the rendezvous server
         self._directory = "/"
         self._over = False
         self._signals, self._wakeup = os.pipe()
@@ -70,7 +70,7 @@ class Program:
         )
 
     def run(self) -> None:
-        """Serve until the launcher has no more use for this, or is gone."""
+        """Follow the launcher's orders until the launcher ends the job, or is gone."""
         facts = self._facts()
         signal.signal(signal.SIGTERM, lambda *_: None)
         before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
@@ -79,15 +79,15 @@ class Program:
         self._tell(Hello(horovod.__version__, facts.python, facts.cores, list(facts.interfaces)))
         try:
             self._loop.run(lambda: self._over)
-            self._loop.run(lambda: self._stream.idle, time.monotonic() + _FAREWELL_SECONDS)
+            self._loop.run(lambda: self._stream.idle, time.monotonic() + _LAST_MESSAGES_SECONDS)
         finally:
             if self._local is not None:
                 self._local.kill()
             if self._guardian is not None:
                 self._guardian.__exit__(None)
-            if self._way is not None:
-                self._loop.unwatch(self._way.fileno())
-                self._way.close()
+            if self._rendezvous is not None:
+                self._loop.unwatch(self._rendezvous.fileno())
+                self._rendezvous.close()
             self._stream.close()
             signal.set_wakeup_fd(before)
             self._loop.unwatch(self._signals)
@@ -105,7 +105,7 @@ class Program:
         if isinstance(order, Begin):
             self._begin(order)
         elif self._local is None:
-            self._over = True  # the launcher has seen enough
+            self._over = True  # the launcher ends the job before it began
         elif isinstance(order, Start):
             self._local.start({**os.environ, **order.environment, "PWD": self._directory}, order.plans)
         elif isinstance(order, Signal):
@@ -126,15 +126,15 @@ class Program:
         self._directory = order.directory
         addresses: list[Address] = list(order.addresses)
         try:
-            self._way = dial_until(
+            self._rendezvous = dial_until(
                 addresses, decode_secret(order.secret), PURPOSE, time.monotonic() + order.seconds
             )  # fmt: skip
         except ConnectionError as error:
             self._refuse(f"the launcher cannot be reached from there: {error}")
             return
-        set_keepalive(self._way, LOST_AFTER_SECONDS)
-        host, port = self._way.getpeername()[:2]
-        self._loop.watch(self._way.fileno(), self._on_way_lost)
+        set_keepalive(self._rendezvous, LOST_AFTER_SECONDS)
+        host, port = self._rendezvous.getpeername()[:2]
+        self._loop.watch(self._rendezvous.fileno(), self._on_rendezvous_lost)
         mark = f"{config.SECRET_KEY}={order.secret}".encode()
         try:
             self._guardian = Guardian(mark, os.environ)
@@ -163,35 +163,35 @@ class Program:
                 self._local.resume()
 
     def _on_signals(self) -> None:
-        """Tell the launcher, which ends the whole job; and begin with this host, in case it does not hear it any more."""
+        """Report SIGTERM to the launcher, which ends the whole job. End this host's part at once: the launcher may be gone."""
         if signal.SIGTERM in os.read(self._signals, 512):
             self._tell(Signalled(signal.SIGTERM))
             self._on_launcher_gone("")
 
-    def _on_way_lost(self) -> None:
-        assert self._way is not None
+    def _on_rendezvous_lost(self) -> None:
+        assert self._rendezvous is not None
         try:
-            reason = "it was closed" if not self._way.recv(1) else "it sent what it should not"
+            reason = "it was closed" if not self._rendezvous.recv(1) else "it sent what it should not"
         except OSError as error:
             reason = error.strerror or str(error)
         self._tell(Lost(f"its connection to the launcher's rendezvous server broke: {reason}"))
-        self._loop.unwatch(self._way.fileno())
-        self._way.close()
-        self._way = None
+        self._loop.unwatch(self._rendezvous.fileno())
+        self._rendezvous.close()
+        self._rendezvous = None
         self._on_launcher_gone(reason)
 
     def _on_launcher_gone(self, _: str) -> None:
         if self._local is None:
             self._over = True
         else:
-            self._local.resume()  # nobody takes what the ranks write any more, so that they can end
+            self._local.resume()  # discards what the ranks write, so that they can end
             self._local.end(GRACE_SECONDS, hunt=True)
 
 
 def main() -> None:
-    """The program. Its standard streams are for the launcher; whoever prints something by mistake prints to standard error."""
+    """The program. Its standard streams carry messages, so anything printed by mistake goes to standard error."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # its processes would inherit it if they were ignored
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the processes it starts would inherit
     reader, writer = os.dup(0), os.dup(1)
     if os.isatty(writer):  # srun gives it a terminal, which would change some bytes
         tty.setraw(writer)

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from horovod.control.wakeup import WakeUp
-from horovod.runner.host_sources import HostSource
-from horovod.runner.hosts import HostInfo
+from horovod.runner.hosts.host_sources import HostSource
+from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
 
 PERIOD_SECONDS = 1.0
@@ -21,7 +21,7 @@ class Discovery:
 
     Args:
         loop: calls ``found`` on its thread, with what differs from the last time.
-        ranks: as for :meth:`~horovod.runner.host_sources.HostSource.hosts`.
+        ranks: as for :meth:`~horovod.runner.hosts.host_sources.HostSource.hosts`.
         first: what is known already.
     """
 

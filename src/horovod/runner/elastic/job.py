@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from horovod.core import config
-from horovod.runner import host_sources, worker_environment
+from horovod.runner import worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
@@ -18,15 +18,16 @@ from horovod.runner.elastic.discovery import Discovery
 from horovod.runner.elastic.policy import ElasticPolicy, Limits, Start
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import HostInfo, SlotInfo, get_host_assignments
+from horovod.runner.hosts import host_sources
+from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.job import LOOPBACK, Job, batch_job, is_here
 from horovod.runner.loop import Loop
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
-from horovod.runner.outcome import Outcome
-from horovod.runner.output import Output, Sink
+from horovod.runner.output.outcome import Outcome
+from horovod.runner.output.output import Output, Sink
+from horovod.runner.output.standard_input import NOBODY
 from horovod.runner.signals import SignalPipe
-from horovod.runner.standard_input import NOBODY
 from horovod.runner.supervisor import Plans
 
 PATIENCE_SECONDS = 600.0
@@ -141,9 +142,9 @@ class ElasticJob(Job):
                             )
                         )  # fmt: skip
                     return here[0]
-                from horovod.runner.reach import (
-                    reach as reach_by_network,
-                )  # costs time, which a job on one host need not spend
+                from horovod.runner.reach.reach import (
+                    reach as reach_by_network,  # costs time, which jobs on one host need not spend
+                )
 
                 return reach_by_network(
                     [host], options, self._launcher_environment,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from horovod.runner.hosts import SlotInfo
+from horovod.runner.hosts.slots import SlotInfo
 
 
 class Member(NamedTuple):

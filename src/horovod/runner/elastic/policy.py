@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from horovod.control.elastic_messages import Connected, Leaving, RankFailed, Ready, Told
-from horovod.elastic.updates import HostUpdateResult
+from horovod.control.elastic_messages import Connected, HostUpdateResult, Leaving, RankFailed, Ready, Told
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.places import Member, assign
-from horovod.runner.hosts import HostInfo, SlotInfo
-from horovod.runner.outcome import Failure
+from horovod.runner.hosts.slots import HostInfo, SlotInfo
+from horovod.runner.output.outcome import Failure
 from horovod.runner.policy import Decision, FirstFailure, Policy, Say, Wake
 
 HUNG_SECONDS = 5.0

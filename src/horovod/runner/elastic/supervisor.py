@@ -30,10 +30,10 @@ from horovod.runner.elastic.policy import (
     Stop,
 )
 from horovod.runner.errors import LaunchError
-from horovod.runner.hosts import HostInfo
+from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
-from horovod.runner.outcome import Outcome
-from horovod.runner.output import Output as JobOutput
+from horovod.runner.output.outcome import Outcome
+from horovod.runner.output.output import Output as JobOutput
 from horovod.runner.policy import Decisions, EndAll
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor

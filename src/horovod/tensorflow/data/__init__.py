@@ -1,8 +1,8 @@
-"""Data for TensorFlow's ranks: :func:`shard` deals a ``tf.data.Dataset``, ``compute_service`` has others prepare it."""
+"""Data for TensorFlow's ranks: :func:`shard` divides a data set, and ``compute_service`` prepares it in other jobs."""
 
 from __future__ import annotations
 
-from horovod._keras.evaluation import evaluate
-from horovod.common.sharding import shard, steps_per_epoch
+from horovod._models.evaluation import evaluate
+from horovod.common.sharding.shard import shard, steps_per_epoch
 
 __all__ = ["evaluate", "shard", "steps_per_epoch"]

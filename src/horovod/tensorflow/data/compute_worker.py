@@ -1,7 +1,7 @@
 """The program of a compute job: ``horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker CONFIGFILE``.
 
-Rank 0 runs the compute service and writes the file by which training jobs find it; every rank is a tf.data worker. The job
-ends when a training script calls ``config.compute_client().shutdown()``, or when it is interrupted. Then the file goes, too.
+Rank 0 runs the compute service and writes the file with its address for training jobs. Every rank is a tf.data worker. The job
+ends when a training script calls ``config.compute_client().shutdown()``, or when it is interrupted. Then the file is removed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, _leave)  # horovodrun's way to end a rank; the file must not stay
+    signal.signal(signal.SIGTERM, _leave)  # horovodrun ends a rank by this signal; the file must be removed
     hvd.init()
     try:
         with _compute_service(options) as config:
             every = hvd.broadcast_object(config, root_rank=0, name="compute service")
             work(every, lambda: _remove(options.configfile, config))
-            barrier().wait()  # all have heard of the end before the service goes
+            barrier().wait()  # all ranks know of the end before the service stops
     finally:
         hvd.shutdown()
 
@@ -61,10 +61,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def _compute_service(options: argparse.Namespace) -> Iterator[TfDataServiceConfig | None]:
-    """On rank 0 the service, and its configuration in the file; on other ranks nothing.
+    """Run the service on rank 0, and write its configuration to the file. Other ranks do nothing.
 
     Raises:
-        ValueError: the number of ranks is no multiple of that of dispatchers; on every rank.
+        ValueError: on every rank, if the number of ranks is not a multiple of the number of dispatchers.
     """
     size = basics.size()
     if size % options.dispatchers:
@@ -75,7 +75,7 @@ def _compute_service(options: argparse.Namespace) -> Iterator[TfDataServiceConfi
         yield None
         return
     key, workers = make_secret(), size // options.dispatchers
-    interfaces = [name for name in os.environ.get(settings.NETWORK_INTERFACE, "").split(",") if name.strip()]
+    interfaces = [name for name in settings.network_interfaces(os.environ).split(",") if name.strip()]
     with ComputeService(options.dispatchers, workers, key, interfaces or None) as service:
         config = TfDataServiceConfig(
             options.dispatchers, workers, options.dispatcher_side, service.addresses(), key, options.timeout

@@ -1,1 +1,1 @@
-"""How a collective runs inside a TensorFlow graph."""
+"""How a collective becomes part of a TensorFlow graph: its name, its operations, and the wait for its completion."""

@@ -1,7 +1,7 @@
-"""The thread that tells TensorFlow's queues which collectives are done.
+"""The thread that puts the tickets of completed collectives into TensorFlow's queues.
 
-Worker threads must not run TensorFlow's code, which may do anything, so they pass the news on to this thread. It exists
-from the first collective in a graph until ``shutdown()``; a queue's enqueue never blocks, for the queues are unbounded.
+Worker threads must not run TensorFlow's code, which may block, so they hand tickets to this thread. It runs from the first
+collective in a graph until ``shutdown()``. The queues are unbounded, so it never blocks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _lock = threading.Lock()
 
 
 def start() -> None:
-    """Have a thread; harmless if there is one."""
+    """Start the thread, unless it runs."""
     global _thread
     if _thread is None:
         with _lock:
             if _thread is None:
-                _thread = threading.Thread(target=_run, name="horovod-tensorflow-deliveries", daemon=True)
+                _thread = threading.Thread(target=_run, name="horovod-tensorflow-completions", daemon=True)
                 _thread.start()
 
 
-def deliver(handle: Any, ticket: int) -> None:
+def complete(handle: Any, ticket: int) -> None:
     """Put ``ticket`` into the queue with this handle, soon. Called on any thread; returns at once."""
     _waiting.put((handle, ticket))
 
 
 def stop() -> None:
-    """Deliver what is left, and end the thread."""
+    """Put the remaining tickets into their queues, and end the thread."""
     global _thread
     with _lock:
         thread, _thread = _thread, None
@@ -53,13 +53,13 @@ def stop() -> None:
 
 def _run() -> None:
     while True:
-        delivery = _waiting.get()
-        if delivery is None:
+        completion = _waiting.get()
+        if completion is None:
             return
-        handle, ticket = delivery
+        handle, ticket = completion
         try:
             tf.raw_ops.QueueEnqueueV2(handle=handle, components=[tf.constant(ticket, tf.int64)])
-        except Exception as error:  # the graph that was waiting is gone, and its queue with it
+        except Exception as error:  # the graph, and its queue, no longer exist
             _log.debug("ticket %d found no queue: %s", ticket, error)
 
 

@@ -1,7 +1,7 @@
-"""What collectives are called: in the graph, and among the ranks, where names must be the same everywhere.
+"""The names of collectives: of their operations in a graph, and of their requests, which must be the same on all ranks.
 
-In a graph a name is derived from the tensor's, so it does not depend on when the graph was made, and is the same each time a
-function is traced. Eager tensors have no names; the n-th unnamed calls of all ranks belong together.
+In a graph the name is derived from that of the tensor. It is the same each time a function is traced, whenever that is. Eager
+tensors have no names: the n-th unnamed calls of all ranks belong together.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from horovod.core.submission.arguments import full_name
 
 _NUMBERED = re.compile(r"(.*/)?\d+(_\d+)?:\d+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_]")
-_UNIQUE = re.compile(r"_\d+$")  # what TensorFlow tells branches and bodies of one process apart by
+_UNIQUE = re.compile(r"_\d+$")  # TensorFlow's numbers of branches and bodies in one process
 _CALL = type(tf.function(lambda: None))._call.__code__
 
 
 def _normalize_name(name: str) -> str:
-    """``name`` with every character that operations cannot have in theirs replaced by ``_``."""
+    """``name``, with every character that is not allowed in the name of an operation replaced by ``_``."""
     return _FORBIDDEN.sub("_", name)
 
 
 class Name(NamedTuple):
-    """What one collective is called.
+    """The names of one collective.
 
     Attributes:
-        node: the complete name of the operation in the graph; in eager execution, what errors call it.
-        negotiated: what the ranks know it by, without the kind of operation; None for a counted name.
+        node: the complete name of the operation in the graph. In eager execution, the name in errors.
+        negotiated: the name in requests, without the kind of operation. None: the call is counted.
     """
 
     node: str
@@ -44,12 +44,12 @@ def collective_name(kind: str, name: str | None, tensors: list[Any], ignore_name
 
     Args:
         kind: for example ``HorovodAllreduce``.
-        name: what the user calls it.
+        name: the name that the user gave, or None.
         tensors: its inputs.
-        ignore_name_scope: whether ranks leave out the scopes that the graph puts before the name.
+        ignore_name_scope: whether the graph's name scopes are left out of ``negotiated``.
     """
-    if full_name(kind, name):  # refuses what is no name
-        name = str.__str__(name)  # of a subclass's, too
+    if full_name(kind, name):  # raises if it is not a name
+        name = str.__str__(name)  # also of a subclass of str
     if tf.executing_eagerly():
         return Name(name or kind, name)
     if not name:
@@ -67,21 +67,21 @@ def collective_name(kind: str, name: str | None, tensors: list[Any], ignore_name
 
 
 def _tensor_name(tensor: Any) -> str:
-    """The tensor's name; of one made outside of the function it is a number that differs by rank, and does not count."""
+    """The tensor's name. A tensor from outside of the function has a number, which differs between ranks and is not used."""
     return "captured" if _NUMBERED.fullmatch(tensor.name) else str(tensor.name)
 
 
 def _operation_name(name: str) -> str:
-    """``name`` as an operation may be called."""
+    """``name``, changed to a legal name of an operation."""
     legal = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name)
     return legal if re.match(r"[A-Za-z0-9.]", legal) else f"x{legal}"
 
 
 def _once(graph: Any, kind: str, name: str) -> str:
-    """``name``, or with a number behind it where the function that is being traced has used it in another of its graphs.
+    """``name``, with a number appended if the function that is being traced has used it in another of its graphs.
 
-    A graph that TensorFlow makes anew, and throws the first one away, is the same graph: it does so with a function that
-    creates variables when it is first called, and another rank may have these already.
+    A graph that TensorFlow discards and builds again counts as the same graph. This happens when a function creates variables
+    in its first call, and on another rank these may already exist.
     """
     uses: Counter[str] | None = getattr(graph, "_horovod_uses", None)
     if uses is None:
@@ -102,7 +102,7 @@ def _once(graph: Any, kind: str, name: str) -> str:
 
 
 def _being_traced() -> list[weakref.ref[Any]]:
-    """The functions that are being traced, innermost first. Their names do not tell them apart."""
+    """The functions that are being traced, innermost first. Their names are not unique."""
     found: list[weakref.ref[Any]] = []
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -1,20 +1,20 @@
-"""One place in a graph at which collectives are run, time and again.
+"""One operation of Horovod in a TensorFlow graph: one or several collectives that the graph waits for together.
 
-In a graph that functions (``tf.function``) run, collectives are three kinds of operations:
+In a graph that functions (``tf.function``) run, it is made of three kinds of TensorFlow operations:
 
-    submit    a Python function that hands its inputs to the core and returns a ticket; it never blocks
-    wait      a dequeue of the tickets from a queue of this place in the graph; TensorFlow waits, no thread does
-    collect   a Python function that returns the outputs, which have arrived, or raises
+    submit    a Python function that submits its inputs to the core and returns a ticket. It never blocks.
+    wait      a dequeue of the tickets from a queue. TensorFlow waits; no thread does.
+    collect   a Python function that returns the outputs, which have arrived, or raises.
 
-When the core has finished, the ticket is put into the queue (:mod:`horovod.tensorflow.graph.completions`). So any number of
-collectives may be under way in a graph, in another order on every rank, and even one thread between operations is enough.
-All three take the queue as an input. TensorFlow keeps operations with side effects on one resource in order, and runs those
-on different resources side by side: so collectives do not wait for one another, as functions without a resource would.
+When the core has finished a collective, its ticket is put into the queue (:mod:`horovod.tensorflow.graph.completions`). So
+any number of collectives may be in flight in a graph, in a different order on every rank, even if TensorFlow runs operations on
+a single thread. All three take the queue as an input: TensorFlow keeps operations with side effects on one resource in order,
+and runs those on different resources concurrently. Python functions without a resource would run one after the other.
 
 A graph that a session runs (TensorFlow 1) cannot be reached by a queue from outside. There the wait is a loop:
 :mod:`horovod.tensorflow.graph.session_loop`.
 
-Several submissions may share one wait and one collect: that is how buckets of gradients overlap with backward.
+Several submissions may share one wait and one collect. That is how buckets of gradients overlap with backward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from horovod.observe import call_site
 from horovod.tensorflow.graph import completions, session_loop
 
 Outputs = Callable[[], list[Any]]
-"""Makes eager tensors of what a collective has produced; called once, after it is done."""
+"""Makes eager tensors of a collective's results. Called once, after the collective is done."""
 
 Start = Callable[[Sequence[Any], bool], tuple[Handle, Outputs]]
 """``start(inputs, awaited)`` submits eager tensors to the core, and raises what the core raises; ``awaited`` as in
@@ -39,12 +39,12 @@ Start = Callable[[Sequence[Any], bool], tuple[Handle, Outputs]]
 
 
 class Submission(NamedTuple):
-    """One submission.
+    """One collective, to be submitted to the core at once or when a graph runs.
 
     Attributes:
         inputs: tensors, all of the graph that is being built, or all eager.
-        start: submits them when the graph is run, or at once.
-        outputs: types of what it produces; a dimension that only the other ranks know is None.
+        start: submits them.
+        outputs: shapes and types of the results. A dimension that depends on other ranks is None.
     """
 
     inputs: Sequence[Any]
@@ -54,11 +54,15 @@ class Submission(NamedTuple):
 
 _tickets = itertools.count(1)
 _RUNS_KEPT = 8
-"""Runs of a site after which one that was never collected counts as cancelled."""
+"""A submission that was not collected within this many runs of its graph counts as cancelled."""
 
 
 class _Pending(NamedTuple):
-    """A submission, from then until it is collected."""
+    """A collective that is submitted and not yet collected.
+
+    Attributes:
+        number: counts the submissions of one :class:`GraphOperation`.
+    """
 
     handle: Handle
     outputs: Outputs
@@ -66,32 +70,32 @@ class _Pending(NamedTuple):
 
 
 class GraphOperation:
-    """The operations of some collectives that share a wait.
+    """The submissions of one operation in a graph, over all runs of the graph.
 
-    The graph keeps it for as long as TensorFlow keeps graphs, and it keeps nothing of the graph.
+    The graph refers to this object; this object does not refer to the graph.
 
     Args:
-        in_functions: the graph is run by functions, not by a session.
+        in_functions: functions run the graph, not a session.
     """
 
     def __init__(self, in_functions: bool) -> None:
         self._line = ""
         self._lock = threading.Lock()
-        self._under_way: dict[int, _Pending] = {}
-        self._submissions = 0
-        self._submissions = 0
+        self._in_flight: dict[int, _Pending] = {}
+        self._per_run = 0
+        self._submitted = 0
         self._queue: Any = None
         if in_functions:
             with tf.init_scope():
                 self._queue = tf.queue.FIFOQueue(-1, [tf.int64], [()])
 
     def build(self, name: str, submissions: Sequence[Submission]) -> list[list[Any]]:
-        """Add the operations to the graph that is being built; the outputs, leg by leg.
+        """Add the operations to the graph that is being built. Returns the outputs of each submission.
 
         Args:
-            name: of the operation that collects, complete and not used yet.
+            name: of the operation that collects; complete and unused in the graph.
         """
-        self._submissions = len(submissions)
+        self._per_run = len(submissions)
         resource = [] if self._queue is None else [self._queue.queue_ref]
         tickets = []
         for number, submission in enumerate(submissions):
@@ -116,13 +120,13 @@ class GraphOperation:
         return [[next(found) for _ in submission.outputs] for submission in submissions]
 
     def _arrival(self, tickets: Sequence[Any], label: str) -> Any:
-        """As many tickets as these, when they are in the queue."""
+        """Add the wait: it returns as many tickets as ``tickets`` has, once they are in the queue."""
         handle = self._queue.queue_ref
         if len(tickets) == 1:
             return tf.raw_ops.QueueDequeueV2(handle=handle, component_types=[tf.int64], name=label)[0]
         return tf.raw_ops.QueueDequeueManyV2(handle=handle, n=len(tickets), component_types=[tf.int64], name=label)[0]
 
-    # What follows runs when the graph does, on TensorFlow's threads.
+    # The functions below run when the graph runs, on TensorFlow's threads.
 
     def _submitter(self, start: Start) -> Callable[..., int]:
         def submit(*arguments: Any) -> int:
@@ -131,24 +135,24 @@ class GraphOperation:
                 handle, outputs = start(inputs, False)
             ticket = next(_tickets)
             with self._lock:
-                self._submissions += 1
-                self._under_way[ticket] = _Pending(handle, outputs, self._submissions)
+                self._submitted += 1
+                self._in_flight[ticket] = _Pending(handle, outputs, self._submitted)
                 self._forget_cancelled()
             if self._queue is None:
                 session_loop.expect(ticket, handle)
             else:
                 completions.start()
-                handle.then(lambda: completions.deliver(self._queue.queue_ref, ticket))
+                handle.then(lambda: completions.complete(self._queue.queue_ref, ticket))
             return ticket
 
         return submit
 
     def _forget_cancelled(self) -> None:
-        """Something else in the graph may fail after a submission; then nobody collects it."""
-        for ticket, pending in list(self._under_way.items()):
-            if pending.number > self._submissions - _RUNS_KEPT * self._submissions or not pending.handle.done():
+        """Drop old submissions that nothing collects, because another operation of the graph failed after them."""
+        for ticket, pending in list(self._in_flight.items()):
+            if pending.number > self._submitted - _RUNS_KEPT * self._per_run or not pending.handle.done():
                 return
-            del self._under_way[ticket]
+            del self._in_flight[ticket]
             session_loop.forget(ticket)
 
     def _collect(self, *arguments: Any) -> list[Any]:
@@ -157,25 +161,25 @@ class GraphOperation:
         else:
             numbers = [int(ticket) for ticket in arguments[2:]]
         with self._lock:
-            pendings = [self._under_way.pop(number) for number in numbers]
+            pendings = [self._in_flight.pop(number) for number in numbers]
         if self._queue is None:
             for number in numbers:
                 session_loop.forget(number)
         elif set(_numbers(arguments[1])) != set(numbers):
             self._catch_up(pendings)
         for pending in pendings:
-            pending.handle.wait()  # does not wait: it is done, or raises why it failed
+            pending.handle.wait()  # returns at once, or raises the collective's error
         return [output for pending in pendings for output in pending.outputs()]
 
     def _catch_up(self, pendings: Sequence[_Pending]) -> None:
-        """The tickets that came were left behind by a run that was cancelled: wait here, this once, and clear the queue."""
+        """Wait for ``pendings`` here, and clear the queue: the tickets in it are left over from a run that was cancelled."""
         for pending in pendings:
             try:
                 pending.handle.wait()
             except Exception:
-                pass  # raised by who collects
+                pass  # _collect() raises it
         with self._lock:
-            left = 0 if self._under_way else int(tf.raw_ops.QueueSizeV2(handle=self._queue.queue_ref))
+            left = 0 if self._in_flight else int(tf.raw_ops.QueueSizeV2(handle=self._queue.queue_ref))
             if left:
                 tf.raw_ops.QueueDequeueManyV2(handle=self._queue.queue_ref, n=left, component_types=[tf.int64])
 
@@ -185,12 +189,12 @@ def _numbers(tickets: Any) -> list[int]:
 
 
 def _exactly(name: str) -> str:
-    """A name that TensorFlow takes as it is, whatever scope it is in."""
+    """``name`` in the form that TensorFlow takes without adding the current scope."""
     return f"{name}/"
 
 
 def _users_line(operation: Any) -> str:
-    """``file:line`` of the user's code that made an operation; TensorFlow sees through what it makes of functions."""
+    """``file:line`` of the user's code that made an operation. TensorFlow's traceback also covers functions it rewrote."""
     for frame in reversed(operation.traceback or []):
         if call_site.is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno}"

@@ -1,6 +1,6 @@
-"""How collectives take part in a TensorFlow program: at once where it executes eagerly, as operations in a graph.
+"""Runs collectives: at once in eager execution, or as an operation of the graph that is being built.
 
-Graphs are the matter of :mod:`horovod.tensorflow.graph.operation`.
+:mod:`horovod.tensorflow.graph.operation` builds that operation.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from horovod.tensorflow.graph.operation import GraphOperation, Submission
 
 
 def run(name: str, submissions: Sequence[Submission]) -> list[list[Any]]:
-    """Run some collectives, all submitted before any is waited for; the outputs, leg by leg.
+    """Run one or several collectives. All are submitted before the first is waited for.
 
     Args:
-        name: of the operation in a graph, as :func:`horovod.tensorflow.graph.names.node_name` gives it.
+        name: of the operation in a graph: ``node`` of :func:`horovod.tensorflow.graph.names.collective_name`.
+
+    Returns:
+        The outputs of each submission.
 
     Raises:
-        as :mod:`horovod.tensorflow.errors` says, in eager execution; NotImplementedError in code compiled by XLA.
+        tf.errors.OpError: in eager execution, one of the errors of :mod:`horovod.tensorflow.errors`.
+        NotImplementedError: XLA compiles the code.
     """
     if tf.executing_eagerly():
         return _run_eagerly(submissions)
@@ -40,6 +44,6 @@ def run(name: str, submissions: Sequence[Submission]) -> list[list[Any]]:
 
 def _run_eagerly(submissions: Sequence[Submission]) -> list[list[Any]]:
     with of_both_kinds():
-        under_way = [submission.start(submission.inputs, len(submissions) == 1) for submission in submissions]
-        all_of(handle.wait for handle, _ in under_way)
-        return [outputs() for _, outputs in under_way]
+        in_flight = [submission.start(submission.inputs, len(submissions) == 1) for submission in submissions]
+        all_of(handle.wait for handle, _ in in_flight)
+        return [outputs() for _, outputs in in_flight]

@@ -91,10 +91,10 @@ def _make_loop() -> _Loop:
 
 
 def _pause(pauses: Any) -> Any:
-    """Something to take from the iterator, which lets a thread go meanwhile.
+    """Get an element of the iterator. Meanwhile TensorFlow's thread can run other operations.
 
-    A thread runs what it has made ready itself before anything else, so a loop would keep it. Data sets answer from threads of
-    their own, and what that makes ready waits for its turn.
+    A thread first runs the operations that it has made ready itself, so a plain loop would occupy it. A data set returns
+    elements on its own threads, and the operations that depend on these are queued behind others.
     """
     return tf.raw_ops.IteratorGetNext(iterator=pauses, output_types=[tf.int64], output_shapes=[[]])
 
@@ -107,5 +107,5 @@ def _look(tickets: Any) -> Any:
         except TimeoutError:
             return tickets
         except Exception:
-            pass  # it is done too; who collects raises
+            pass  # it is done too; the collecting operation raises
     return -tickets

@@ -66,11 +66,11 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Make an optimizer like ``optimizer`` whose steps use gradients that are reduced over the ranks. Every rank calls it.
+    """Make an optimizer like ``optimizer`` whose steps use gradients that are reduced over the ranks. Every rank must call it.
 
-    Arguments and errors as :func:`horovod.keras.DistributedOptimizer`. With Keras 2 gradients are reduced in ``minimize``, so
-    in ``fit``, but not in ``apply_gradients``: there a training loop of one's own takes
-    :func:`horovod.tensorflow.DistributedGradientTape`; and state that the original has is left behind.
+    Arguments and errors as :func:`horovod.keras.DistributedOptimizer`. With Keras 2, gradients are reduced in ``minimize``,
+    which ``fit`` calls, but not in ``apply_gradients``: a custom training loop uses
+    :func:`horovod.tensorflow.DistributedGradientTape`. The state of a Keras 2 optimizer is not copied.
     """
     return _distribute(
         optimizer,
@@ -99,8 +99,8 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a saved model; its optimizer is a :func:`DistributedOptimizer` afterwards and goes on where it was.
+    """Load a saved model, and make its optimizer a :func:`DistributedOptimizer`. The optimizer keeps its state.
 
-    Arguments as :func:`horovod.keras.load_model`; Keras 2 also reads folders in TensorFlow's SavedModel format.
+    Arguments as :func:`horovod.keras.load_model`. Keras 2 also reads folders in TensorFlow's SavedModel format.
     """
     return _load(filepath, custom_optimizers, custom_objects, _checked(compression=compression))

@@ -1,6 +1,6 @@
-"""Callbacks for models that train on many ranks, for ``tf.keras`` of either version.
+"""Callbacks for models that train on many ranks, for ``tf.keras``, Keras 2 or 3.
 
-Every rank passes the same ones to ``fit``, those of this module first.
+Every rank must pass the same callbacks to ``fit``, with those of this module first.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from horovod._keras import elastic
+from horovod._models.state import ModelState
 from horovod.tensorflow.lifecycle import init, shutdown
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
@@ -26,8 +27,8 @@ __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "Upd
 run = elastic.make_run(shutdown, init)
 
 
-class KerasState(elastic.ModelState):
-    __doc__ = elastic.ModelState.__doc__
+class KerasState(ModelState):
+    __doc__ = ModelState.__doc__
 
 
 class CommitStateCallback(elastic.CommitState, tf.keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped

@@ -1,4 +1,4 @@
-"""Which Keras ``tf.keras`` is: version 3, or version 2 where ``TF_USE_LEGACY_KERAS`` asks for it."""
+"""The version of ``tf.keras``: Keras 3, or Keras 2 with ``TF_USE_LEGACY_KERAS=1``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 from horovod._keras.settings import Settings
 
 LEGACY = str(getattr(tf.keras, "__version__", "2")).startswith("2")
-"""Whether it is Keras 2, whose module in ``tf_keras`` tells no version."""
+"""Whether ``tf.keras`` is Keras 2, whose module has no ``__version__``."""
 
 if not LEGACY and tf.keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -19,7 +19,7 @@ if not LEGACY and tf.keras.backend.backend() != "tensorflow":
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
-    """Wrap an optimizer of whichever Keras it is."""
+    """Make an optimizer of either version distributed."""
     if LEGACY:
         from horovod._keras.legacy import optimizer as legacy_optimizer
 
@@ -30,7 +30,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
 
 
 def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: Settings) -> Any:
-    """Load a model of whichever Keras it is."""
+    """Load a model with the version that ``tf.keras`` is."""
     if LEGACY:
         from horovod._keras.legacy import optimizer as legacy_optimizer
 

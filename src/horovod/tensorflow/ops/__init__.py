@@ -1,1 +1,1 @@
-"""Collectives on tensors, with their gradients."""
+"""Collectives on TensorFlow tensors, one file each, with their gradients; checks of arguments and tensors."""

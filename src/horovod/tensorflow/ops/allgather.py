@@ -1,4 +1,4 @@
-"""allgather and its grouped form: tensors of all ranks, one after another along the first dimension."""
+"""allgather and its grouped form: concatenate the tensors of all ranks along the first dimension."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.comm.datatypes import Array
+from horovod.common.reductions import Average
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
@@ -15,6 +16,8 @@ from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.ops.dense_allreduce import GROUPED as REDUCE
+from horovod.tensorflow.ops.dense_allreduce import reduce_dense
 from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
 
 KIND = "HorovodAllgather"
@@ -22,7 +25,7 @@ GROUPED = "HorovodGroupedAllgather"
 
 
 def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> Submission:
-    """Gathers some tensors as one request. Outputs: one for each, then int32 (tensors, ranks): rows by rank."""
+    """A submission of one request. Outputs: the gathered tensors, and each rank's rows as int32 (tensors, ranks)."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
@@ -58,14 +61,13 @@ def _gather(kind: str, name: Name, tensors: Sequence[Any], process_set: ProcessS
 
 
 def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[Any]:
-    """The gradient rule: average over the ranks, then this rank's rows. (Not a concatenation's adjoint; scripts rely on it.)
+    """This rank's rows of the gradients, averaged over the ranks. The adjoint is a sum, but scripts rely on the average.
 
     Args:
-        rows: int32 (tensors, ranks): how many rows of each came from each rank.
+        rows: int32 (tensors, ranks): the number of rows of each tensor that each rank contributed.
     """
-    from horovod.tensorflow.ops.allreduce import grouped_allreduce  # allreduce's sparse form needs allgather
-
-    averaged = grouped_allreduce(list(grads), process_set=process_set)
+    dense = [tf.convert_to_tensor(grad) for grad in grads]
+    averaged = reduce_dense(REDUCE, collective_name(REDUCE, None, dense), dense, Average, 1.0, 1.0, process_set)
     me = process_set.rank() or 0
     own = []
     for index, grad in enumerate(averaged):
@@ -78,11 +80,11 @@ def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[A
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The tensors of all members of ``process_set``, one after another along dimension 0 in rank order. Differentiable.
+    """Concatenate the tensors of all members of ``process_set`` along dimension 0 in rank order. Differentiable.
 
-    Every member calls it with the same name. First dimensions may differ between ranks, 0 included; the others and the
-    dtype must agree. Errors as :func:`horovod.tensorflow.ops.allreduce.allreduce`; a tensor without dimensions fails on
-    all ranks.
+    Every member must call it with the same name. First dimensions may differ between ranks, and may be 0. The others and the
+    dtype must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`. A tensor without dimensions is
+    an error on all ranks.
     """
     set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)
@@ -97,7 +99,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """:func:`allgather` of several tensors that become ready together; a list. Differentiable."""
+    """:func:`allgather` of several tensors in one request. Returns a list in their order. Differentiable."""
     set_id(process_set)
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not converted:

@@ -10,75 +10,14 @@ import tensorflow as tf
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Adasum, Average, Sum, check_adasum, reduction
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id, shown
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.graph.decorators import unconverted, with_gradient
-from horovod.tensorflow.graph.names import Name, collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
-from horovod.tensorflow.graph.run import run
+from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.arguments import compressor, factors
-from horovod.tensorflow.ops.tensors import Room, check_type, view
-
-KIND = "HorovodAllreduce"
-GROUPED = "HorovodGroupedAllreduce"
-
-
-def allreduce_submission(
-    kind: str,
-    name: str | None,
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> Submission:
-    """Reduces some tensors as one request. Outputs: one for each."""
-
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        views = [view(tensor) for tensor in inputs]
-        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
-        handle = collectives.allreduce(
-            kind,
-            name,
-            views,
-            [room.described() for room in rooms],
-            op,
-            prescale,
-            postscale,
-            process_set.process_set_id,
-            awaited,
-        )
-        return handle, lambda: [room.tensor() for room in rooms]
-
-    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
-
-
-def _reduce(
-    kind: str,
-    name: Name,
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> list[Any]:
-    """Reduce dense tensors. The gradients are the same reduction of the gradients."""
-
-    @with_gradient
-    def reduce(*tensors: Any) -> Any:
-        outputs = run(
-            name.node, [allreduce_submission(kind, name.negotiated, tensors, op, prescale, postscale, process_set)]
-        )[0]
-
-        def gradient(*grads: Any) -> list[Any]:
-            again = collective_name(kind, None, list(grads))
-            return _reduce(kind, again, grads, op, prescale, postscale, process_set)
-
-        return outputs, gradient
-
-    return list(reduce(*tensors))
+from horovod.tensorflow.ops.dense_allreduce import GROUPED, KIND, reduce_dense
+from horovod.tensorflow.ops.tensors import check_type
 
 
 def _reduce_slices(
@@ -89,7 +28,7 @@ def _reduce_slices(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> tf.IndexedSlices:
-    """Everybody's values and indices; an Average divides the values by the number of ranks."""
+    """Gather the values and indices of all ranks. An Average divides the values by the number of ranks."""
     if op == Adasum:
         raise NotImplementedError(
             "op=hvd.Adasum does not support tf.IndexedSlices; pass sparse_as_dense=True to DistributedOptimizer"
@@ -122,20 +61,21 @@ def allreduce(
 ) -> Any:
     """``postscale_factor * reduce(op, prescale_factor * tensor)`` over the ranks of ``process_set``. Differentiable.
 
-    Every member calls it with the same name, shape, dtype, op and factors, eagerly or in a graph.
+    Every member must call it with the same name, shape, dtype, op and factors, eagerly or in a graph.
 
     Args:
-        tensor: a tensor, variable, or ``tf.IndexedSlices``: of the latter everybody's values and indices are gathered.
+        tensor: a tensor, a variable, or ``tf.IndexedSlices``, whose values and indices are gathered from all ranks.
         average: deprecated; use ``op``.
-        device_dense, device_sparse: where the result is put; the reduction itself is done in host memory.
-        compression: how the tensor travels; not for ``tf.IndexedSlices``.
+        device_dense, device_sparse: the device that the result is put on. The reduction itself uses host memory.
+        compression: compresses the tensor before it is sent. Not used for ``tf.IndexedSlices``.
         op: ``hvd.Average`` (the default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
-        name: identifies the call; by default the tensor's name in a graph, and a number in eager execution.
-        ignore_name_scope: in a graph, leave the scopes out of the name.
+        name: identifies the call. The default is the tensor's name in a graph, and a number in eager execution.
+        ignore_name_scope: leave a graph's name scopes out of the name.
 
     Raises:
-        tf.errors.InvalidArgumentError, which is a ValueError too: bad arguments, a name in flight, not a member.
-        TypeError: elements that cannot be communicated.
+        tf.errors.InvalidArgumentError, which is a ValueError too: a bad argument, a name that is still in use, or this
+            rank is not a member.
+        TypeError: the elements are of a type that cannot be communicated.
         tf.errors.FailedPreconditionError, which is a HorovodInternalError too: the ranks disagree, or not initialised.
         tf.errors.UnknownError, which is a HorovodInternalError too: the job has failed or was shut down.
         In a graph, when it is run: InvalidArgumentError for the first, UnknownError for the last two.
@@ -153,12 +93,12 @@ def allreduce(
     compressed, context = compression.compress(tensor)
     check_type(compressed, KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
-    reduced = _reduce(KIND, names, [compressed], chosen, prescale_factor, postscale_factor, process_set)[0]
+    reduced = reduce_dense(KIND, names, [compressed], chosen, prescale_factor, postscale_factor, process_set)[0]
     return compression.decompress(placed(reduced, device_dense), context)
 
 
 def placed(tensor: Any, device: str | None) -> Any:
-    """The tensor on ``device``; where it is if that is ""."""
+    """The tensor on ``device``. If ``device`` is empty, the tensor is returned unchanged."""
     if not isinstance(device, str | None):
         raise TypeError(f"device_dense={shown(device)}: expected the name of a device, such as '/cpu:0'")
     if not device:
@@ -181,7 +121,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """:func:`allreduce` of several tensors that become ready together; a list in their order. Differentiable."""
+    """:func:`allreduce` of several tensors in one request. Returns a list in their order. Differentiable."""
     set_id(process_set)
     prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
     compression = compressor(compression)
@@ -212,7 +152,7 @@ def grouped_allreduce(
         for tensor in compressed:
             check_type(tensor, GROUPED)
         names = collective_name(GROUPED, name, originals, ignore_name_scope)
-        reduced = _reduce(GROUPED, names, compressed, chosen, prescale_factor, postscale_factor, process_set)
+        reduced = reduce_dense(GROUPED, names, compressed, chosen, prescale_factor, postscale_factor, process_set)
         for index, tensor, context in zip(dense, reduced, contexts, strict=True):
             results[index] = compression.decompress(placed(tensor, device_dense), context)
     return results

@@ -1,4 +1,4 @@
-"""alltoall: every rank sends some rows to every rank."""
+"""alltoall: every rank sends some of its rows to every rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND = "HorovodAlltoall"
 
 
 def _submission(name: str | None, tensor: Any, splits: Any, process_set: ProcessSet) -> Submission:
-    """Outputs: the rows that arrived, and int32 (ranks): how many came from each."""
+    """A submission of one request. Outputs: the received rows, and the number of rows from each rank as int32 (ranks)."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         source, *given = inputs
@@ -47,7 +47,7 @@ def _send(name: Name, tensor: Any, splits: Any, process_set: ProcessSet) -> tupl
         output, received = run(name.node, [_submission(name.negotiated, tensor, splits, process_set)])[0]
 
         def gradient(grad: Any, _: Any) -> Any:
-            """The rows go back the way they came; those beyond the sum of the splits went nowhere."""
+            """Send each row's gradient back to its source. Rows beyond the sum of the splits get gradients of 0."""
             returned, _ = _send(collective_name(KIND, None, [grad]), grad, received, process_set)
             missing = tf.shape(tensor)[0] - tf.shape(returned)[0]
             padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(tensor) - 1, 2], tf.int32)], 0)
@@ -69,18 +69,18 @@ def alltoall(
 ) -> Any:
     """Send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Differentiable.
 
-    Every member calls it with the same name. Without splits the rows are dealt evenly. Dtype and all dimensions but the
-    first must agree.
+    Every member must call it with the same name. Without splits the rows are divided evenly. The dtype and all dimensions but
+    the first must agree.
 
     Args:
-        splits: int32 tensor or list of as many entries as the set has ranks.
+        splits: an int32 tensor or a list, with one entry for each rank of the set.
 
     Returns:
-        The rows that arrived, concatenated by source rank; with ``splits`` given a tuple of that and an int32 tensor of how
-        many rows came from each rank.
+        The received rows, concatenated by source rank. If ``splits`` is given, a tuple of these rows and an int32 tensor with
+        the number of rows from each rank.
 
     Raises:
-        tf.errors.InvalidArgumentError: splits that do not add up, are not one-dimensional, or not int32; otherwise as
+        tf.errors.InvalidArgumentError: splits that do not fit the rows, are not one-dimensional, or not int32. Otherwise as
             :func:`horovod.tensorflow.ops.allreduce.allreduce`.
     """
     set_id(process_set)

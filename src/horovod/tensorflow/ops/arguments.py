@@ -1,4 +1,4 @@
-"""What scripts pass to the operations, checked in the call that passes it: in a graph, too, while it is being built."""
+"""Checks the arguments of the operations when they are called, also while a graph is being built."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def root(value: Any, process_set: ProcessSet) -> int:
     """A root rank.
 
     Raises:
-        TypeError: no whole number, or no process set.
-        InvalidArgument: no member of the process set.
+        TypeError: ``value`` is not a whole number, or ``process_set`` is not a process set.
+        InvalidArgument: the rank is not a member of the process set.
     """
     set_id(process_set)
     number = whole(value, "root_rank")
@@ -34,7 +34,7 @@ def root(value: Any, process_set: ProcessSet) -> int:
 
 
 def factors(prescale: Any, postscale: Any) -> tuple[float, float]:
-    """Both factors of a reduction. Raises TypeError for what is no number, InvalidArgument for one that is not finite."""
+    """The two factors of a reduction. Raises TypeError if one is not a number, InvalidArgument if one is not finite."""
     try:
         return real(prescale, "prescale_factor"), real(postscale, "postscale_factor")
     except ValueError as error:
@@ -42,7 +42,7 @@ def factors(prescale: Any, postscale: Any) -> tuple[float, float]:
 
 
 def compressor(compression: Any) -> type[Compressor]:
-    """A compression; None is none. Raises TypeError for what cannot compress."""
+    """A compressor; None means ``Compression.none``. Raises TypeError if it lacks ``compress`` or ``decompress``."""
     if compression is None:
         return Compression.none
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
@@ -57,7 +57,7 @@ def splits(given: Any, tensor: Any, process_set: ProcessSet) -> Any:
     """The splits of an alltoall as an int32 tensor.
 
     Raises:
-        InvalidArgument: of another type, or wrong, where this is known.
+        InvalidArgument: the splits have another type or shape, or their values are known and do not fit the tensor.
     """
     try:
         chosen = tf.convert_to_tensor(given)
@@ -77,7 +77,7 @@ def _check_splits(known: list[int], tensor: Any, process_set: ProcessSet) -> Non
     if any(split > _LARGEST_SPLIT for split in known):
         raise InvalidArgument(f"splits={shown(known)}: alltoall expects 32-bit integer elements")
     if tf.executing_eagerly():
-        return  # the rest is checked where it is sent
+        return  # the core checks the rest
     if process_set.included() and len(known) != process_set.size():
         raise InvalidArgument(
             f"Number of entries in splits does not equal number of workers: {len(known)} for {process_set.size()}"
@@ -92,10 +92,10 @@ def _check_splits(known: list[int], tensor: Any, process_set: ProcessSet) -> Non
 
 
 def variables(given: Any, function: str) -> list[Any]:
-    """Variables of TensorFlow or Keras; one alone is a list of one.
+    """A list of variables of TensorFlow or Keras. A single variable becomes a list of one.
 
     Raises:
-        TypeError: something else is among them.
+        TypeError: ``given`` contains something else.
     """
     if _is_variable(given):
         return [given]
@@ -104,7 +104,7 @@ def variables(given: Any, function: str) -> list[Any]:
     found = list(given)
     for each in found:
         if not _is_variable(each):
-            raise TypeError(f"{function} takes variables; {shown(each)} in the list is none")
+            raise TypeError(f"{function} takes variables; the list contains {shown(each)}")
     return found
 
 

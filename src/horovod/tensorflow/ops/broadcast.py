@@ -1,4 +1,4 @@
-"""broadcast: one rank's tensor on every rank; and of variables, in place."""
+"""broadcast of one rank's tensor to every rank, and of variables in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IN_PLACE = "HorovodBroadcastInplace"
 def broadcast_submission(
     kind: str, name: str | None, tensors: Sequence[Any], root: int, process_set: ProcessSet
 ) -> Submission:
-    """Broadcasts some tensors as one request. Outputs: one for each."""
+    """A submission that broadcasts tensors in one request. It has one output for each tensor."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
@@ -53,8 +53,8 @@ def broadcast(
 ) -> Any:
     """The tensor of global rank ``root_rank`` on every member of ``process_set``. Differentiable.
 
-    Every member calls it with the same name, shape, dtype and root. Errors as
-    :func:`horovod.tensorflow.ops.allreduce.allreduce`; InvalidArgumentError for a root that is not a member.
+    Every member must call it with the same name, shape, dtype and root. Errors are those of
+    :func:`horovod.tensorflow.ops.allreduce.allreduce`, and InvalidArgumentError for a root that is not a member.
     """
     root_rank = root(root_rank, process_set)
     tensor = tf.convert_to_tensor(tensor)
@@ -66,7 +66,7 @@ def broadcast(
         output = run(names.node, [broadcast_submission(KIND, names.negotiated, [tensor], root_rank, process_set)])[0][0]
 
         def gradient(grad: Any) -> Any:
-            """Averaged over the ranks on the root, zero elsewhere."""
+            """The average of the ranks' gradients on the root, and zeros on other ranks."""
             averaged = allreduce(grad, process_set=process_set)
             on_root = (process_set.ranks or [])[process_set.rank() or 0] == root_rank
             return averaged if on_root else averaged * 0
@@ -83,13 +83,16 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Overwrite variables on every member of ``process_set`` with those of global rank ``root_rank``; their new values.
+    """Overwrite variables on every member of ``process_set`` with those of global rank ``root_rank``.
 
-    Every member calls it with as many variables of the same shapes and dtypes, which may differ among themselves. Not
-    differentiable. Errors as :func:`broadcast`.
+    Every member must call it with variables of the same shapes and dtypes in the same order. Not differentiable.
+
+    Returns:
+        The new values of the variables.
 
     Raises:
         ValueError: variables of TensorFlow 1 and 2 are mixed, or they are on several devices.
+        as :func:`broadcast`.
     """
     root_rank = root(root_rank, process_set)
     variables = checked_variables(variables, "broadcast_")
@@ -112,5 +115,5 @@ def broadcast_(
 
 
 def of_tensorflow(variable: Any) -> Any:
-    """TensorFlow's variable; that of Keras 3 has it inside."""
+    """The variable of TensorFlow. A variable of Keras 3 contains one."""
     return variable.value if hasattr(variable, "path") else variable

@@ -1,4 +1,4 @@
-"""reducescatter and its grouped form: reduce over the ranks, each keeps its rows."""
+"""reducescatter and its grouped form: reduce over the ranks; each rank keeps its rows of the result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _submission(
     postscale: float,
     process_set: ProcessSet,
 ) -> Submission:
-    """Outputs: this rank's rows of each."""
+    """A submission of one request. Outputs: this rank's rows of each reduced tensor."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         worker = running().worker(process_set.process_set_id, Operation.REDUCESCATTER)
@@ -76,7 +76,7 @@ def _reduce(
     postscale: float,
     process_set: ProcessSet,
 ) -> list[Any]:
-    """The gradients: everybody's rows are gathered; for a Sum times the number of ranks, and times both factors."""
+    """The gradient gathers the rows of all ranks, and multiplies them by both factors, and for a Sum by the number of ranks."""
 
     @with_gradient
     def reduce(*tensors: Any) -> Any:
@@ -114,9 +114,9 @@ def reducescatter(
 ) -> Any:
     """This rank's rows of the reduction of ``tensor``. Differentiable.
 
-    Of n rows over s ranks everybody keeps n // s, the first n % s ranks one more. ``op`` is hvd.Average or hvd.Sum. Name,
-    shape, dtype, op and factors must agree. Errors as :func:`horovod.tensorflow.ops.allreduce.allreduce`; InvalidArgumentError
-    for a tensor without dimensions.
+    Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. ``op`` is hvd.Average or hvd.Sum.
+    Name, shape, dtype, op and factors must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`, and
+    InvalidArgumentError for a tensor without dimensions.
     """
     set_id(process_set)
     prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
@@ -139,7 +139,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """:func:`reducescatter` of several tensors that become ready together; a list. Differentiable."""
+    """:func:`reducescatter` of several tensors in one request. Returns a list in their order. Differentiable."""
     set_id(process_set)
     prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
     compression = compressor(compression)

@@ -1,7 +1,6 @@
-"""Between TensorFlow's eager tensors and the core's :class:`~horovod.core.submission.tensor.Tensor`: views, room for
-outputs, types.
+"""Converts between TensorFlow's eager tensors and the core's :class:`~horovod.core.submission.tensor.Tensor`.
 
-Nothing is copied: inputs are read where TensorFlow has them, and outputs are made of memory that TensorFlow takes over.
+Nothing is copied. The core reads inputs in TensorFlow's memory, and TensorFlow takes over the memory of outputs.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ DATA_TYPES: dict[tf.DType, DataType] = {
 DATA_TYPES[tf.bfloat16] = DataType.BFLOAT16
 
 _ALIGNMENT = 64
-"""Bytes. TensorFlow takes memory over without a copy if it begins at a multiple of this."""
+"""Bytes. TensorFlow takes over memory without a copy if its address is a multiple of this."""
 
 
 def dimensions(tensor: Any) -> list[Any] | None:
-    """The shape as numbers, None for what is not known yet; None if not even the rank is.
+    """The shape as a list, with None for dimensions that are not known yet. None if the number of dimensions is not known.
 
     The elements of ``tensor.shape`` are objects of type Dimension in scripts that call ``tf.compat.v1.disable_v2_behavior()``
     or ``disable_v2_tensorshape()``.
@@ -42,10 +41,10 @@ def any_rows(tensor: Any) -> list[Any] | None:
 
 
 def check_type(tensor: Any, what: str) -> None:
-    """See that a tensor's elements can be communicated; in a graph too, while it is being built.
+    """Check that a tensor's elements can be communicated. This also works while a graph is being built.
 
     Raises:
-        UnsupportedType: they cannot: strings, quantised numbers, resources.
+        UnsupportedType: they cannot, for example strings, quantised numbers and resources.
     """
     if tensor.dtype not in DATA_TYPES:
         supported = ", ".join(sorted(data_type.label for data_type in DataType))
@@ -55,16 +54,16 @@ def check_type(tensor: Any, what: str) -> None:
 
 
 def view(tensor: Any) -> Tensor:
-    """What the core needs to know of an eager tensor; the view keeps its memory alive."""
+    """An eager tensor as the core takes it. The result keeps the tensor's memory alive."""
     try:
         array = np.asarray(tensor)
-    except ValueError:  # a bfloat16 without dimensions, which NumPy gets as an object of its own
+    except ValueError:  # of a bfloat16 without dimensions, which has no buffer
         array = np.asarray(tensor.numpy())
     return Tensor(array.reshape(-1), DATA_TYPES[tensor.dtype], array.shape)
 
 
 class Room:
-    """Memory for an output: the core fills ``array``, then :meth:`tensor` makes an eager tensor of it."""
+    """Memory for an output. The core writes ``array``, then :meth:`tensor` makes it an eager tensor."""
 
     __slots__ = ("_dtype", "_shape", "array")
 
@@ -80,11 +79,11 @@ class Room:
         self._dtype = dtype
 
     def described(self) -> Tensor:
-        """This memory as the core has it."""
+        """This memory as the core takes it."""
         return Tensor(self.array, DATA_TYPES[self._dtype], self._shape)
 
     def tensor(self) -> Any:
-        """An eager tensor of it, in host memory. The array must not be written afterwards."""
+        """An eager tensor in this memory. The array must not be written afterwards."""
         return tf.__internal__.EagerTensor(
             self.array.reshape(self._shape), _host_memory(), self._dtype.as_datatype_enum
         )
@@ -94,7 +93,7 @@ _host = ""
 
 
 def _host_memory() -> str:
-    """TensorFlow's full name of the device that host memory belongs to."""
+    """TensorFlow's full name of the CPU device."""
     global _host
     if not _host:
         with tf.device("CPU:0"):

@@ -1,4 +1,4 @@
-"""Ranks and sizes as operations: evaluated when the graph is run, so they stay true when a job is initialised anew."""
+"""Ranks and sizes as operations. They are evaluated when the graph is run, so they are right in every elastic round."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
 
 
 def _scalar(kind: str, value: Callable[[], int], name: str | None) -> Any:
-    """An int32 scalar; in a graph one operation that asks ``value`` each time."""
-    full_name(kind, name)  # refuses what is no name
+    """``value()`` as an int32 scalar. In a graph, an operation that calls ``value`` in every run."""
+    full_name(kind, name)  # raises if it is not a name
     if tf.executing_eagerly():
         with of_both_kinds():
             return tf.constant(value(), tf.int32)
@@ -48,14 +48,14 @@ def _included(process_set_id: int) -> int:
 
 @unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """How many ranks a process set has."""
+    """The number of ranks of a process set."""
     process_set_id = whole(process_set_id, "process_set_id")
     return _scalar("HorovodSize", lambda: _set_size(process_set_id), name)
 
 
 @unconverted
 def local_size_op(name: str | None = None) -> Any:
-    """How many processes of the job run on this host."""
+    """The number of processes of the job on this host."""
     return _scalar("HorovodLocalSize", basics.local_size, name)
 
 
@@ -73,6 +73,6 @@ def local_rank_op(name: str | None = None) -> Any:
 
 @unconverted
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 if this process is a member of a process set, else 0; -1 if Horovod does not run, -3 if there is no such set."""
+    """1 if this process is a member of the process set, 0 if not. -1 if Horovod is not initialised, -3 for an unknown set."""
     process_set_id = whole(process_set_id, "process_set_id")
     return _scalar("HorovodProcessSetIncluded", lambda: _included(process_set_id), name)

@@ -1,1 +1,1 @@
-"""Reduction of gradients: the tape, and what optimizers share."""
+"""Reduction of gradients for tapes and optimizers of TensorFlow, and TensorFlow 1's Adasum optimizer."""

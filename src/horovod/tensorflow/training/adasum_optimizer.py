@@ -1,8 +1,8 @@
-"""``DistributedOptimizer(op=hvd.Adasum)`` for TensorFlow 1: ranks reduce what steps change, not the gradients they are made of.
+"""``DistributedOptimizer(op=hvd.Adasum)`` for TensorFlow 1: the ranks combine the changes of variables, not the gradients.
 
-Every rank lets the wrapped optimizer make its steps; every ``backward_passes_per_step``-th time what they have changed since
-the last is combined with Adasum, and variables become what they were then plus the combined difference. So momentum, Adam's
-moments and the like see local gradients and stay local.
+On every rank the wrapped optimizer makes its steps with local gradients. After every ``backward_passes_per_step`` steps,
+Adasum combines the ranks' changes since the last combination, and each variable becomes its value at that time plus the
+combined change. Momentum, Adam's moments and other slots see only local gradients and stay local.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020 (arXiv:2006.02924), section 4.1.
 """
@@ -21,12 +21,12 @@ from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
 
 
 class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untyped base
-    """An optimizer of TensorFlow 1 whose ``apply_gradients()`` combines the ranks' steps.
+    """An optimizer of TensorFlow 1 whose ``apply_gradients()`` combines the steps of all ranks.
 
     Args:
-        optimizer: the wrapped one.
-        compression: how differences travel.
-        passes: local steps from one combination to the next.
+        optimizer: the wrapped optimizer.
+        compression: compresses the changes before they are sent.
+        passes: the number of local steps from one combination to the next.
     """
 
     _START = "delta_start"
@@ -37,17 +37,17 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
     ) -> None:
         super().__init__(name=name or f"DistributedDelta{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
-        self._reduction = Reduction(Adasum, compression=compression)
+        self._reduction = Reduction(op=Adasum, compression=compression)
         self._passes = passes
 
     @unconverted
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's: this rank's own."""
+        """The wrapped optimizer's gradients of this rank."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     @unconverted
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Step, and combine what changed when it is time. Every rank calls it, or runs the graph it is in."""
+        """Make a step. After every ``passes`` steps, combine the changes. Every rank must call it, or run its graph."""
         pairs = list(grads_and_vars)
         variables = [variable for gradient, variable in pairs if gradient is not None]
         with tf.init_scope():
@@ -73,15 +73,15 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
         return _assign(variables, [start + delta for start, delta in zip(before, combined, strict=True)])
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """As the wrapped optimizer's, and ``delta_start``: the variable after the last combination."""
+        """A slot of the wrapped optimizer, or ``delta_start``: the variable's value after the last combination."""
         return super().get_slot(var, name) if name == self._START else self._optimizer.get_slot(var, name)
 
     def get_slot_names(self) -> Any:
-        """As the wrapped optimizer's, and ``delta_start``."""
+        """The wrapped optimizer's slots, and ``delta_start``."""
         return sorted([*self._optimizer.get_slot_names(), *super().get_slot_names()])
 
     def variables(self) -> Any:
-        """As the wrapped optimizer's, and its own."""
+        """The wrapped optimizer's variables, and those of this optimizer."""
         return [*self._optimizer.variables(), *super().variables()]
 
 
@@ -98,7 +98,7 @@ def _nothing() -> Any:
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> Any:
-    """True, when the variables have the values."""
+    """Assign ``values`` to ``variables``. Returns a tensor that is ready once this is done."""
     done = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
     with tf.control_dependencies(_waitable(done)):
         return tf.constant(True)

@@ -1,7 +1,8 @@
-"""Reducing the gradients of a model: what tapes and optimizers, of TensorFlow and of Keras, all do in the end.
+"""Reduces the gradients of a model. All tapes and optimizers of TensorFlow and Keras use :func:`reduce_gradients`.
 
-Gradients travel in buckets. In a graph each bucket is submitted as soon as its own gradients are ready, while backward goes
-on, and one operation collects them all; eagerly everything is submitted, then waited for.
+Gradients are sent in buckets. In a graph, each bucket is submitted as soon as its own gradients are ready, while backward
+continues, and one operation collects the results of all buckets. In eager execution, all buckets are submitted before the
+first result is waited for.
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
-from horovod.common.reductions import Average, check_members, check_predivide
+from horovod.common.reduction_settings import ReductionSettings
+from horovod.common.reductions import check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
 from horovod.core.coordination.messages import Request
-from horovod.core.lifecycle.context import running
-from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
 from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.observe.call_site import caller
@@ -34,30 +33,19 @@ from horovod.tensorflow.ops.tensors import Room, check_type, view
 
 KIND = "HorovodAllreduce"
 
-Groups = int | Sequence[Sequence[Any]] | None
-"""A number of buckets, or lists of variables that travel together; None cuts by size."""
 
-
-@dataclass(frozen=True)
-class Reduction:
-    """How gradients are reduced.
+@dataclass(frozen=True, kw_only=True)
+class Reduction(ReductionSettings):
+    """How TensorFlow's gradients are reduced. The arguments are checked here.
 
     Attributes:
-        op: ``hvd.Average`` and the like.
-        predivide: an Average divides by this before the sum, and by size / this after.
-        compression: how dense gradients travel.
-        sparse_as_dense: whether ``tf.IndexedSlices`` are made dense first; otherwise all ranks' values are gathered.
-        groups: which gradients travel together.
-        process_set: over which ranks; others keep their own gradients.
-        device_dense, device_sparse: where results are put.
+        device_dense, device_sparse: the devices that dense and sparse results are put on.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: an argument is wrong; the text says which.
     """
 
-    op: ReduceOp = Average
-    predivide: float = 1.0
     compression: type[Compressor] = Compression.none
-    sparse_as_dense: bool = False
-    groups: Groups = None
-    process_set: ProcessSet = global_process_set
     device_dense: str = ""
     device_sparse: str = ""
 
@@ -78,16 +66,20 @@ def reduce_gradients(
     name: str = "DistributedGradients",
     ignore_name_scope: bool = False,
 ) -> list[Any]:
-    """Reduce gradients over the ranks; in their order. Every member of the process set calls it with the like ones.
+    """Reduce gradients over the ranks. Every member of the process set must call it with the same number of gradients.
 
-    Works eagerly and in a graph that is being built. Not differentiable.
+    It works eagerly and in a graph that is being built. It is not differentiable.
 
     Args:
-        gradients: tensors, ``tf.IndexedSlices``, or None, which stays None and must be None on all ranks.
-        variables: what they are gradients of, in the same order (of TensorFlow or Keras): for messages and ``groups``.
-        reduction: how; the default averages over all ranks.
-        name: of the operation in a graph; the ranks know gradients by it, by their order, types and shapes.
-        ignore_name_scope: in a graph, leave the scopes out of the name, where they may differ from rank to rank.
+        gradients: tensors, ``tf.IndexedSlices``, or None. None stays None and must be None on all ranks.
+        variables: the variables of these gradients in the same order, of TensorFlow or Keras. They are used in messages and
+            for ``groups``.
+        reduction: how gradients are reduced. The default is an average over all ranks.
+        name: the name of the operation in a graph. The ranks match gradients by this name, their order, types and shapes.
+        ignore_name_scope: leave a graph's name scopes out of the name, because they may differ from rank to rank.
+
+    Returns:
+        The reduced gradients, in the order of ``gradients``.
 
     Raises:
         as :func:`horovod.tensorflow.ops.allreduce.allreduce`.
@@ -95,7 +87,7 @@ def reduce_gradients(
     reduction = reduction or Reduction()
     results = list(gradients)
     process_set = reduction.process_set
-    if not process_set.included() or (process_set.size() == 1 and not running().config.elastic):
+    if not reduction.active():
         return results
     labels = [_label(variables[i] if variables is not None else None, i) for i in range(len(results))]
     dense: list[int] = []
@@ -116,23 +108,23 @@ def reduce_gradients(
         dense.append(index)
     if not dense:
         return results
-    travelling, contexts = [], []
+    sent, contexts = [], []
     for index in dense:
         compressed, context = reduction.compression.compress(results[index])
         check_type(compressed, labels[index])
-        travelling.append(compressed)
+        sent.append(compressed)
         contexts.append(context)
     own_labels = [labels[index] for index in dense]
     own_variables = [variables[index] for index in dense] if variables is not None else None
-    buckets = _buckets(travelling, own_variables, reduction.groups)
-    signature = _signature(travelling)
-    node, negotiated = collective_name(KIND, f"{name}_Allreduce", travelling, ignore_name_scope)
+    buckets = _buckets(sent, own_variables, reduction.groups)
+    signature = _signature(sent)
+    node, negotiated = collective_name(KIND, f"{name}_Allreduce", sent, ignore_name_scope)
     line = caller()
     submissions = [
         _submission(
             f"{negotiated}.{signature}.{number}",
             [own_labels[i] for i in bucket],
-            [travelling[i] for i in bucket],
+            [sent[i] for i in bucket],
             reduction,
             line,
         )
@@ -146,14 +138,14 @@ def reduce_gradients(
 
 
 def _label(variable: Any, index: int) -> str:
-    """What a gradient is called in messages."""
+    """The name of a gradient in messages."""
     if variable is None:
         return f"gradient.{index}"
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or f"gradient.{index}")
 
 
 def identity(variable: Any) -> Any:
-    """What makes two references the same variable or tensor, of TensorFlow or of Keras 3."""
+    """A key that is equal for two references to the same variable or tensor, of TensorFlow or of Keras 3."""
     variable = getattr(variable, "value", variable) if hasattr(variable, "path") else variable
     return variable.ref() if hasattr(variable, "ref") else id(variable)
 
@@ -163,8 +155,10 @@ def _bytes(tensor: Any) -> int:
     return 0 if elements is None else int(elements) * int(tensor.dtype.size)
 
 
-def _buckets(tensors: Sequence[Any], variables: Sequence[Any] | None, groups: Groups) -> list[list[int]]:
-    """Indices of tensors that travel together."""
+def _buckets(
+    tensors: Sequence[Any], variables: Sequence[Any] | None, groups: int | list[list[Any]] | None
+) -> list[list[int]]:
+    """The indices of the tensors in each bucket."""
     if isinstance(groups, int):
         return cut_by_groups(range(len(tensors)), groups)
     if groups is not None and variables is not None:
@@ -175,9 +169,10 @@ def _buckets(tensors: Sequence[Any], variables: Sequence[Any] | None, groups: Gr
 
 
 def _signature(tensors: Sequence[Any]) -> str:
-    """Tells sets of gradients apart, so that each keeps its place in the runtime's memory.
+    """A text that is different for gradients of different shapes or types, so that the core keeps separate buffers for them.
 
-    Not made of what variables are called: TensorFlow and Keras number them as they are made, on every rank by itself.
+    It does not contain the names of variables: TensorFlow and Keras number variables in the order in which a rank makes
+    them, and this order may differ from rank to rank.
     """
     text = repr([(str(tensor.shape), tensor.dtype.name) for tensor in tensors])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -186,7 +181,7 @@ def _signature(tensors: Sequence[Any]) -> str:
 def _submission(
     name: str, labels: Sequence[str], tensors: Sequence[Any], reduction: Reduction, line: str
 ) -> Submission:
-    """Reduces one bucket. The request is made anew only if a gradient's shape changes."""
+    """The submission of one bucket. A new request is made only if the shape of a gradient changes."""
     made: dict[tuple[tuple[int, ...], ...], Request] = {}
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
@@ -197,9 +192,7 @@ def _submission(
         if request is None:
             described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
             made.clear()
-            request = made[shapes] = allreduce_request(
-                name, described, reduction.op, 1.0 / reduction.predivide, reduction.predivide, line
-            )
+            request = made[shapes] = allreduce_request(name, described, reduction.op, *reduction.scales(), line)
         targets = [room.described() for room in rooms]
         handle = submit(reduction.process_set.process_set_id, request, views, targets, awaited=awaited)
         return handle, lambda: [room.tensor() for room in rooms]

@@ -1,4 +1,4 @@
-"""Variables whose gradients every rank keeps to itself, as a part of a model that is not shared has them."""
+"""Variables whose gradients are not reduced, because each rank has a part of the model of its own."""
 
 from __future__ import annotations
 
@@ -7,34 +7,26 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.common.local_gradients import reduce_shared
+from horovod.common.local_variables import LocalVariables
 from horovod.core.process_set import ProcessSet
 from horovod.tensorflow.training.gradients import Reduction, identity, reduce_gradients
 
 
-class LocalSources:
-    """A set of variables or tensors, and what it means for gradients.
+class LocalSources(LocalVariables):
+    """The variables or tensors whose gradients stay on their rank, and how TensorFlow scales these gradients.
 
     Args:
-        process_set: whose size local gradients are divided by.
-        scale: whether they are: then a local parameter's step is as long as it would be for an average of one rank's
-            gradient and zeros from all others.
+        process_set, scale: as for :class:`~horovod.common.local_variables.LocalVariables`.
     """
 
     def __init__(self, process_set: ProcessSet, scale: bool) -> None:
-        self._process_set = process_set
-        self._scale = scale
-        self._keys: set[Any] = set()
-
-    def add(self, source: Any) -> None:
-        self._keys.add(identity(source))
-
-    def __contains__(self, source: Any) -> bool:
-        return identity(source) in self._keys
+        super().__init__(process_set, scale, identity)
 
     def scaled(self, gradient: Any) -> Any:
-        """A local gradient as it is used."""
-        size = self._process_set.size() if self._process_set.included() else 1
-        if gradient is None or not self._scale or size == 1:
+        """A local gradient, divided by the number of ranks if it is to be scaled."""
+        size = self.divisor()
+        if gradient is None or size == 1:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(
@@ -43,13 +35,13 @@ class LocalSources:
         return gradient / tf.cast(size, gradient.dtype)
 
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any], reduction: Reduction, name: str) -> list[Any]:
-        """Reduce those that are not local; in the order of ``sources``."""
-        results = [
-            self.scaled(gradient) if source in self else None
-            for gradient, source in zip(gradients, sources, strict=True)
-        ]
-        shared = [index for index, source in enumerate(sources) if source not in self]
-        reduced = reduce_gradients([gradients[i] for i in shared], [sources[i] for i in shared], reduction, name)
-        for index, gradient in zip(shared, reduced, strict=True):
-            results[index] = gradient
-        return results
+        """Reduce the gradients of sources that are not local. Returns all gradients to apply, in the order of ``sources``."""
+
+        def reduce(shared: list[int]) -> list[Any]:
+            return reduce_gradients([gradients[i] for i in shared], [sources[i] for i in shared], reduction, name)
+
+        return reduce_shared(gradients, self.kept(gradients, sources), reduce)
+
+    def kept(self, gradients: Sequence[Any], sources: Sequence[Any]) -> dict[int, Any]:
+        """The gradients of local sources by their index, scaled."""
+        return {index: self.scaled(gradients[index]) for index in self.split(sources)[0]}

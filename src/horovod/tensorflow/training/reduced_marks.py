@@ -1,7 +1,7 @@
-"""Which gradients a ``DistributedGradientTape`` has reduced, so that a ``DistributedOptimizer`` does not reduce them again.
+"""Marks the gradients that a ``DistributedGradientTape`` has reduced. A ``DistributedOptimizer`` does not reduce these again.
 
-A gradient that a tape returns has a mark, and so has its variable. The gradient's mark is lost when the user computes
-something of it (clips it, or returns it from a function); the variable's mark tells then that there was a reduction.
+The tape marks each gradient that it returns, and its variable. A gradient loses its mark when the script computes with it, for
+example clips it, or returns it from a function. Then the mark of the variable still shows that there was a reduction.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _moments = itertools.count(1)
 
 
 def now() -> int:
-    """A number greater than all before."""
+    """A number that is greater than all numbers returned before."""
     return next(_moments)
 
 
 def mark(gradients: Sequence[Any], sources: Sequence[Any], process_set: ProcessSet) -> None:
-    """A tape has reduced these over ``process_set``. None is left out."""
+    """Mark gradients that a tape has reduced over ``process_set``. Elements that are None are skipped."""
     moment = now()
     for gradient, source in zip(gradients, sources, strict=True):
         if gradient is None:
@@ -35,7 +35,7 @@ def mark(gradients: Sequence[Any], sources: Sequence[Any], process_set: ProcessS
 
 
 def take(gradient: Any, variable: Any, process_set: ProcessSet) -> bool:
-    """Whether a gradient is as a tape has returned it, reduced over ``process_set``. Then the variable loses its mark."""
+    """Whether a tape has returned this gradient, reduced over ``process_set``. If so, the variable loses its mark."""
     if gradient is None or getattr(gradient, "_horovod_reduced", None) is not process_set:
         return False
     of_tensorflow = _variable(variable)
@@ -45,7 +45,11 @@ def take(gradient: Any, variable: Any, process_set: ProcessSet) -> bool:
 
 
 def check_sum(variables: Sequence[Any], process_set: ProcessSet, since: int) -> None:
-    """Raises ValueError if a tape has reduced gradients of one of these over ``process_set`` since a moment."""
+    """Check that no tape has reduced a variable's gradient over ``process_set`` since :func:`now` returned ``since``.
+
+    Raises:
+        ValueError: a tape has.
+    """
     for variable in variables:
         marked = getattr(_variable(variable), "_horovod_reduced", None)
         if marked is not None and marked[0] is process_set and marked[1] > since:
@@ -53,10 +57,10 @@ def check_sum(variables: Sequence[Any], process_set: ProcessSet, since: int) -> 
             raise ValueError(
                 f"DistributedGradientTape has reduced the gradient of {name} already; DistributedOptimizer(op=hvd.Sum) would "
                 "add it up over the ranks once more, and multiply it by their number. Use one of them: tf.GradientTape with "
-                "the distributed optimizer, or DistributedGradientTape with the optimizer itself"
+                "the distributed optimizer, or DistributedGradientTape with the original optimizer"
             )
 
 
 def _variable(source: Any) -> Any:
-    """TensorFlow's variable of a source, which may be Keras 3's."""
+    """The variable of TensorFlow for ``source``, which may be a variable of Keras 3."""
     return getattr(source, "_value", source) if hasattr(source, "path") else source

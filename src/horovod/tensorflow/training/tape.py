@@ -20,7 +20,7 @@ from horovod.tensorflow.training.reduced_marks import mark
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untyped base
-    """The methods in front of the wrapped tape's own. Never instantiated under this name."""
+    """The methods that override those of the wrapped tape. Every distributed tape is of a class derived from both."""
 
     _horovod: Reduction
     _local_sources: LocalSources
@@ -34,15 +34,15 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
         use_generic_names: bool = False,
         **options: Any,
     ) -> Any:
-        """The gradients of ``target``, reduced over the ranks; those of local sources stay this rank's own.
+        """The gradients of ``target``, reduced over the ranks. The gradients of local sources are not reduced.
 
-        Every member of the process set calls it for the like sources, in the same order. A distributed optimizer of Keras
-        applies what it returns as it is, if it reduces over the same process set.
+        Every member of the process set must call it for the same sources in the same order. A distributed optimizer of
+        Keras that reduces over the same process set applies these gradients without a second reduction.
 
         Args:
-            sources: variables or tensors, in any structure; the result has the same.
-            use_generic_names: accepted for compatibility; names do not depend on the graph.
-            options: what else the wrapped tape's ``gradient`` takes, for example ``unconnected_gradients``.
+            sources: variables or tensors, in any structure. The result has the same structure.
+            use_generic_names: accepted for compatibility. Names do not depend on the graph.
+            options: further arguments of the wrapped tape's ``gradient``, for example ``unconnected_gradients``.
 
         Raises:
             as :func:`horovod.tensorflow.ops.allreduce.allreduce`.
@@ -54,14 +54,14 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradients of a variable or tensor to each rank."""
+        """Do not reduce the gradients of a variable or tensor."""
         self._local_sources.add(source)
 
     @unconverted
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """As :meth:`gradient`, but two lists of (source, gradient): those of local sources, and the reduced ones."""
+        """As :meth:`gradient`, but returns two lists of (source, gradient): first the local sources, then the reduced ones."""
         flat_sources = tf.nest.flatten(sources)
         gradients = self.gradient(target, flat_sources, output_gradients, use_generic_names)
         pairs = list(zip(flat_sources, gradients, strict=True))
@@ -84,44 +84,44 @@ def DistributedGradientTape(
 ) -> Any:
     """Make ``gradtape.gradient()`` return gradients that are reduced over the ranks.
 
-    Returns a tape of a class derived from ``gradtape``'s, which shares what was recorded. It has in addition
+    The returned tape is of a class derived from that of ``gradtape``, and shares its recording. In addition it has the methods
     ``register_local_source()`` and ``get_local_and_global_gradients()``.
 
     Args:
         gradtape: a ``tf.GradientTape``, inside or after its block.
-        device_dense, device_sparse: where results are put.
-        compression: how dense gradients travel.
-        sparse_as_dense: make ``tf.IndexedSlices`` dense before they are reduced; otherwise they are gathered.
-        op: ``hvd.Average``, ``hvd.Sum`` or another reduction; ``hvd.Adasum`` combines the gradients themselves.
-        gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
+        device_dense, device_sparse: the devices that dense and sparse results are put on.
+        compression: one of ``hvd.Compression``; dense gradients are compressed before they are sent.
+        sparse_as_dense: make ``tf.IndexedSlices`` dense before they are reduced. Otherwise they are gathered.
+        op: ``hvd.Average``, ``hvd.Sum`` or another reduction. ``hvd.Adasum`` combines the gradients themselves.
+        gradient_predivide_factor: f: an Average divides gradients by f before the sum, and by size / f afterwards.
         num_groups: deprecated; the same as an integer for ``groups``.
-        groups: a number of buckets, or lists of variables that travel together; default: buckets by size.
-        process_set: reduce over these ranks only; others keep their own gradients.
-        scale_local_gradients: divide gradients of local sources by the number of ranks, as an average would.
+        groups: a number of buckets, or lists of variables whose gradients form one request. The default cuts by size.
+        process_set: the ranks that reduce. Other ranks keep their own gradients.
+        scale_local_gradients: divide the gradients of local sources by the number of ranks, as an average does.
 
     Raises:
-        ValueError, NotImplementedError: an argument is wrong; the text says which.
+        ValueError, TypeError, NotImplementedError: an argument is wrong. The text says which.
     """
     if isinstance(gradtape, _DistributedGradientTape):
         raise ValueError("this tape is a DistributedGradientTape already; wrap the original")
     if not callable(getattr(gradtape, "gradient", None)):
         raise TypeError(f"expected a tf.GradientTape, not {shown(gradtape)}")
     groups = chosen_groups(groups, whole(num_groups, "num_groups"), stacklevel=2)
-    how = Reduction(
-        reduction(op),
-        gradient_predivide_factor,
-        compression,
-        sparse_as_dense,
-        groups,
-        process_set,
-        device_dense,
-        device_sparse,
+    settings = Reduction(
+        op=reduction(op),
+        predivide=gradient_predivide_factor,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        groups=groups,
+        process_set=process_set,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
     )
     kind = type(gradtape)
     derived: Any = type(kind.__name__, (_DistributedGradientTape, kind), {"__doc__": kind.__doc__})
     wrapped = derived.__new__(derived)
     wrapped.__dict__.update(vars(gradtape))
-    wrapped._horovod = how
+    wrapped._horovod = settings
     wrapped._local_sources = LocalSources(process_set, scale_local_gradients)
     return wrapped
 
@@ -140,13 +140,15 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A :func:`DistributedGradientTape` that leaves the gradients of some layers to each rank.
+    """A :func:`DistributedGradientTape` that does not reduce the gradients of some layers.
 
     Args:
-        local_layers: a Keras layer or several, built, whose trainable weights are not reduced. The others as there.
+        local_layers: a built Keras layer, or several. The gradients of their trainable weights are not reduced.
+
+    The other arguments are those of :func:`DistributedGradientTape`.
 
     Raises:
-        ValueError: ``local_layers`` has something else in it; otherwise as there.
+        ValueError: ``local_layers`` contains something else. Otherwise as :func:`DistributedGradientTape`.
     """
     if local_layers is None:
         local_layers = []

@@ -1,4 +1,4 @@
-"""Compression of gradients."""
+"""Compression of gradients: casts of single tensors, and compressors of whole buckets (PowerSGD, top-k)."""
 
 from horovod.torch.compression.compressors import Compression, Compressor, FP16Compressor, NoneCompressor
 

@@ -1,42 +1,37 @@
-"""How gradients are made smaller for the way, and restored afterwards. A compressor is two static methods; write your own.
+"""Compressors of single tensors. A compressor is a class with two static methods; scripts may pass their own.
 
-What needs a memory or several collectives has an interface of its own, :mod:`horovod.torch.compression.bucket_compression`.
+Compressors that keep state or need several collectives derive from
+:class:`~horovod.torch.compression.bucket_compression.BucketCompressor`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from horovod.common.compression import Compressor, NoneCompressor
+from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
 from horovod.torch.compression.powersgd import PowerSGD
 from horovod.torch.compression.topk import TopK
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _CastCompressor(Compressor):
-    """Casts floating-point tensors to a narrower type; others stay."""
-
-    narrow: torch.dtype
-
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return (tensor.to(cls.narrow) if tensor.dtype.is_floating_point else tensor), tensor.dtype
+class _Cast(CastCompressor):
+    @staticmethod
+    def can_cast(tensor: torch.Tensor) -> bool:
+        return tensor.dtype.is_floating_point
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor.to(ctx)
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """float16: three more bits of precision than bfloat16, but gradients above 65504 overflow."""
 
     narrow = torch.float16
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
     narrow = torch.bfloat16

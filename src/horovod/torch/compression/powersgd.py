@@ -1,13 +1,13 @@
-"""PowerSGD: a matrix of gradients travels as two thin factors of low rank.
+"""PowerSGD: a matrix of gradients is sent as two factors of low rank.
 
-One step of subspace iteration finds the factors, from where the last step ended (warm start), and what they miss is added to
-the next step's gradient (error feedback). For a matrix M of n rows and m columns, and rank r:
+One step of subspace iteration computes the factors, beginning with those of the last step (warm start). The error of this
+approximation is added to the next step's gradient (error feedback). For a matrix M of n rows and m columns, and rank r:
 
-1. ``P = M Q``, with Q of shape (m, r) from the step before; P is reduced over the ranks, and its columns made orthonormal;
-2. ``Q = M' P`` is reduced over the ranks; the gradient becomes ``P Q'``.
+1. ``P = M Q``, with Q of shape (m, r) from the last step. P is reduced over the ranks, and its columns are orthonormalised.
+2. ``Q = M' P`` is reduced over the ranks. The gradient becomes ``P Q'``.
 
-So r (n + m) elements travel instead of n m. What has fewer than two dimensions, or would not become smaller, travels as it
-is, together with the first factors.
+So r (n + m) elements are sent instead of n m. Gradients of fewer than two dimensions, and those that would not become smaller,
+are sent uncompressed, together with the first factors.
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
 2019 (arXiv:1905.13727), algorithms 1 and 2.
@@ -25,13 +25,13 @@ from horovod.torch.compression.bucket_compression import BucketCompressor, Colle
 
 
 class PowerSGD(BucketCompressor):
-    """``hvd.Compression.powersgd(rank=2)``: gradients travel as factors of low rank, with error feedback and warm start.
+    """``hvd.Compression.powersgd(rank=2)``: sends gradients as factors of low rank, with error feedback and warm start.
 
-    Weights of more than two dimensions are seen as matrices of as many rows as their first dimension has. 16-bit gradients
-    are factored in float32. It takes two allreduces a bucket, and memory for one more copy of the gradients.
+    Gradients of more than two dimensions are treated as matrices whose rows are the first dimension. 16-bit gradients are
+    factored in float32. It needs two allreduces per bucket, and memory for one more copy of the gradients.
 
     Args:
-        rank: columns of the factors; more is closer to the uncompressed gradient, and slower.
+        rank: the number of columns of the factors. A higher number is more exact and slower.
 
     Raises:
         ValueError: ``rank`` is not a positive integer.
@@ -81,7 +81,7 @@ class PowerSGD(BucketCompressor):
             memory[name]["factor"] = right
 
     def _columns(self, shape: torch.Size) -> int:
-        """Columns of the factors of a gradient of this shape; 0 if it is to travel as it is."""
+        """The number of columns of the factors of a gradient of this shape. 0: it is sent uncompressed."""
         if len(shape) < 2:
             return 0
         elements = shape.numel()

@@ -1,7 +1,7 @@
-"""Top-k sparsification: of each gradient only the largest elements travel, and the rest is added to the next step's.
+"""Top-k sparsification: only the largest elements of a gradient are sent. The rest is added to the next step's gradient.
 
-Every rank chooses its own elements; their values and places are gathered by all and added up. Without the memory of what
-was not sent (error feedback) training would stall; with it every element arrives sooner or later.
+Every rank selects its own elements. Their values and indices are gathered on all ranks and added up. What is not sent is stored
+and added in the next step (error feedback), so that every element is sent eventually. Without this, training would stall.
 
 Sources: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", 2017 (arXiv:1704.05021); Stich, Cordonnier
 and Jaggi, "Sparsified SGD with Memory", 2018 (arXiv:1809.07599).
@@ -19,13 +19,13 @@ from horovod.torch.compression.bucket_compression import BucketCompressor, Colle
 
 
 class TopK(BucketCompressor):
-    """``hvd.Compression.topk(ratio=0.01)``: of each gradient the largest elements travel, with error feedback.
+    """``hvd.Compression.topk(ratio=0.01)``: sends the largest elements of each gradient, with error feedback.
 
-    16-bit gradients are accumulated, and travel, in float32. It takes one allgather a bucket, and memory for one more copy of
-    the gradients. What arrives grows with the number of ranks: 8 to 12 bytes an element sent, from each.
+    16-bit gradients are accumulated and sent in float32. It needs one allgather per bucket, and memory for one more copy of
+    the gradients. Each rank receives 8 to 12 bytes per sent element from every rank.
 
     Args:
-        ratio: the share of each gradient's elements that travels, at least one of them.
+        ratio: the fraction of each gradient's elements that is sent, at least one element.
 
     Raises:
         ValueError: ``ratio`` is not above 0 and at most 1.

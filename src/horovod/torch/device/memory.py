@@ -1,7 +1,7 @@
-"""Where the tensors of one submission are, and how the core gets at them.
+"""The memory of one submission's tensors, as the core reads and writes it.
 
-Every operation asks :func:`memory_of` for its tensors, says what it wants with them, submits what it gets, and has the
-handle's waiter ``arrive``. Host memory is handed over as it is; that of a device is staged.
+An operation calls :func:`memory_of` for its tensors and submits what ``read``, ``write``, ``reduce`` or ``grow`` return. When
+the handle is done, it calls ``arrive``. The core gets host memory as it is, and copies of device memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from horovod.torch.ops.tensors import check, check_apart, empty, flat_array, vie
 
 
 class Memory(Protocol):
-    """What an operation asks for, once a submission. All tensors must be on one device; see :func:`check` for the rest."""
+    """The memory of one submission. All tensors must be on one device, and pass :func:`check`."""
 
     @property
     def device(self) -> str:
@@ -40,14 +40,14 @@ class Memory(Protocol):
         """Makes outputs with the columns and the type of ``tensors``, when their rows are known; puts them in ``outputs``."""
 
     def arrive(self) -> None:
-        """The handle is done: let the caller's present work on the tensors come after the result's arrival."""
+        """Called when the handle is done: later work of the caller's current stream waits for the result."""
 
     def arrived(self) -> bool:
-        """Whether, the handle being done, the result has arrived."""
+        """Whether the result is where it belongs. Called when the handle is done."""
 
 
 class HostMemory:
-    """Nothing is copied, and what is done has arrived."""
+    """Host memory, which the core uses without a copy."""
 
     device = HOST
 
@@ -84,10 +84,10 @@ host_memory = HostMemory()
 
 
 def memory_of(tensors: Sequence[torch.Tensor]) -> Memory:
-    """The memory of a submission's tensors. What the caller's current stream does until now, the collective sees.
+    """The memory of a submission's tensors. The collective sees what the caller's current stream has done until now.
 
     Raises:
-        ValueError: the first of them cannot be communicated; the others are looked at when they are asked for.
+        ValueError: the first tensor cannot be communicated. The others are checked when they are read or written.
     """
     if not tensors or (isinstance(tensors[0], torch.Tensor) and tensors[0].is_cpu):
         return host_memory

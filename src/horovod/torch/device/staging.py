@@ -1,7 +1,8 @@
-"""Tensors on devices travel through host memory: out of the device, through the collective, and back.
+"""Staging: collectives on device tensors work on copies in host memory.
 
-No engine moves device memory yet, so a submission on a device gets a copy in page-locked host memory that the engines work
-on. Each device has a *port*: one stream for the way out, one for the way back, and a thread that waits.
+No engine moves device memory yet. A submission on a device gets a copy in page-locked host memory, the engine works on the
+copy, and the result is copied back. Each device has a :class:`Port`: one stream for copies to the host, one for copies to the
+device, and a thread that waits for the former.
 
     caller's stream   ──kernels──┐mark()          ┌───────────── arrive() ──▶ kernels that use the result
     out stream                   └──copies──┐     │
@@ -10,18 +11,16 @@ on. Each device has a *port*: one stream for the way out, one for the way back, 
     back stream                                                            └──copies──┘
 
 * A submission is announced to the other ranks only when its copy is complete. So a worker thread never waits for a
-  device: other submissions pass a late one, and a rank whose device computes for minutes is not taken for one that is
-  stuck in a collective.
-* The way back is begun by the worker thread at the end of the collective; it costs that thread some microseconds, whereas
-  the waiting thread may be waiting for a much later gradient. Both ways have streams of their own for the same reason.
-* ``synchronize()`` has the caller's current stream wait for the copies back. The host waits for the collective, and never
+  device: other submissions overtake a late one, and a rank whose device computes for minutes does not look stuck in a
+  collective.
+* The worker thread starts the copy back at the end of the collective, which takes it some microseconds. The waiting thread
+  may be waiting for a much later gradient. The directions have separate streams for the same reason.
+* ``synchronize()`` makes the caller's current stream wait for the copies back. The host waits for the collective, and never
   for the device.
-* Memory that a stream works on must not be given to others meanwhile. Inputs are held until their copy is complete. Outputs
-  are marked with ``record_stream``: those that are the caller's for the back stream, those that were made here for the
-  caller's.
+* Memory must not be reused while a stream works on it. Inputs are held until their copy is complete. Outputs are marked with
+  ``record_stream``: the caller's tensors for the back stream, tensors made here for the caller's stream.
 
-Everything a device must do is in ``torch.cuda`` (which is ROCm's name in PyTorch too), or in the module of another kind of
-device with the same functions. An engine for devices, when there is one, takes the place of :class:`Staged`.
+The functions used are those of ``torch.cuda``, which serves ROCm too, or of the module of another kind of device.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ pool = PinnedPool()
 
 
 class _Departure(NamedTuple):
-    """Copies under way out of the device, until the event ``complete``; ``copies`` keeps their memory alive."""
+    """Copies to the host that are complete at the event ``complete``. ``copies`` keeps their memory alive."""
 
     complete: Any
     copies: Copies
@@ -64,9 +63,9 @@ class _Departure(NamedTuple):
 
 
 class Port:
-    """One device's door: its two streams, and the thread that waits for what leaves it.
+    """Copies between one device and host memory: a stream for each direction, and a thread that waits for copies to the host.
 
-    Every method may be called by any thread and returns at once.
+    Any thread may call any method. All but :meth:`drain` and :meth:`close` return at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -162,7 +161,7 @@ class Port:
             try:
                 departure.proceed(error)
             except Exception:  # the thread waits for others, too
-                _log.exception("what had left %s could not be submitted", self.device)
+                _log.exception("the copy of a tensor from %s could not be submitted", self.device)
             del departure  # holds memory
 
 
@@ -185,7 +184,7 @@ class Staged:
         self._outputs: list[torch.Tensor] = []
         self._returned: Any = None
 
-    # What operations ask for: the interface of horovod.torch.device.memory.HostMemory.
+    # The interface that operations use: horovod.torch.device.memory.Memory.
 
     def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
         copies = self._host(tensors)
@@ -219,7 +218,7 @@ class Staged:
     def arrived(self) -> bool:
         return self._returned is None or bool(self._returned.query())
 
-    # What the core asks for: horovod.core.submission.tensor.Passage.
+    # The interface that the core uses: horovod.core.submission.tensor.Transfer.
 
     def begin(self, proceed: Proceed) -> None:
         if self._leaving:

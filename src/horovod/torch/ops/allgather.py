@@ -12,6 +12,7 @@ from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.core.submission.handle import Handle
 from horovod.torch.device.memory import memory_of
+from horovod.torch.ops.allreduce import grouped_allreduce
 from horovod.torch.ops.arguments import tracked
 from horovod.torch.ops.handles import register, synchronize
 from horovod.torch.ops.tensors import plain
@@ -31,11 +32,11 @@ def _start(
     with_rows: bool = False,
     awaited: bool = False,
 ) -> int:
-    """Start to gather; a group's result is a tuple.
+    """Start to gather. The result of a group is a tuple.
 
     Args:
-        with_rows: the result comes with where it came from.
-        awaited: what follows is to wait for it.
+        with_rows: the result comes with the number of rows from each rank.
+        awaited: the caller waits for the result next.
     """
     number = set_id(process_set)
     memory = memory_of(tensors)
@@ -68,9 +69,7 @@ def grouped_allgather_async(
 
 
 def _own_slices(grads: Sequence[torch.Tensor], rows: Rows, process_set: ProcessSet) -> list[torch.Tensor]:
-    """The gradient rule: average over the ranks, then this rank's rows. (Not a concatenation's adjoint; scripts rely on it.)"""
-    from horovod.torch.ops.allreduce import grouped_allreduce  # allreduce's sparse form needs allgather
-
+    """The gradients: averaged over the ranks, then this rank's rows. Scripts rely on the average; an adjoint would sum."""
     averaged = grouped_allreduce([plain(grad) for grad in grads], process_set=process_set)
     me = process_set.rank() or 0
     return [grad[sum(of[:me]) : sum(of[: me + 1])] for grad, of in zip(averaged, rows, strict=True)]
@@ -94,7 +93,7 @@ HorovodGroupedAllgather = HorovodAllgather
 
 
 def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Any:
-    """Gathered, in a way that autograd knows of if it is interested."""
+    """Gather, and let autograd record it if a tensor requires a gradient."""
     if tracked(*tensors):
         return HorovodAllgather.apply(prefix, name, process_set, *tensors)  # type: ignore[no-untyped-call]  # torch's
     return synchronize(_start(prefix, tensors, name, process_set, awaited=True))

@@ -1,26 +1,24 @@
-"""allreduce and its forms: in place or not, asynchronous or not, one tensor or a group, dense or sparse.
+"""allreduce of dense tensors: in place or not, asynchronous or not, one tensor or a group.
 
-The interface repeats its list of arguments in every form. Inside, they are a list of tensors, a name and a ``Reducing``.
+The public functions repeat one list of arguments. Inside, the arguments are a list of tensors, a name and a ``Reducing``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 
 from horovod.comm.spans import Spans, Vectors
-from horovod.core.coordination.messages import Request
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name, set_id
+from horovod.core.submission.prepared import Prepared, recall, remember
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.device.memory import host_memory, memory_of
-from horovod.torch.ops.allgather import allgather_async
-from horovod.torch.ops.arguments import Average, Reducing, Sum, compressed, reduction, tracked
+from horovod.torch.ops.arguments import Reducing, compressed, tracked
 from horovod.torch.ops.handles import register, synchronize
 from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain
 
@@ -60,14 +58,12 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
     """
     line = caller(above=3)  # this function, _start() and who calls that are none of the user's
     key = (tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
-    known = _known.get(name)
-    if known is None or known.key != key or not is_plain(tensor):
-        known = _look_at(tensor, name, key, how, line)
-    if known.single:
+    prepared = recall(name, key)
+    if prepared is None or not is_plain(tensor):
+        prepared = _prepare(tensor, name, key, how, line)
+    sources = prepared.at((tensor.data_ptr(),))
+    if sources.layout.sizes[0] == 1:
         check_sign(tensor)
-    sources, address = known.spans, tensor.data_ptr()
-    if address != sources.addresses[0]:
-        sources = known.spans = Spans(sources.layout, (address,))
     targets: Vectors = sources
     owner: object = tensor
     result = tensor
@@ -76,42 +72,16 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
         # What is waited for probably travels alone, and then an array is needed.
         targets = (flat_array(result),) if awaited else Spans(sources.layout, (result.data_ptr(),))
         owner = tensor, result
-    handle = collectives.submit_arrays(
-        how.process_set.process_set_id, known.request, sources, targets, None, awaited, owner
-    )
+    handle = prepared.submit(how.process_set.process_set_id, sources, targets, awaited, owner)
     return register(handle, host_memory, result)
 
 
-class _Known(msgspec.Struct, gc=False):
-    """What was found out about a tensor that travelled under some name.
-
-    Attributes:
-        key: what the request was made of, which serves for another tensor of this key, too.
-        spans: where the last one was.
-        single: it has one element.
-    """
-
-    key: tuple[object, ...]
-    request: Request
-    spans: Spans
-    single: bool
-
-
-_known: dict[str, _Known] = {}
-_REMEMBERED = 4096
-
-
-def _look_at(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> _Known:
-    """Check a tensor, and remember what it is known by. Raises as :func:`check`."""
+def _prepare(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> Prepared:
+    """Check a tensor, and prepare its allreduce. Raises as :func:`check`."""
     called = full_name(_SINGLE, name)
     specs = [(called, check(tensor), tuple(tensor.shape))]
     request = collectives.allreduce_request(called, specs, how.op, how.prescale, how.postscale, line)
-    if len(_known) >= _REMEMBERED:
-        _known.clear()
-    layout = layout_of([tensor])
-    assert layout is not None
-    known = _known[name] = _Known(key, request, Spans(layout, (tensor.data_ptr(),)), tensor.numel() == 1)
-    return known
+    return remember(name, Prepared(key, request, layout_of([tensor])))
 
 
 def allreduce_async(
@@ -269,32 +239,3 @@ def grouped_allreduce(
     """Reduce several tensors as one group, into new tensors. Differentiable."""
     how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
     return compressed(compression, tensors, lambda travelling: _reduced(_GROUP, travelling, name, how))
-
-
-def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None, op: Any, process_set: ProcessSet = global_process_set
-) -> Callable[[], torch.Tensor]:
-    """Start summing (or averaging) a sparse COO tensor over the ranks: everybody's indices and values are gathered.
-
-    Returns:
-        A function that waits and returns the sparse tensor, not coalesced.
-    """
-    full_name("", name)
-    chosen = reduction(op)
-    if chosen not in (Sum, Average):
-        raise ValueError(f"a sparse tensor can be reduced with hvd.Sum or hvd.Average, not hvd.{chosen.label}")
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"expected a sparse COO tensor, not {getattr(tensor, 'layout', type(tensor).__name__)}")
-    tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
-    indices_name, values_name = (f"{name}.indices", f"{name}.values") if name else (None, None)
-    indices = allgather_async(plain(tensor.indices().t()), indices_name, process_set)
-    values = allgather_async(plain(tensor.values()), values_name, process_set)
-
-    def result() -> torch.Tensor:
-        gathered: torch.Tensor = synchronize(values)
-        where: torch.Tensor = synchronize(indices)
-        if chosen == Average:
-            gathered = gathered / (process_set.size() or 1)
-        return torch.sparse_coo_tensor(where.t(), gathered, tensor.size())
-
-    return result

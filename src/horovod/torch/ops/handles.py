@@ -58,7 +58,7 @@ def poll(handle: int) -> bool:
     except KeyError:
         raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
     if not known.promise.done():
-        known.promise.expedite()
+        known.promise.leave_to_worker()
         return False
     return known.memory.arrived()
 

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` and what it is made of."""
+"""``DistributedOptimizer``: its arguments, its buckets of parameters, and the reduction of gradients or of steps."""
 
 from horovod.torch.optimizer.distributed import DistributedOptimizer
 

@@ -1,12 +1,12 @@
-"""``DistributedOptimizer(op=hvd.Adasum)``: ranks reduce what a step changes, not the gradients it is made from.
+"""``DistributedOptimizer(op=hvd.Adasum)``: the ranks combine the changes of the parameters, not the gradients.
 
-Every rank lets the wrapped optimizer make a step of its own; the differences that these steps make to the parameters are
-combined with Adasum, and the parameters become what they were before plus the combined difference. So momentum, Adam's
-moments and the like see local gradients and stay local, and the combination sees steps of comparable length.
+On every rank the wrapped optimizer makes a step with local gradients. Adasum combines the ranks' changes, and each parameter
+becomes its value before the step plus the combined change. Momentum, Adam's moments and other state see only local gradients
+and stay local.
 
-When a bucket's gradients are ready it steps at once: the wrapped optimizer is run on the bucket's parameters alone, the
-difference is taken and sent, and the parameters are put back until ``step()``. That is safe inside backward: whatever reads a
-parameter to compute a gradient has done so when its own gradient is complete.
+The local step is made bucket by bucket. When the gradients of a bucket are ready, the wrapped optimizer steps on the parameters
+of this bucket, the change is sent, and the parameters are restored until ``step()``. This is safe inside backward: once a
+parameter's gradient is complete, backward does not read the parameter any more.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020 (arXiv:2006.02924), section 4.1.
 """
@@ -36,15 +36,15 @@ _CHANGED = (
 
 
 class AdasumReduction(Readiness):
-    """The distributed part of an optimizer whose steps are combined."""
+    """The distributed part of an optimizer with Adasum."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
-        assert isinstance(settings.compression, type), "whoever made the settings refuses what reduces whole buckets"
+        assert isinstance(settings.compression, type), "check_arguments() refuses a BucketCompressor with Adasum"
         self._compression: type[Compressor] = settings.compression
         super().__init__(optimizer, settings, identity)
 
     def finish(self) -> None:
-        """Send what backward has not completed, wait for everything, and move the parameters."""
+        """Send all remaining buckets, wait for all buckets, and apply the combined changes."""
         self.check_not_paused("step()")
         error = self.send_all()
         for bucket in self.buckets:
@@ -63,13 +63,13 @@ class AdasumReduction(Readiness):
         self.end_step()
 
     def end_backward(self) -> None:
-        """Gradients stay this rank's own; the parameters move in ``step()``."""
+        """Nothing to do: gradients are not reduced, and parameters change in ``step()``."""
 
     def abandon(self) -> None:
         for bucket in self.buckets:
             try:
                 bucket.wait(_CHANGED)
-            except Exception:  # for example that the job has failed, which is why a state is loaded
+            except Exception:  # for example, the job has failed and the script restores a state
                 pass
         self.forget()
 
@@ -79,13 +79,12 @@ class AdasumReduction(Readiness):
         )
 
     def send(self, bucket: Bucket) -> None:
-        """Step locally on a bucket's parameters, send the differences, and put the parameters back.
+        """Step locally on a bucket's parameters, send the changes, and restore the parameters.
 
-        A parameter without a gradient stays as it is; Adasum gives such a rank no say.
+        A parameter without a gradient does not change on this rank. Adasum ignores a change of zeros.
         """
-        travelling: list[torch.Tensor] = []
+        deltas: list[torch.Tensor] = []
         parameters = [slot.parameter for slot in bucket.slots]
-        bucket.sent.clear()
         bucket.after.clear()
         with torch.no_grad():
             starts = [p.detach().clone(memory_format=torch.contiguous_format) for p in parameters]
@@ -96,61 +95,59 @@ class AdasumReduction(Readiness):
                 if delta.dtype.is_complex:
                     delta = torch.view_as_real(delta)
                 compressed, context = self._compression.compress(delta)
-                travels = compressed.contiguous()
-                travelling.append(travels)
-                bucket.after.append(partial(self._move, p, travels, context))
-        bucket.sent += [
-            slot.travels(gradient) for slot in bucket.slots if (gradient := slot.parameter.grad) is not None
-        ]
+                sent = compressed.contiguous()
+                deltas.append(sent)
+                bucket.after.append(partial(self._move, p, sent, context))
+        bucket.mark_sent([slot.parameter.grad for slot in bucket.slots])
         bucket.handle = bucket.submit(
-            bucket.slots, travelling, ReduceOp.ADASUM, global_process_set.process_set_id, self.settings.line
+            bucket.slots, deltas, ReduceOp.ADASUM, global_process_set.process_set_id, self.settings.line
         )
 
-    def _move(self, parameter: torch.Tensor, travelled: torch.Tensor, context: Any) -> None:
-        delta = self._compression.decompress(travelled, context)
+    def _move(self, parameter: torch.Tensor, received: torch.Tensor, context: Any) -> None:
+        delta = self._compression.decompress(received, context)
         parameter.add_(torch.view_as_complex(delta) if parameter.dtype.is_complex else delta)
 
     def _local_step(self, parameters: Sequence[torch.Tensor]) -> None:
-        """One step of the wrapped optimizer that sees only these parameters, without the hooks around its steps."""
+        """Make one step of the wrapped optimizer with only these parameters, without its step hooks."""
         optimizer, members = self.optimizer, set(parameters)
         assert isinstance(optimizer, AdasumOptimizer)
         step = super(AdasumOptimizer, optimizer).step.__func__  # type: ignore[attr-defined]  # a bound method's
         if getattr(step, "hooked", False):
             step = step.__wrapped__
         groups = optimizer.param_groups
-        everything = list(groups)
-        everyone = [group["params"] for group in groups]
+        all_groups = list(groups)
+        all_parameters = [group["params"] for group in groups]
         try:
             for group in groups:
                 group["params"] = [p for p in group["params"] if p in members]
             groups[:] = [group for group in groups if group["params"]]
             step(optimizer)
         finally:
-            groups[:] = everything
-            for group, all_of_it in zip(groups, everyone, strict=True):
-                group["params"] = all_of_it
+            groups[:] = all_groups
+            for group, parameters_of_group in zip(groups, all_parameters, strict=True):
+                group["params"] = parameters_of_group
 
 
 class AdasumOptimizer(WrappedOptimizer):
-    """The methods in front of the wrapped optimizer's own. Never instantiated under this name."""
+    """The methods of a distributed optimizer with Adasum."""
 
     _horovod: AdasumReduction
     _readiness = AdasumReduction
 
     def synchronize(self) -> None:
-        """Does nothing: gradients are not reduced. Here for scripts that call it."""
+        """Does nothing, because gradients are not reduced. It exists for scripts that call it."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Not possible: the reduction is part of the step.
+        """Not supported, because the reduction is part of the step.
 
         Raises:
             AssertionError: always.
         """
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
-    @torch.optim.Optimizer.profile_hook_step  # so the hooks of a step run around all of it, once
+    @torch.optim.Optimizer.profile_hook_step  # so that step hooks run once, around the whole step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Wait for the combined differences and apply them. Every rank calls it after the same number of backward passes.
+        """Wait for the combined changes and apply them. Every rank must call it after the same number of backward passes.
 
         Args:
             closure: called first; evaluates the model and calls backward.

@@ -1,4 +1,4 @@
-"""The collectives that one bucket's compressor may use: those of the binding, named after the bucket."""
+"""The collectives for the compressor of one bucket. Their names contain that of the bucket."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from horovod.torch.ops.handles import synchronize
 
 
 class PendingHandle:
-    """A collective under way, by its handle."""
+    """A running collective."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def wait(self) -> list[torch.Tensor]:
-        """Its results. Raises HorovodInternalError if it failed."""
+        """Wait, and return the results. Raises HorovodInternalError if the collective failed."""
         return list(synchronize(self._handle))
 
 
 class BucketCollectives:
-    """What :class:`~horovod.torch.compression.bucket_compression.Collectives` says, for one bucket of one optimizer."""
+    """Implements :class:`~horovod.torch.compression.bucket_compression.Collectives` for one bucket."""
 
     def __init__(self, bucket: str, op: ReduceOp, process_set: ProcessSet) -> None:
         self._bucket = bucket

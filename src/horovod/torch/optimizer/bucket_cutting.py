@@ -1,4 +1,4 @@
-"""How an optimizer's parameters are put into buckets; every rank must do alike."""
+"""Puts an optimizer's parameters into buckets. Every rank must get the same buckets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:
 
 
 def by_groups(slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]]) -> list[list[Slot]]:
-    """The buckets a user asked for: a number of them, or lists of parameters; what no list names stands alone.
+    """The buckets that a user asked for: a number of them, or lists of parameters. Other parameters get a bucket each.
 
     A group whose parameters are on several devices is a bucket on each of them.
     """

@@ -1,42 +1,46 @@
-"""A bucket of an optimizer's parameters, which travel as one request, and its way through a step.
+"""A bucket: parameters of an optimizer whose gradients are sent in one request.
 
-What fills buckets is :mod:`horovod.torch.optimizer.readiness`; what cuts them, :mod:`horovod.torch.optimizer.bucket_cutting`.
+:mod:`horovod.torch.optimizer.bucket_cutting` decides which parameters share a bucket, and
+:mod:`horovod.torch.optimizer.readiness` decides when a bucket is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter, eq, is_
 from typing import Any
 
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.comm.spans import Layout, Spans, Vectors
-from horovod.core.coordination.messages import HOST, Request
-from horovod.core.submission.collectives import allreduce_request, submit, submit_arrays
+from horovod.comm.spans import Vectors
+from horovod.core.coordination.messages import HOST
+from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.core.submission.handle import Handle
+from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import Reduction
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.tensors import check_sign, flat_array, layout_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 
+_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
+
 
 class Slot:
-    """One parameter's place in a bucket.
+    """What an optimizer keeps for one parameter.
 
     Attributes:
-        name: of the parameter.
-        bucket: None until the first step of a generation cuts the buckets.
-        hook: by which the optimizer hears of the parameter's gradients, on a rank that takes part.
-        passes: backward passes that are still to come before its gradient travels.
-        ready: it has had them all.
-        version: PyTorch's count of changes to the gradient (``_version``), as it was after the last change by backward, by the
-            reduction or by the step. None: there was no gradient.
-        sparse: its gradients were sparse the last time there were any.
-        memory: of the compressor for this parameter, from step to step.
+        name: the parameter's name, for messages.
+        bucket: the bucket of its gradient. None until the first step of a generation cuts the buckets.
+        hook: tells the optimizer about new gradients. None on a rank that takes no part in the reduction.
+        passes: how many backward passes must still add to the gradient until it is ready. 0: it is ready.
+        version: PyTorch's count of changes to the gradient (``_version``) after the last change by backward, by the reduction
+            or by the step. None: there was no gradient.
+        sparse: whether the last gradient was sparse.
+        memory: what a compressor keeps for this parameter from step to step.
     """
 
-    __slots__ = ("bucket", "hook", "memory", "name", "parameter", "passes", "ready", "sparse", "version")
+    __slots__ = ("bucket", "hook", "memory", "name", "parameter", "passes", "sparse", "version")
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self.parameter = parameter
@@ -44,32 +48,25 @@ class Slot:
         self.bucket: Bucket | None = None
         self.hook: GradientHook | None = None
         self.passes = 1
-        self.ready = False
         self.version: int | None = None
         self.sparse = False
         self.memory: dict[str, Any] = {}
 
-    def travels(self, gradient: torch.Tensor) -> tuple[Slot, torch.Tensor]:
-        """For :attr:`Bucket.sent`: from now on only a backward pass may change the gradient."""
-        self.version = gradient._version
-        return self, gradient
-
 
 class Bucket:
-    """Parameters that travel together.
+    """Parameters whose gradients are sent in one request.
 
     Attributes:
-        waiting: slots whose gradient is not ready yet.
-        handle: of what is under way, or None.
-        reduced: what this step sends has been reduced.
-        sent: the gradients that are under way, with their slots.
-        after: what is to be done when it is through.
+        slots: the slots of its parameters.
+        waiting: the number of slots whose gradient is not ready.
+        handle: the handle of the running reduction, or None.
+        reduced: whether the reduction of this step is complete.
+        sent: the gradients that are being reduced, one for each slot. None for a parameter without a gradient.
+        after: functions to call when the reduction is complete.
     """
 
     __slots__ = (
-        "_key",
-        "_layout",
-        "_request",
+        "_prepared",
         "_single",
         "after",
         "handle",
@@ -86,11 +83,9 @@ class Bucket:
         self.waiting = len(self.slots)
         self.handle: Handle | Reduction | None = None
         self.reduced = False
-        self.sent: list[tuple[Slot, torch.Tensor]] = []
+        self.sent: list[torch.Tensor | None] = []
         self.after: list[Callable[[], None]] = []
-        self._request: Request | None = None
-        self._key: list[object] = []
-        self._layout: Layout | None = None
+        self._prepared: Prepared | None = None
         self._single: list[int] = []
         for slot in self.slots:
             slot.bucket = self
@@ -98,43 +93,53 @@ class Bucket:
 
     @property
     def open(self) -> bool:
-        """Whether it is still to be sent in this step."""
+        """Whether the bucket has not been sent in this step."""
         return self.handle is None and not self.reduced
 
     def reset(self, passes: int) -> None:
-        """Wait for ``passes`` backward passes anew."""
+        """Wait for ``passes`` backward passes."""
         self.handle = None
         self.sent.clear()
         self.after.clear()
         self.waiting = len(self.slots)
         for slot in self.slots:
             slot.passes = passes
-            slot.ready = False
+
+    def mark_sent(self, gradients: list[torch.Tensor | None]) -> None:
+        """Remember the gradients that are about to be sent. From now on only a backward pass may change them."""
+        self.sent = gradients
+        for slot, gradient in zip(self.slots, gradients, strict=True):
+            if gradient is not None:
+                slot.version = gradient._version
 
     def wait(self, complaint: str) -> None:
-        """Wait until it is reduced, if it could be sent.
+        """Wait until the bucket is reduced. Returns at once if it was not sent.
+
+        Args:
+            complaint: the text of the AssertionError, with ``{name!r}`` for the parameter.
 
         Raises:
-            HorovodInternalError: that failed.
-            AssertionError: a gradient was written to, or replaced, since it was sent, other than by a backward pass. That it
-                was set to None is no error: the parameter is not to move. The reduction itself writes without PyTorch's
-                counting it.
+            HorovodInternalError: the reduction failed.
+            AssertionError: the script has changed or replaced a gradient since it was sent. The script may set a gradient to
+                None: then the parameter is not changed. PyTorch does not count the writes of the reduction.
         """
         if self.handle is None:
             return
         self.handle.wait()
-        for slot, gradient in self.sent:
+        for slot, gradient in zip(self.slots, self.sent, strict=True):
+            if gradient is None:
+                continue
             present = slot.parameter.grad
             if gradient._version != slot.version or (present is not gradient and present is not None):
                 raise AssertionError(complaint.format(name=slot.name))
 
     def dissolve(self) -> None:
-        """Let go of the parameters at once; slots and bucket hold each other."""
+        """Release the parameters at once: slots and bucket refer to each other."""
         for slot in self.slots:
             slot.bucket = None
         self.slots.clear()
         self.sent.clear()
-        self._key.clear()
+        self._prepared = None
 
     def submit(
         self,
@@ -146,44 +151,68 @@ class Bucket:
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> Handle:
-        """Start to reduce ``tensors``, which belong to ``slots`` of this bucket, in place. The one way to the core.
+        """Start to reduce ``tensors``, which belong to ``slots`` of this bucket, in place.
 
         Args:
-            tensors: contiguous, on one device. The request of the last step serves again while their types and shapes stay.
-            line: of the user's code, for errors.
+            tensors: contiguous, on one device.
+            line: the line of the user's code, for errors.
         """
         memory = memory_of(tensors)
-        key: list[object] = [
-            memory.device,
-            *slots,
-            *map(type, tensors),
-            *[tensor.dtype for tensor in tensors],
-            *[tensor.shape for tensor in tensors],
-        ]
-        request = self._request
-        if request is not None and self._key == key and memory.device == HOST:  # checked the last time
-            spans = self._spans(tensors)
-            return submit_arrays(process_set_id, request, spans, spans, owner=tensors)
-        if memory.device != HOST:  # PyTorch's own copies write the result; those to an alias are not counted as changes
+        prepared = self._prepared
+        if not self.matches(memory.device, slots, tensors):
+            prepared = None
+        if prepared is not None and memory.device == HOST:
+            return self.submit_again(tensors, process_set_id)
+        if memory.device != HOST:  # PyTorch does not count a copy of the result into an alias
             tensors = [tensor.data for tensor in tensors]
         sources, targets = memory.reduce(tensors, tensors)
-        if request is None or self._key != key:
+        if prepared is None:
             specs = [
                 (f"allreduce.{slot.name}", each.data_type, each.shape)
                 for slot, each in zip(slots, sources, strict=True)
             ]
             request = allreduce_request(self.name, specs, op, prescale, postscale, line, device=memory.device)
-            self._request, self._key = request, key
-            self._layout = layout_of(tensors) if memory.device == HOST and tensors else None
+            layout = layout_of(tensors) if memory.device == HOST and tensors else None
+            key = (
+                memory.device,
+                list(slots),
+                [*map(type, tensors)],
+                [tensor.dtype for tensor in tensors],
+                [tensor.shape for tensor in tensors],
+            )
+            prepared = self._prepared = Prepared(key, request, layout)
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
-        handle = submit(process_set_id, request, sources, targets)
+        handle = submit(process_set_id, prepared.request, sources, targets)
         self.after.insert(0, memory.arrive)
         return handle
 
-    def _spans(self, tensors: Sequence[torch.Tensor]) -> Vectors:
-        """Tensors that agree with those of the last step in all but their place."""
-        if self._layout is None:
-            return [flat_array(tensor) for tensor in tensors]
-        for index in self._single:
-            check_sign(tensors[index])
-        return Spans(self._layout, [tensor.data_ptr() for tensor in tensors])
+    def matches(self, device: str, slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Whether the last request has the same slots, classes, types and shapes as these tensors. False if one is None.
+
+        Args:
+            device: the device of the tensors.
+        """
+        if self._prepared is None:
+            return False
+        known_device, known_slots, classes, dtypes, shapes = self._prepared.key
+        # Lists of shapes, which are tuples, would make the garbage collector run.
+        return (
+            known_device == device
+            and known_slots == slots
+            and classes == [*map(type, tensors)]
+            and all(map(is_, dtypes, map(_DTYPE, tensors)))
+            and all(map(eq, shapes, map(_SHAPE, tensors)))
+        )
+
+    def submit_again(self, tensors: Sequence[torch.Tensor], process_set_id: int | None) -> Handle:
+        """Submit the last request with tensors in host memory that it :meth:`matches`. They must be contiguous."""
+        prepared = self._prepared
+        assert prepared is not None
+        vectors: Vectors
+        if prepared.layout is None:
+            vectors = [flat_array(tensor) for tensor in tensors]
+        else:
+            for index in self._single:
+                check_sign(tensors[index])
+            vectors = prepared.at([tensor.data_ptr() for tensor in tensors])
+        return prepared.submit(process_set_id, vectors, vectors, owner=tensors)

@@ -1,4 +1,4 @@
-"""What a compressor remembers, in an optimizer's ``state_dict()``: by parameter name, what is alike on all ranks apart."""
+"""The memory of a compressor in an optimizer's ``state_dict()``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from horovod.torch.optimizer.buckets import Slot
 from horovod.torch.optimizer.settings import Settings
 
 MEMORY = "horovod_compression"
-"""The key in ``state_dict()``: ``rank`` and ``size``, who saved it; ``common``, what all ranks remember alike; ``own``."""
+"""The key in ``state_dict()``. Its value is a dictionary:
+
+``rank``, ``size``: of the rank that saved it. ``common``: by parameter name, the values that are equal on all ranks. ``own``:
+by parameter name, the values of this rank.
+"""
 
 
 def saved_memory(slots: Iterable[Slot], settings: Settings) -> dict[str, Any] | None:
-    """What to save, the tensors themselves and no copies; None if there is nothing to remember."""
+    """The memory to save. Tensors are not copied. None without a compressor that has a memory."""
     compressor = settings.compression
     if not isinstance(compressor, BucketCompressor):
         return None
@@ -30,15 +34,15 @@ def saved_memory(slots: Iterable[Slot], settings: Settings) -> dict[str, Any] | 
 
 
 def for_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """A state dictionary without what is this rank's own; the ranks that load it keep theirs."""
+    """A state dictionary without the values of this rank. Ranks that load it keep their own."""
     return {**state, MEMORY: {**state[MEMORY], "own": None}} if MEMORY in state else state
 
 
 def load_memory(slots: Iterable[Slot], settings: Settings, saved: dict[str, Any]) -> None:
-    """Remember what was saved instead of what is remembered now.
+    """Replace the memory by a saved one.
 
     Args:
-        saved: as :func:`saved_memory` made it. An ``own`` of None leaves what this rank has of its own.
+        saved: the result of :func:`saved_memory`. If ``own`` is None, this rank keeps its own values.
     """
     if not isinstance(settings.compression, BucketCompressor):
         return

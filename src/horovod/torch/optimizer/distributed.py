@@ -1,10 +1,10 @@
 """``DistributedOptimizer``: an optimizer whose ``step()`` uses gradients reduced over all ranks.
 
-A hook on every parameter marks its gradient ready while backward goes on (:mod:`horovod.torch.optimizer.readiness`); a
-full bucket is sent at once and reduced in the memory of the gradients
-(:mod:`horovod.torch.optimizer.gradient_reduction`). When ``backward()`` returns, the gradients are reduced. ``step()``
-sends what backward did not reach, waits, and steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum,
-what travels is what a step changes (:mod:`horovod.torch.optimizer.adasum`).
+A hook on every parameter reports during backward that its gradient is ready (:mod:`horovod.torch.optimizer.readiness`). A
+full bucket is sent immediately and reduced in the memory of the gradients
+(:mod:`horovod.torch.optimizer.gradient_reduction`). When ``backward()`` returns, the gradients are reduced. ``step()`` sends
+the remaining buckets, waits, and steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum, the changes of the
+parameters are sent instead of the gradients (:mod:`horovod.torch.optimizer.adasum`).
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ def DistributedOptimizer(
 ) -> _Optimizer:
     """Make ``optimizer`` use gradients that are reduced over the ranks. Every rank must wrap the same parameters.
 
-    Returns an optimizer of a class derived from ``optimizer``'s, with its parameter groups and its state; use it in place of
-    the original. It has in addition ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
+    Returns an optimizer of a class derived from that of ``optimizer``, with its parameter groups and its state. Use it instead
+    of the original. In addition it has the methods ``synchronize()``, ``skip_synchronize()``, ``no_sync()`` and
     ``set_backward_passes_per_step()``. Parameters may be added (``add_param_group``), frozen and unfrozen later, at the same
     step on every rank.
 
-    When ``backward()`` returns, the gradients are reduced, as with PyTorch's DistributedDataParallel: clip them, unscale
-    them with a ``torch.amp.GradScaler``, read them. Where a rank has not reached every parameter, or another optimizer's
-    step has begun too and is not complete, they are reduced in ``step()`` or ``synchronize()``; call the latter before you
-    touch them.
+    When ``backward()`` returns, the gradients are reduced, as with PyTorch's DistributedDataParallel. The script can
+    clip them, unscale them with a ``torch.amp.GradScaler``, or read them. If backward does not reach every parameter on every
+    rank, or the step of another optimizer has begun and is not complete, they are reduced in ``step()`` or ``synchronize()``.
+    In this case call ``synchronize()`` before you use them.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``.
-        named_parameters: ``model.named_parameters()``: names for messages; all parameters of the optimizer, or none.
-        compression: how gradients travel: one of ``hvd.Compression``, a :class:`~horovod.torch.compression.Compressor` or a
+        named_parameters: ``model.named_parameters()``, names for messages. They must include all parameters of the optimizer.
+        compression: one of ``hvd.Compression``, a :class:`~horovod.torch.compression.Compressor` or a
             :class:`~horovod.torch.compression.bucket_compression.BucketCompressor` of your own.
-        backward_passes_per_step: gradients accumulate locally over this many backward passes (they are summed, not
-            averaged) before they are reduced. A step with fewer passes reduces what there is.
-        op: ``hvd.Average``, ``hvd.Sum``, ``hvd.Min``, ``hvd.Max`` or ``hvd.Product``. With ``hvd.Adasum`` every rank makes a
-            step of its own, and what the steps change is combined (:mod:`horovod.torch.optimizer.adasum`); ``groups``
-            and ``sparse_as_dense`` then mean nothing.
-        gradient_predivide_factor: splits an Average: gradients are divided by it before the sum, and by size / it after.
+        backward_passes_per_step: gradients accumulate locally over this number of backward passes before they are reduced.
+            They are summed, not averaged. A step with fewer passes reduces the gradients of these.
+        op: ``hvd.Average``, ``hvd.Sum``, ``hvd.Min``, ``hvd.Max`` or ``hvd.Product``. With ``hvd.Adasum`` every rank makes its
+            own step, and the changes are combined (:mod:`horovod.torch.optimizer.adasum`). ``groups`` and
+            ``sparse_as_dense`` are then ignored.
+        gradient_predivide_factor: f: an Average divides gradients by f before the sum, and by size / f afterwards.
         num_groups: deprecated; the same as an integer for ``groups``.
-        groups: a number of buckets, or lists of parameters that travel together; default: buckets by size.
-        sparse_as_dense: reduce sparse gradients as dense ones; they are sparse again afterwards. Needed where a rank may
-            have no gradient at all for such a parameter in its very first step, unless the optimizer is ``SparseAdam``.
-        process_set: reduce over these ranks only; other ranks step with their own gradients.
+        groups: a number of buckets, or lists of parameters whose gradients form one request. The default cuts by size.
+        sparse_as_dense: reduce sparse gradients as dense ones. They are sparse again afterwards. This is needed if a rank may
+            have no gradient for such a parameter in its first step, unless the optimizer is ``SparseAdam``.
+        process_set: the ranks that reduce. Other ranks step with their own gradients.
 
     Raises:
-        ValueError, NotImplementedError: an argument is wrong; the text says which.
+        ValueError, NotImplementedError: an argument is wrong. The text says which.
     """
     if isinstance(optimizer, WrappedOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")

@@ -1,62 +1,51 @@
-"""The hook by which an optimizer hears of a parameter's gradients."""
+"""A hook that tells an optimizer when a backward pass has added to a parameter's gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from horovod.torch.optimizer.buckets import Slot
-
-
-class Listener(Protocol):
-    """Who wants to know."""
-
-    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """A backward pass has added to the gradient of the parameter of ``slot``."""
-
-
 _ours: set[int] = set()
-"""PyTorch's numbers of the hooks that optimizers have."""
+"""PyTorch's identifiers of the hooks that optimizers of this process have registered."""
 
 
 class GradientHook:
-    """Tells ``listener()`` whenever a backward pass has added to a parameter's gradient.
+    """Calls ``heard(parameter)`` whenever a backward pass has added to the parameter's gradient.
 
-    Of several optimizers over one parameter, the one made last hears of it; the others send it in their ``step()``.
+    If several optimizers share a parameter, the one made last has the hook. The others send the gradient in their ``step()``.
 
     Args:
-        listener: a weak reference, for a parameter must not keep an optimizer alive.
+        heard: a plain function, because PyTorch needs three times as long to call an object. It must not refer to the
+            optimizer, because the parameter refers to ``heard``.
+
+    Attributes:
+        implementation: the address of PyTorch's C++ tensor that the hook is registered with.
     """
 
-    __slots__ = ("_handle", "_implementation", "_parameter")
+    __slots__ = ("_handle", "_parameter", "implementation")
 
-    def __init__(self, slot: Slot, listener: Callable[[], Listener | None]) -> None:
-        self._parameter: Any = slot.parameter  # PyTorch leaves its hooks untyped
-
-        def hear(parameter: torch.Tensor) -> None:  # a plain function: calling an object takes three times as long
-            present = listener()
-            if present is not None:
-                present.gradient_is_ready(slot, parameter.grad)  # type: ignore[arg-type]  # PyTorch has just set it
-
+    def __init__(self, parameter: torch.Tensor, heard: Callable[[torch.Tensor], None]) -> None:
+        self._parameter: Any = parameter  # PyTorch does not type its hooks
         for other in _ours.intersection(self._parameter._post_accumulate_grad_hooks or ()):
             del self._parameter._post_accumulate_grad_hooks[other]
         register: Callable[[Callable[[torch.Tensor], None]], Any] = self._parameter.register_post_accumulate_grad_hook
-        self._handle = register(hear)
-        self._implementation: int = self._parameter._cdata
+        self._handle = register(heard)
+        self.implementation: int = self._parameter._cdata
         _ours.add(self._handle.id)
 
-    def is_heard(self) -> bool:
-        """Whether no other optimizer has taken the parameter over."""
+    def is_registered(self) -> bool:
+        """Whether no other optimizer has replaced the hook by its own."""
         return self._handle.id in self._parameter._post_accumulate_grad_hooks
 
     def restore(self) -> None:
-        """After ``module.to()`` with parameter swapping the parameter has another implementation, which calls no hooks."""
-        if self._parameter._cdata != self._implementation:
-            self._implementation = self._parameter._cdata
-            self._parameter._post_accumulate_grad_hooks = self._parameter._post_accumulate_grad_hooks
+        """Register the hook with the parameter's present C++ tensor.
+
+        ``module.to()`` with parameter swapping gives a parameter another C++ tensor, which has no hooks.
+        """
+        self.implementation = self._parameter._cdata
+        self._parameter._post_accumulate_grad_hooks = self._parameter._post_accumulate_grad_hooks
 
     def remove(self) -> None:
         self._handle.remove()

@@ -1,4 +1,4 @@
-"""The methods in front of an optimizer that steps with reduced gradients."""
+"""The methods of a distributed optimizer that steps with reduced gradients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from horovod.torch.optimizer.wrapped import WrappedOptimizer
 
 
 class GradientOptimizer(WrappedOptimizer):
-    """Never instantiated under this name."""
+    """An optimizer that steps with reduced gradients. Every distributed optimizer is of a class derived from this one."""
 
     _horovod: GradientReduction
     _readiness = GradientReduction
 
     def synchronize(self) -> None:
-        """Reduce what is not under way yet, and wait until every gradient is reduced. Every rank calls it.
+        """Send all remaining buckets, and wait until every gradient is reduced. Every rank must call it.
 
-        Where backward reaches every parameter on every rank, the gradients are reduced when ``backward()`` returns, and
-        there is nothing to do. Otherwise call it before looking at gradients, for example to clip them, and then step
-        inside :meth:`skip_synchronize`.
+        If backward reaches every parameter on every rank, the gradients are reduced when ``backward()`` returns, and this
+        does nothing. Otherwise call it before you use the gradients, for example to clip them, and then step inside
+        :meth:`skip_synchronize`.
 
         Raises:
-            HorovodInternalError: the reduction failed; the text names ranks, tensors and lines.
-            AssertionError: inside ``no_sync()``; or a gradient was changed while it was being reduced.
+            HorovodInternalError: the reduction failed. The text names ranks, tensors and lines.
+            AssertionError: inside ``no_sync()``, or a gradient was changed while it was being reduced.
         """
         self._horovod.synchronize()
 
@@ -37,18 +37,18 @@ class GradientOptimizer(WrappedOptimizer):
         return self._horovod.skipping()
 
     def step(self, closure: Any = None) -> Any:
-        """Step with reduced gradients; reduce first what backward has not completed. Every rank calls it.
+        """Reduce the gradients that are not reduced yet, and make a step. Every rank must call it.
 
         Args:
-            closure: evaluates the model and calls backward; gradients are reduced after each call of it. An optimizer that
-                decides by the loss must see the same loss on every rank: for LBFGS it is reduced like the gradients, an
-                optimizer of your own needs a closure that does so.
+            closure: evaluates the model and calls backward. Gradients are reduced after each call. An optimizer that makes
+                decisions by the loss must get the same loss on every rank. For LBFGS the loss is reduced like the gradients.
+                For a custom optimizer, the closure must do this.
 
         Returns:
             What the wrapped optimizer's ``step`` returns.
 
         Raises:
-            HorovodInternalError: the reduction failed; the text names ranks, tensors and lines.
+            HorovodInternalError: the reduction failed. The text names ranks, tensors and lines.
             AssertionError: inside ``no_sync()``; inside ``skip_synchronize()`` while gradients are being reduced; or a gradient
                 was changed before it was reduced.
         """
@@ -69,24 +69,24 @@ class GradientOptimizer(WrappedOptimizer):
         reduction.end_step()
         return result
 
-    # PyTorch puts its step hooks around the `step` of a class that has no such mark; the wrapped optimizer's has them.
+    # Without this attribute PyTorch would add step hooks here too. The wrapped optimizer's `step` has them.
     step.hooked = True  # type: ignore[attr-defined]  # a function's attribute
 
     def state_dict(self) -> dict[str, Any]:
-        """As the wrapped optimizer's; with a compressor that has a memory, also that, under a key of its own.
+        """That of the wrapped optimizer. If the compressor has a memory, it is added under a separate key.
 
-        An optimizer without Horovod takes it as well, and leaves the memory alone. A rank's memory is partly its own, so
-        a training that is to go on as if it had not been interrupted saves and loads one on every rank.
+        An optimizer without Horovod can load the result, and ignores the memory. A part of the memory differs between ranks.
+        To continue exactly where training was interrupted, save and load the state on every rank.
         """
         state: dict[str, Any] = super().state_dict()
         memory = saved_memory(self._horovod.slots.values(), self._horovod.settings)
         return state if memory is None else {**state, MEMORY: memory}
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As the wrapped optimizer's; the step under way is forgotten.
+        """That of the wrapped optimizer. It also abandons the present step.
 
-        What a compressor remembers is taken over if it is there: all of it where this rank of a job of this size saved it,
-        otherwise what is alike on all ranks.
+        If the state contains the memory of a compressor, this is loaded: all of it if the same rank of a job of the same size
+        saved it, otherwise only the values that are equal on all ranks.
         """
         plain = {key: value for key, value in state_dict.items() if key != MEMORY}
         super().load_state_dict(plain, *args, **kwargs)

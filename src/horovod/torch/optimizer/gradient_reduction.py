@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
+from horovod.core.coordination.messages import HOST
 from horovod.core.process_set import ProcessSet
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.compression.bucket_compression import BucketCompressor, Reduction
-from horovod.torch.ops.allreduce import allreduce_, sparse_allreduce_async
+from horovod.torch.ops.allreduce import allreduce_
+from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 from horovod.torch.optimizer.bucket_collectives import BucketCollectives
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.identity import Identity
@@ -45,6 +47,7 @@ class GradientReduction(Readiness):
         compression = settings.compression
         self._whole = compression if isinstance(compression, BucketCompressor) else None
         self._single: type[Compressor] = NoneCompressor if isinstance(compression, BucketCompressor) else compression
+        self._uncompressed = compression is NoneCompressor
         self._process_set: ProcessSet = settings.process_set
         self._skip = False
         super().__init__(optimizer, settings, identity)
@@ -170,19 +173,22 @@ class GradientReduction(Readiness):
     # One bucket
 
     def send(self, bucket: Bucket) -> None:
-        bucket.sent.clear()
         bucket.after.clear()
+        gradients = [slot.parameter.grad for slot in bucket.slots]
+        if self._uncompressed and bucket.matches(HOST, bucket.slots, gradients) and _are_plain(gradients):
+            bucket.mark_sent([*gradients])
+            bucket.handle = bucket.submit_again(gradients, self._process_set.process_set_id)
+        else:
+            self._send_converted(bucket)
+
+    def _send_converted(self, bucket: Bucket) -> None:
+        """Send a bucket for the first time, or one with gradients that are missing, sparse, complex or compressed."""
+        gradients = [self._present(slot) for slot in bucket.slots]
+        bucket.mark_sent([*gradients])
         tensors: list[torch.Tensor] = []
         slots: list[Slot] = []
-        strided = torch.strided
-        for slot in bucket.slots:
-            gradient = slot.parameter.grad
-            if gradient is None:
-                gradient = self._nothing(slot)
-            elif gradient.dtype.is_complex and gradient.is_conj():
-                slot.parameter.grad = gradient = gradient.resolve_conj()
-            bucket.sent.append(slot.travels(gradient))
-            if gradient.layout is not strided:
+        for slot, gradient in zip(bucket.slots, gradients, strict=True):
+            if gradient.layout is not torch.strided:
                 if not self.settings.sparse_as_dense:
                     self._send_sparse(bucket, slot, gradient)
                     continue
@@ -196,10 +202,10 @@ class GradientReduction(Readiness):
         settings = self.settings
         if self._whole is not None:
             # PyTorch does not count what is written to an alias as a change of the gradient
-            gradients = {slot.name: tensor.data for slot, tensor in zip(slots, tensors, strict=True)}
+            aliases = {slot.name: tensor.data for slot, tensor in zip(slots, tensors, strict=True)}
             memory = {slot.name: slot.memory for slot in slots}
             collectives = BucketCollectives(bucket.name, settings.op, self._process_set)
-            bucket.handle = Reduction(self._whole.reduce(gradients, memory, collectives))
+            bucket.handle = Reduction(self._whole.reduce(aliases, memory, collectives))
             return
         bucket.handle = bucket.submit(
             slots,
@@ -211,10 +217,19 @@ class GradientReduction(Readiness):
             settings.predivide,
         )
 
-    def _nothing(self, slot: Slot) -> torch.Tensor:
-        """What travels for a parameter without a gradient, which becomes its gradient.
+    def _present(self, slot: Slot) -> torch.Tensor:
+        """The gradient of a parameter, in memory that holds its elements; zeros for a parameter without one."""
+        gradient = slot.parameter.grad
+        if gradient is None:
+            return self._nothing(slot)
+        if gradient.dtype.is_complex and gradient.is_conj():
+            slot.parameter.grad = gradient = gradient.resolve_conj()
+        return gradient
 
-        A parameter that is frozen, or whose gradient the user has removed after backward, stays without one.
+    def _nothing(self, slot: Slot) -> torch.Tensor:
+        """Zeros to send for a parameter without a gradient. They become its gradient.
+
+        A frozen parameter, or one whose gradient the script has removed after backward, still gets no gradient.
         """
         parameter = slot.parameter
         gradient: torch.Tensor
@@ -233,20 +248,20 @@ class GradientReduction(Readiness):
         return gradient
 
     def _compressed(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        """The contiguous, compressed tensor that travels for a gradient; notes what undoes it."""
+        """The contiguous, compressed tensor to send for a gradient. It is decompressed after the reduction."""
         compressed, context = self._single.compress(gradient.detach())
-        travels: torch.Tensor = compressed.contiguous()
-        if travels is not gradient:
-            bucket.after.insert(0, partial(self._restore, slot, gradient, travels, context))
-        return travels
+        sent: torch.Tensor = compressed.contiguous()
+        if sent is not gradient:
+            bucket.after.insert(0, partial(self._restore, slot, gradient, sent, context))
+        return sent
 
-    def _restore(self, slot: Slot, gradient: torch.Tensor, travelled: torch.Tensor, context: Any) -> None:
+    def _restore(self, slot: Slot, gradient: torch.Tensor, received: torch.Tensor, context: Any) -> None:
         with torch.no_grad():
-            gradient.copy_(self._single.decompress(travelled, context))
+            gradient.copy_(self._single.decompress(received, context))
         slot.version = gradient._version
 
     def _densified(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        """A dense copy that travels for a sparse gradient, which is sparse again afterwards."""
+        """A dense copy to send for a sparse gradient. The result is made sparse again."""
         slot.sparse = True
         dense = gradient.detach().to_dense()
 
@@ -272,3 +287,12 @@ class GradientReduction(Readiness):
         common = torch.as_tensor(loss).detach().to(torch.float64, copy=True)
         allreduce_(common, name=f"{self.name}.loss", op=self.settings.op, process_set=self._process_set)
         return common.to(loss) if isinstance(loss, torch.Tensor) else common.item()
+
+
+def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[torch.Tensor]]:
+    """Whether gradients, all on one device, are dense and contiguous in host memory."""
+    strided = torch.strided
+    for gradient in gradients:
+        if gradient is None or gradient.layout is not strided or not gradient.is_contiguous():
+            return False
+    return gradients[0] is not None and gradients[0].is_cpu

@@ -1,9 +1,8 @@
-"""What the ranks call an optimizer: the same name on every rank, without a word between them.
+"""The name of an optimizer in requests. It is the same on every rank, and the ranks do not communicate to agree on it.
 
-Optimizers are told apart by their parameters, and among like ones by a number: the first, the second, ... that this
-process set makes in a generation. An optimizer that lives on in a later generation keeps its number. So it finds its like
-on a process for which this generation is the first. Where an optimizer made in that generation has taken the number, it
-gets the smallest free one.
+The name contains a digest of the parameters, and a number that counts the optimizers with this digest and process set in a
+generation. An optimizer that is used in a later generation keeps its number if it is free, so it has the name of the matching
+optimizer of a new process. Otherwise it gets the smallest free number.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from horovod.core.lifecycle.context import running
 from horovod.core.process_set import ProcessSet
 
 _numbers: dict[tuple[str, int | None], set[int]] = {}
-"""The numbers that optimizers have in the generation ``_counted``, by signature and process set."""
+"""The numbers in use in the generation ``_counted``, by digest and process set."""
 _counted = -1
 
 
@@ -23,10 +22,10 @@ class Identity:
     """One optimizer's name.
 
     Args:
-        signature: the names, shapes and types of its parameters.
-        process_set: whose optimizers are counted.
-        original: made by a call that every rank of the set makes, so it takes its number at once. A copy, which one rank
-            may make for itself, is counted apart, when it is first used.
+        signature: the names, shapes and types of the optimizer's parameters.
+        process_set: the process set whose optimizers are counted.
+        original: every rank of the set makes this optimizer, so it gets its number immediately. A copy may exist on one rank
+            only. It gets a number of a separate count when it is first used.
     """
 
     def __init__(self, signature: object, process_set: ProcessSet, original: bool = True) -> None:
@@ -38,10 +37,10 @@ class Identity:
             self.name()
 
     def name(self) -> str:
-        """In the running generation.
+        """The name in the running generation.
 
         Raises:
-            HorovodInternalError: there is none.
+            HorovodInternalError: not initialised.
         """
         generation = running().generation
         if generation != self._generation:
@@ -50,12 +49,12 @@ class Identity:
         return f"DistributedOptimizer.{self._digest}.{self._number}"
 
     def copied(self) -> Identity:
-        """For a copy of the optimizer."""
+        """The identity of a copy of the optimizer."""
         return Identity(("copy", self._digest), self._process_set, original=False)
 
 
 def _take(generation: int, key: tuple[str, int | None], kept: int) -> int:
-    """The number ``kept`` if it is one and free, else the smallest that is."""
+    """Take the number ``kept`` if it is not 0 and free, otherwise the smallest free number."""
     global _counted
     if generation != _counted:
         _numbers.clear()

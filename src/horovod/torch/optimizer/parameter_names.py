@@ -1,4 +1,4 @@
-"""Names for an optimizer's parameters: what messages and errors call them by, the same on every rank."""
+"""Names of an optimizer's parameters for messages and errors. They are the same on every rank."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 def parameter_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """A name for each of the optimizer's parameters: the user's, or its place in the parameter groups.
+    """A name for each of the optimizer's parameters: that of the user, or its position in the parameter groups.
 
     Raises:
-        ValueError: ``named_parameters`` is not made of pairs, has a name twice, or lacks a parameter.
+        ValueError: ``named_parameters`` does not consist of pairs, contains a name twice, or lacks a parameter.
     """
     if named_parameters is None:
         return places(optimizer)

@@ -1,13 +1,14 @@
-"""An optimizer's parameters, in the buckets in which their gradients travel.
+"""An optimizer's parameters and their buckets.
 
-Parameters may come later, and be frozen and unfrozen. Buckets belong to a generation: they are cut in its first step, by
-what is the same on all of its ranks.
+Parameters may be added, frozen and unfrozen at any time. Buckets belong to a generation. Its first step cuts them by properties
+that are the same on all ranks.
 """
 
 from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
@@ -25,16 +26,16 @@ class OptimizerParameters(ABC):
     """The parameters of one optimizer.
 
     Args:
-        optimizer: the derived optimizer, complete but for its distributed part.
+        optimizer: the distributed optimizer, before it has its distributed part.
 
     Attributes:
-        name: of the optimizer in requests; "" until its first step in a generation.
-        generation: that the buckets are for; -1 until then.
-        passes: backward passes per step.
+        name: the name of the optimizer in requests. "" until its first step in a generation.
+        generation: the generation of the buckets. -1 until then.
+        passes: the number of backward passes per step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
-        self._reference = weakref.ref(optimizer)  # who drops the optimizer is rid of both at once
+        self._reference = weakref.ref(optimizer)  # weak, so that deleting the optimizer frees both immediately
         self.settings = settings
         self.identity = identity
         self.name = ""
@@ -51,17 +52,19 @@ class OptimizerParameters(ABC):
 
     @abstractmethod
     def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """A backward pass has added to a gradient."""
+        """Called when a backward pass has added to a gradient."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer that this is a part of."""
         optimizer = self._reference()
-        assert optimizer is not None, "whoever asks was reached through the optimizer, or its hooks are gone"
+        assert optimizer is not None, (
+            "only the optimizer and its hooks call this, and the hooks are removed with the optimizer"
+        )
         return optimizer
 
     def adopt(self) -> None:
-        """Take care of parameters that are new, or frozen no longer. Every rank has the same ones at the same step."""
+        """Adopt parameters that are new or no longer frozen. They must be the same on every rank at the same step."""
         optimizer = self.optimizer
         self._frozen.clear()
         self._parameters = _number_of_parameters(optimizer)
@@ -100,17 +103,17 @@ class OptimizerParameters(ABC):
             self._cut()
 
     def communicates(self) -> bool:
-        """Whether this rank reduces anything, now."""
+        """Whether this rank reduces gradients at present."""
         return (
             is_initialized() and bool(self.settings.process_set.included()) and (size() > 1 or running().config.elastic)
         )
 
     def _listen(self) -> None:
-        """Hear of every gradient, on a rank that takes part."""
+        """Register a hook with every parameter, if this rank reduces gradients."""
         if self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
-                    slot.hook = GradientHook(slot, weakref.ref(self))
+                    slot.hook = GradientHook(slot.parameter, _heard(weakref.ref(self), slot))
 
     def _cut(self) -> None:
         """Put parameters that are in no bucket into new ones."""
@@ -125,8 +128,19 @@ def _number_of_parameters(optimizer: torch.optim.Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
+def _heard(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[[torch.Tensor], None]:
+    """The function that the hook of ``slot`` calls."""
+
+    def heard(parameter: torch.Tensor) -> None:
+        present = optimizer()
+        if present is not None:
+            present.gradient_is_ready(slot, parameter.grad)  # type: ignore[arg-type]  # backward has just set it
+
+    return heard
+
+
 def _let_go(slots: dict[torch.Tensor, Slot], buckets: list[Bucket]) -> None:
-    """Nobody holds the optimizer any more: neither listen to its parameters nor keep them alive."""
+    """Remove the hooks and release the parameters. Called when the optimizer is deleted."""
     for slot in slots.values():
         if slot.hook is not None:
             slot.hook.remove()

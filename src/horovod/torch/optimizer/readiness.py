@@ -1,17 +1,19 @@
-"""Which of an optimizer's gradients are ready: counts backward passes, and says when a bucket can travel.
+"""Counts backward passes for each parameter of an optimizer, and decides when a bucket of gradients is sent.
 
-A step of an optimizer goes through the phases of :class:`Phase`. Every bucket is sent exactly once a step, on every rank:
-when its last gradient is ready, which is inside backward, or in ``step()`` at the latest. When the backward pass that sends
-the last bucket ends, it waits for all of them, so the gradients are reduced when ``backward()`` returns.
+A step goes through the phases of :class:`Phase`. Every rank sends every bucket exactly once a step: inside backward, when the
+last gradient of the bucket is ready, or else in ``step()``. The backward pass that sends the last bucket waits for all buckets
+before it ends, so the gradients are reduced when ``backward()`` returns.
 
-A rank that waits there must have sent everything that other ranks may wait for in this pass. So it does not wait while any
-optimizer of this process has begun a step, or is new, and has buckets left to send. Other ranks may have filled these in
-the same pass, and wait for them, while this rank sends them only in a later pass or in ``step()``. Then ``step()`` or
-``synchronize()`` waits.
+Waiting there must not cause a deadlock:
 
-What backward adds after ``step()`` to the gradients that the step has used stays on this rank: usually it comes of somebody
-else's loss that flows through these parameters (the generator's, in a pair of adversaries) and is about to be thrown away.
-A step begins with ``zero_grad()``, or with the first gradient that is not added to an old one.
+1. A rank that waits sends nothing more until ``step()``.
+2. Another rank may have filled a bucket of a second optimizer in the same pass, and wait for it.
+3. So a rank does not wait while any optimizer of its process has begun a step, or is new, and has buckets that backward can
+   still fill. Then ``step()`` or ``synchronize()`` waits.
+
+If backward adds to gradients that ``step()`` has used already, the sum stays on this rank. Usually it comes from another
+model's loss (in a GAN, the generator's loss flows through the discriminator), and ``zero_grad()`` discards it. A step begins
+with ``zero_grad()``, or with the first gradient that is not added to an old one.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ _ZERO_GRAD_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     f"This would clear gradients that are being reduced. {_AFTER_AN_EXCEPTION}"
 )
-_INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are this rank's own; leave the block before {what}"
+_INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave the block before {what}"
 
-_everyone: weakref.WeakValueDictionary[int, Readiness] = weakref.WeakValueDictionary()
+_optimizers: weakref.WeakValueDictionary[int, Readiness] = weakref.WeakValueDictionary()
 """The optimizers of this process, in the order in which they were made."""
 _count = count()
 
@@ -57,21 +59,21 @@ _count = count()
 class Phase(Enum):
     """Where an optimizer is between two calls of ``step()``."""
 
-    NEW = "no step has been made: the first gradient begins one"
-    STEPPED = "gradients, if there are any, are those of the last step"
-    FILLING = "a step has begun: backward fills buckets, and full ones are sent"
-    REDUCED = "everything is reduced"
-    SYNCHRONIZED = "everything is reduced, and the user has called synchronize()"
+    NEW = "the optimizer has made no step; the first gradient begins one"
+    STEPPED = "the last step has used the gradients"
+    FILLING = "a step has begun; backward fills buckets, and full buckets are sent"
+    REDUCED = "all gradients are reduced"
+    SYNCHRONIZED = "all gradients are reduced, and the script has called synchronize()"
 
 
-_FILLING = Phase.FILLING  # to look a member up takes as long as the rest of a hook
+_FILLING = Phase.FILLING  # looking up a member of an Enum would double the time of a hook
 
 
 class Readiness(OptimizerParameters):
-    """The distributed part of one optimizer: its parameters, and how far backward has come with each.
+    """The distributed part of one optimizer: its parameters, and the progress of backward for each.
 
     Attributes:
-        phase: of the step.
+        phase: the phase of the present step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
@@ -79,86 +81,87 @@ class Readiness(OptimizerParameters):
         self._paused = False
         self._original: weakref.ref[torch.optim.Optimizer] | None = None
         super().__init__(optimizer, settings, identity)
-        _everyone[next(_count)] = self
+        _optimizers[next(_count)] = self
 
     @abstractmethod
     def send(self, bucket: Bucket) -> None:
-        """Start to reduce a bucket; sets its ``handle`` and ``sent``. What backward has not reached counts as zeros."""
+        """Start to reduce a bucket. Sets its ``handle`` and ``sent``. A missing gradient counts as zeros."""
 
     @abstractmethod
     def end_backward(self) -> None:
-        """A backward pass ends, and no optimizer of this process holds anything back."""
+        """Called at the end of a backward pass, unless an optimizer of this process :attr:`holds_back` a bucket."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Forget the step under way, whatever becomes of it."""
+        """Give up the present step, whether or not its reductions succeed."""
 
     @abstractmethod
     def before_scaler_steps(self) -> None:
-        """A gradient scaler is about to step: it has unscaled the gradients, or does so next.
+        """Called before a gradient scaler steps. It has unscaled the gradients, or does so next.
 
         Raises:
-            AssertionError: they are not reduced.
+            AssertionError: the gradients are not reduced.
         """
 
     @property
     def reduced(self) -> bool:
-        """Whether the gradients are reduced, and no step has used them."""
+        """Whether the gradients are reduced, and no step has used them yet."""
         return self.phase in (Phase.REDUCED, Phase.SYNCHRONIZED)
 
     @property
     def under_way(self) -> bool:
-        """Whether something is being reduced right now."""
+        """Whether a bucket is being reduced."""
         return any(bucket.handle is not None for bucket in self.buckets)
 
     def derived_from(self, original: torch.optim.Optimizer) -> None:
-        """Remember the optimizer that the user wrapped, for schedulers that were made for it."""
+        """Remember the optimizer that the user wrapped. A learning-rate scheduler may refer to it."""
         self._original = weakref.ref(original)
 
     def tell_schedulers(self) -> None:
-        """Let a learning-rate scheduler of the original see that steps are made."""
+        """Let a learning-rate scheduler of the original optimizer know that steps are made."""
         original: Any = self._original() if self._original is not None else None
         if original is not None:
-            original._opt_called = True  # where PyTorch's schedulers look
+            original._opt_called = True  # PyTorch's schedulers check this
 
     def add_parameters(self) -> None:
-        """The optimizer has got new ones, maybe in the middle of a step."""
+        """Adopt parameters that were added to the optimizer, perhaps in the middle of a step."""
         self.adopt()
         if self.phase is Phase.FILLING and is_initialized():
             self.prepare()
 
     def zero_grad(self) -> None:
-        """The user throws the gradients away: a step begins.
+        """Begin a step: the script discards the gradients.
 
         Raises:
-            AssertionError: some gradients are complete, and may be on their way.
+            AssertionError: some gradients are complete, and may already be sent.
         """
         if is_initialized():
             self.prepare()
         if self.phase is Phase.FILLING and any(bucket.waiting != len(bucket.slots) for bucket in self.buckets):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
         self.begin()
-        for other in _everyone.values():
-            if other.phase is Phase.NEW:  # the script begins steps with zero_grad(), and it has not begun that one's
+        for other in _optimizers.values():
+            if other.phase is Phase.NEW:  # the script calls zero_grad(), but has not called it for this optimizer
                 other.phase = Phase.STEPPED
 
     def begin(self) -> None:
-        """A step begins, and no gradient is known."""
+        """Begin a step without gradients."""
         if self.phase is Phase.FILLING:
-            self._reset()  # passes whose gradients are thrown away
+            self._reset()  # the gradients of passes so far are discarded
         self.phase = Phase.FILLING
         for bucket in self.buckets:
             bucket.reduced = False
         for slot in self.slots.values():
             slot.version = None
-            if slot.hook is not None:
-                slot.hook.restore()
+            hook = slot.hook
+            if hook is not None and hook.implementation != slot.parameter._cdata:
+                hook.restore()
 
     def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """A backward pass has added to a gradient.
+        """Called when a backward pass has added to a gradient.
 
         Raises:
-            AssertionError: it had all its passes already.
+            AssertionError: the gradient had already got all its passes.
         """
         before, slot.version = slot.version, gradient._version
         if self.phase is not _FILLING and not self._begins_with(slot, before):
@@ -167,17 +170,16 @@ class Readiness(OptimizerParameters):
             self.prepare()
         bucket = slot.bucket
         if bucket is None:
-            return  # in this generation the rank takes no part
+            return  # this rank does not reduce in this generation
         if self._paused:
             if bucket.handle is not None:
                 raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
             return
-        if slot.ready:
+        if not slot.passes:
             raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
         slot.passes -= 1
         if slot.passes:
             return
-        slot.ready = True
         bucket.waiting -= 1
         if bucket.waiting or running().generation != self.generation:
             return
@@ -186,17 +188,17 @@ class Readiness(OptimizerParameters):
             torch.autograd.Variable._execution_engine.queue_callback(_end_of_backward)
 
     def _begins_with(self, slot: Slot, before: int | None) -> bool:
-        """Whether a step begins with this gradient: it was not added to the one that the last reduction or step has left.
+        """Whether a step begins with this gradient, that is, whether backward has not added it to an old one.
 
         Raises:
-            AssertionError: it was, and that one has not been used yet.
+            AssertionError: backward has added it to a reduced gradient that no step has used yet.
         """
-        if before is None:  # it had none to be added to; so look at the others
+        if before is None:  # there was no gradient before; the other parameters decide
             added = not any(each.version is not None and each.parameter.grad is None for each in self.slots.values())
         else:
             added = slot.version == before + 1
         if self.phase is Phase.STEPPED:
-            if added or torch.is_grad_enabled():  # with create_graph=True a sum is a new tensor, too
+            if added or torch.is_grad_enabled():  # with create_graph=True a sum is a new tensor
                 return False
         elif added and self.phase is not Phase.NEW:
             raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
@@ -208,16 +210,18 @@ class Readiness(OptimizerParameters):
 
     @property
     def holds_back(self) -> bool:
-        """Whether backward may still fill a bucket of a step that has begun, or that may have for all this rank knows."""
+        """Whether backward may still fill a bucket of a step that has begun here, or that may have begun on another rank."""
         waiting: Iterable[Slot] = ()
         if self.phase is Phase.NEW:
             waiting = self.slots.values()
         elif self.phase is Phase.FILLING and self.generation == running().generation:
             waiting = (slot for bucket in self.buckets if bucket.open for slot in bucket.slots)
-        return any(slot.parameter.requires_grad and slot.hook is not None and slot.hook.is_heard() for slot in waiting)
+        return any(
+            slot.parameter.requires_grad and slot.hook is not None and slot.hook.is_registered() for slot in waiting
+        )
 
     def send_all(self) -> BaseException | None:
-        """Send what has not been sent; the first error."""
+        """Send all buckets that are not sent. Returns the first error."""
         error: BaseException | None = None
         self.prepare()
         for bucket in self.buckets:
@@ -229,14 +233,14 @@ class Readiness(OptimizerParameters):
         return error
 
     def end_reduction(self) -> None:
-        """Everything is sent and reduced."""
+        """Called when all buckets are reduced."""
         self._reset()
         self.phase = Phase.REDUCED
         for bucket in self.buckets:
             bucket.reduced = True
 
     def end_step(self) -> None:
-        """The gradients have been used."""
+        """Called when the wrapped optimizer has used the gradients."""
         if self.phase is Phase.FILLING:
             self._reset()
         self.phase = Phase.STEPPED
@@ -247,7 +251,7 @@ class Readiness(OptimizerParameters):
             slot.version = None if gradient is None else gradient._version
 
     def forget(self) -> None:
-        """Nothing is under way any more, and no gradient is known."""
+        """Return to the first phase: no reduction is running, and no gradient is known."""
         self._reset()
         self.begin()
         self.phase = Phase.NEW
@@ -257,7 +261,7 @@ class Readiness(OptimizerParameters):
             bucket.reset(self.passes)
 
     def rewind(self) -> None:
-        """Count passes anew for whatever has not been sent."""
+        """Restart the count of passes for all buckets that are not sent."""
         for bucket in self.buckets:
             if bucket.handle is None:
                 bucket.reset(self.passes)
@@ -268,7 +272,7 @@ class Readiness(OptimizerParameters):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A block in which passes do not count."""
+        """A block in which backward passes are not counted."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -282,6 +286,6 @@ class Readiness(OptimizerParameters):
 
 
 def _end_of_backward() -> None:
-    optimizers = list(_everyone.values())
+    optimizers = list(_optimizers.values())
     if not any(optimizer.holds_back for optimizer in optimizers):
         all_of(optimizer.end_backward for optimizer in optimizers)

@@ -1,4 +1,4 @@
-"""What ``DistributedOptimizer`` was asked for, checked before anything is sent."""
+"""Checks the arguments of ``DistributedOptimizer`` before anything is sent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
+from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_members, check_predivide, reduction
 from horovod.core.process_set import ProcessSet
 from horovod.observe.call_site import caller
@@ -20,10 +21,10 @@ from horovod.torch.optimizer.parameter_names import parameter_names
 
 
 def check_passes(passes: int) -> int:
-    """``backward_passes_per_step``.
+    """Check ``backward_passes_per_step``.
 
     Raises:
-        ValueError: not a positive integer.
+        ValueError: it is not a positive integer.
     """
     if not isinstance(passes, int) or passes <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, an integer; not {passes!r}")
@@ -31,10 +32,10 @@ def check_passes(passes: int) -> int:
 
 
 def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
-    """A parameter that an optimizer is to take care of.
+    """Check that the gradients of a parameter can be reduced.
 
     Raises:
-        ValueError: its gradients cannot be reduced; the text says what to do.
+        ValueError: they cannot. The text says what to do.
     """
     if hasattr(parameter, "full_tensor"):  # torch.distributed.tensor.DTensor, without importing it
         raise ValueError(
@@ -48,27 +49,18 @@ def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(ReductionSettings):
     """The checked arguments.
 
     Attributes:
-        names: of parameters; at least of all that the optimizer has now.
-        line: of the user's code that made the optimizer.
+        names: the names of the parameters, at least of all that the optimizer has now.
     """
 
     names: dict[torch.Tensor, str]
-    compression: type[Compressor] | BucketCompressor
-    passes: int
-    op: ReduceOp
-    predivide: float
-    groups: int | list[list[torch.Tensor]] | None
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    line: str
 
     def over(self, names: dict[torch.Tensor, str], groups: int | list[list[torch.Tensor]] | None) -> Settings:
-        """The same for other parameters."""
+        """The same settings for other parameters."""
         return dataclasses.replace(self, names=names, groups=groups)
 
 
@@ -84,10 +76,10 @@ def check_arguments(
     sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> Settings:
-    """The arguments of ``DistributedOptimizer``, in its order.
+    """Check the arguments of ``DistributedOptimizer``, in the same order.
 
     Raises:
-        ValueError, NotImplementedError: one is wrong; the text says which.
+        ValueError, NotImplementedError: an argument is wrong. The text says which.
     """
     chosen = reduction(op)
     check_predivide(predivide, chosen)
@@ -102,7 +94,17 @@ def check_arguments(
     names = parameter_names(optimizer, named_parameters)
     checked = check_groups(groups, "torch.Tensor", _member)
     check_members(chosen, process_set)
-    return Settings(names, compression, passes, chosen, predivide, checked, sparse_as_dense, process_set, caller())
+    return Settings(
+        names=names,
+        compression=compression,
+        passes=passes,
+        op=chosen,
+        predivide=predivide,
+        groups=checked,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        line=caller(),
+    )
 
 
 def _member(value: Any) -> torch.Tensor:

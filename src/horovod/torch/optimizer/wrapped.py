@@ -1,6 +1,7 @@
-"""What every distributed optimizer has in front of the wrapped optimizer's own methods, and how it gets there.
+"""The methods that all distributed optimizers share, and :func:`wrap`, which adds them to an optimizer.
 
-The wrapped optimizer gets a new class, derived from a front and its own, and keeps its parameter groups and its state.
+A distributed optimizer is of a new class, derived from a subclass of :class:`WrappedOptimizer` (the front) and from the class
+of the original optimizer. It has the parameter groups and the state of the original.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from horovod.torch.optimizer.settings import Settings
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
-    """The methods that all fronts share. Never instantiated under this name.
+    """The methods that all distributed optimizers share.
 
-    Pickled, it becomes an optimizer of the wrapped class, without Horovod; a deep copy is distributed as the original is.
+    A pickled distributed optimizer is loaded as an optimizer of the wrapped class, without Horovod. A deep copy is distributed.
     """
 
     _horovod: Readiness
@@ -54,7 +55,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """The wrapped optimizer's. ``torch.amp.GradScaler.step()`` asks for it before it does anything."""
+        """That of the wrapped optimizer. ``torch.amp.GradScaler.step()`` reads it first."""
         self._horovod.before_scaler_steps()
         supports: bool = vars(self).get("_step_supports_amp_scaling", False)
         return supports
@@ -66,29 +67,29 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate gradients locally over this many backward passes before they are reduced.
 
-        Passes since the last step do not count; gradients that are being reduced already go their way.
+        Passes since the last step are not counted. Reductions that are running are not changed.
 
         Raises:
-            ValueError: not a positive integer.
+            ValueError: ``passes`` is not a positive integer.
         """
         self._horovod.set_passes(passes)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """A block in which backward passes only accumulate: they do not count, and nothing is sent.
+        """A block in which backward passes only accumulate gradients. They are not counted, and nothing is sent.
 
-        As in PyTorch's DistributedDataParallel: all passes of a step but the last go inside. Where all went inside, what has
-        accumulated is reduced in ``step()``, which must be called outside.
+        As in PyTorch's DistributedDataParallel, run all passes of a step but the last inside the block. If all passes are
+        inside, ``step()`` reduces the accumulated gradients. It must be called outside.
         """
         return self._horovod.paused()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """As the wrapped optimizer's. What has been accumulated does not count any more.
+        """That of the wrapped optimizer. It also discards the count of backward passes.
 
         Args:
-            set_to_none: None leaves it to the wrapped optimizer, whose default is True in PyTorch.
+            set_to_none: None means the default of the wrapped optimizer, which is True in PyTorch.
 
         Raises:
-            AssertionError: gradients are being reduced; call ``step()`` or ``synchronize()`` first.
+            AssertionError: gradients are being reduced. Call ``step()`` or ``synchronize()`` first.
         """
         self._horovod.zero_grad()
         if set_to_none is None:
@@ -97,15 +98,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
             super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the wrapped optimizer's. Every rank adds the same parameters before the same step."""
+        """That of the wrapped optimizer. Every rank must add the same parameters before the same step."""
         super().add_param_group(param_group)
         self._horovod.add_parameters()
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As the wrapped optimizer's; the step under way is forgotten.
+        """That of the wrapped optimizer. It also abandons the present step.
 
-        The parameter groups stay the same objects, so a learning-rate scheduler that was made for the original goes on
-        steering.
+        The parameter groups stay the same objects, so a learning-rate scheduler that was made for the original optimizer
+        still works.
         """
         self._horovod.abandon()
         groups = self.param_groups
@@ -135,7 +136,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return object.__new__, (type(plain),), plain.__getstate__()
 
     def _plain(self) -> torch.optim.Optimizer:
-        """An optimizer of the wrapped class that shares everything with this one."""
+        """An optimizer of the wrapped class that shares its parameter groups and state with this one."""
         kind: Any = type(self).__bases__[1]
         plain: torch.optim.Optimizer = kind.__new__(kind)
         plain.__dict__.update({name: value for name, value in vars(self).items() if name not in ("step", "_horovod")})
@@ -143,7 +144,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
 
 def _front(derived: type) -> type[WrappedOptimizer]:
-    """The front that :func:`wrap` put before the wrapped optimizer's class."""
+    """The front from which :func:`wrap` derived a class."""
     front: type[WrappedOptimizer] = derived.__bases__[0]
     return front
 
@@ -151,13 +152,13 @@ def _front(derived: type) -> type[WrappedOptimizer]:
 def wrap(
     optimizer: torch.optim.Optimizer, front: type[WrappedOptimizer], settings: Settings, identity: Identity
 ) -> Any:
-    """The optimizer with the methods of ``front`` before its own: of a new class, with its groups and its state."""
+    """An optimizer of a class derived from ``front`` and the class of ``optimizer``, with its parameter groups and state."""
     kind = type(optimizer)
     derived: Any = type(
         kind.__name__, (front, kind), {"__module__": "horovod.torch.optimizer", "__doc__": kind.__doc__}
     )
     wrapped = derived.__new__(derived)
-    # A learning-rate scheduler that was made for the original left a bound `step` there, which would hide ours.
+    # A learning-rate scheduler of the original sets an attribute `step`, which would hide the method of the front.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     wrapped._horovod = front._readiness(wrapped, settings, identity)
     wrapped._horovod.derived_from(optimizer)

@@ -36,7 +36,7 @@ def test_who_has_aborted_is_told_so(counters: list[Counters]) -> None:
 def test_a_rank_that_waits_for_a_counter_that_another_has_given_up_does_not_wait_for_ever(
     counters: list[Counters],
 ) -> None:
-    """It reports the silent rank, so that the ranks find out together what happened, if no verdict is on its way."""
+    """It reports the silent rank, so that the ranks decide together what happened, if no reason is known yet."""
     counters[0].abort()
     with pytest.raises(PeerFailure, match="gave up a collective") as caught:
         counters[2].wait(1, PACKED, 1)

@@ -1,4 +1,4 @@
-"""The express among ranks inside this one process: offers, verdicts, and what is computed from them."""
+"""Proposals of collectives in shared memory, among ranks inside this one process, and their results."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ import pytest
 
 from engines import group_of, outcomes
 from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.exchange.base import HEADER, MAGIC, Collective
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.tcp.communicator import TcpCommunicator
-from horovod.comm.tcp.link import HEADER, MAGIC, Collective
 
 
 def frame(payload: bytes) -> bytes:

@@ -15,8 +15,8 @@ import pytest
 
 from engines import loopback_pair, tcp_sockets
 from horovod.comm.base import Aborted, PeerFailure, Stall
-from horovod.comm.tcp.link import HEADER, MAGIC, Collective
-from horovod.comm.tcp.transport import Exchange
+from horovod.comm.exchange.base import HEADER, MAGIC, Collective
+from horovod.comm.tcp.transport import TcpExchange
 
 
 def frame(payload: bytes, collective: int = Collective.ALLREDUCE, number: int = 1) -> bytes:
@@ -24,10 +24,10 @@ def frame(payload: bytes, collective: int = Collective.ALLREDUCE, number: int = 
 
 
 @pytest.fixture(params=[socket.socketpair, loopback_pair], ids=["unix", "tcp"])
-def key(request: pytest.FixtureRequest) -> Iterator[tuple[Exchange, socket.socket]]:
+def key(request: pytest.FixtureRequest) -> Iterator[tuple[TcpExchange, socket.socket]]:
     """An exchange whose only peer, rank 1, is the other end of a socket in the test's hands."""
     own, other = request.param()
-    exchange = Exchange({1: own}, timedelta(seconds=0.3))
+    exchange = TcpExchange({1: own}, timedelta(seconds=0.3))
     exchange.begin(Collective.ALLREDUCE)
     try:
         yield exchange, other
@@ -36,13 +36,13 @@ def key(request: pytest.FixtureRequest) -> Iterator[tuple[Exchange, socket.socke
         other.close()
 
 
-def test_what_is_sent(key: tuple[Exchange, socket.socket]) -> None:
+def test_what_is_sent(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     exchange.wait([exchange.send(1, memoryview(b"abc"), memoryview(b""), memoryview(b"de")), exchange.send(1)])
     assert other.recv(100) == frame(b"abcde") + frame(b"")
 
 
-def test_what_is_received(key: tuple[Exchange, socket.socket]) -> None:
+def test_what_is_received(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     first, second = bytearray(2), bytearray(3)
     mark = exchange.receive(1, memoryview(first), memoryview(second))
@@ -52,7 +52,7 @@ def test_what_is_received(key: tuple[Exchange, socket.socket]) -> None:
     assert (bytes(first), bytes(second)) == (b"ab", b"cde")
 
 
-def test_it_comes_byte_by_byte(key: tuple[Exchange, socket.socket]) -> None:
+def test_it_comes_byte_by_byte(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     buffer = bytearray(5)
     mark = exchange.receive(1, memoryview(buffer))
@@ -69,7 +69,7 @@ def test_it_comes_byte_by_byte(key: tuple[Exchange, socket.socket]) -> None:
     assert bytes(buffer) == b"abcde"
 
 
-def test_many_buffers_in_one_transfer(key: tuple[Exchange, socket.socket]) -> None:
+def test_many_buffers_in_one_transfer(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     exchange.wait([exchange.send(1, *(memoryview(bytes([n % 256])) for n in range(3000)))])
     expected = frame(bytes(n % 256 for n in range(3000)))
@@ -83,7 +83,7 @@ def test_many_buffers_in_one_transfer(key: tuple[Exchange, socket.socket]) -> No
 
 def test_everyone_sends_first_far_more_than_the_kernel_holds() -> None:
     size, length = 3, 8 << 20
-    exchanges = [Exchange(sockets, timedelta(seconds=30)) for sockets in tcp_sockets(size, socket.socketpair)]
+    exchanges = [TcpExchange(sockets, timedelta(seconds=30)) for sockets in tcp_sockets(size, socket.socketpair)]
     received = [{peer: bytearray(length) for peer in range(size) if peer != rank} for rank in range(size)]
 
     def run(rank: int) -> None:
@@ -107,7 +107,7 @@ def test_everyone_sends_first_far_more_than_the_kernel_holds() -> None:
 def test_transfers_take_the_connections_to_a_peer_in_turn() -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     first, *others = (own for own, _ in pairs)
-    exchange = Exchange({1: first}, timedelta(seconds=5), more={1: others})
+    exchange = TcpExchange({1: first}, timedelta(seconds=5), more={1: others})
     exchange.begin(Collective.ALLREDUCE)
     exchange.wait([exchange.send(1, memoryview(bytes([number]))) for number in range(5)])
     assert [far.recv(1000) for _, far in pairs] == [
@@ -145,7 +145,7 @@ def test_a_peer_that_takes_nothing_for_long_is_no_broken_network() -> None:
             readers.append(threading.Thread(target=read))
             readers[0].start()
 
-    exchange = Exchange({1: own}, timedelta(seconds=0.3), bear)
+    exchange = TcpExchange({1: own}, timedelta(seconds=0.3), bear)
     exchange.begin(Collective.ALLREDUCE)
     exchange.wait([exchange.send(1, data)])
     readers[0].join()
@@ -155,7 +155,7 @@ def test_a_peer_that_takes_nothing_for_long_is_no_broken_network() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["receive", "send"])
-def test_a_silent_peer(key: tuple[Exchange, socket.socket], wanted: str) -> None:
+def test_a_silent_peer(key: tuple[TcpExchange, socket.socket], wanted: str) -> None:
     exchange, _ = key
     mark = exchange.receive(1) if wanted == "receive" else exchange.send(1, memoryview(bytes(64 << 20)))
     with pytest.raises(PeerFailure, match="made no progress") as failure:
@@ -175,7 +175,7 @@ def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None
         if len(told) == 5:
             other.sendall(data[3:])
 
-    exchange = Exchange({1: own}, timedelta(seconds=0.05), bear)
+    exchange = TcpExchange({1: own}, timedelta(seconds=0.05), bear)
     exchange.begin(Collective.ALLREDUCE)
     buffer = bytearray(2)
     exchange.wait([exchange.receive(1, memoryview(buffer))])
@@ -185,7 +185,7 @@ def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None
     other.close()
 
 
-def test_slow_is_not_silent(key: tuple[Exchange, socket.socket]) -> None:
+def test_slow_is_not_silent(key: tuple[TcpExchange, socket.socket]) -> None:
     """Longer than the timeout in all, but never without progress for so long."""
     exchange, other = key
     buffer = bytearray(6)
@@ -206,7 +206,7 @@ def test_slow_is_not_silent(key: tuple[Exchange, socket.socket]) -> None:
 
 def test_the_silent_one_of_several_is_named() -> None:
     pairs = {rank: socket.socketpair() for rank in (0, 1, 3)}
-    exchange = Exchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=0.2))
+    exchange = TcpExchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=0.2))
     exchange.begin(Collective.ALLREDUCE)
     marks = [exchange.receive(rank) for rank in pairs]
     for rank in (0, 3):
@@ -221,7 +221,7 @@ def test_the_silent_one_of_several_is_named() -> None:
 
 @pytest.mark.parametrize("wanted", ["receive", "send"])
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_a_peer_that_leaves(key: tuple[Exchange, socket.socket], wanted: str, when: str) -> None:
+def test_a_peer_that_leaves(key: tuple[TcpExchange, socket.socket], wanted: str, when: str) -> None:
     exchange, other = key
     mark = exchange.receive(1) if wanted == "receive" else exchange.send(1, memoryview(bytes(64 << 20)))
     timer = threading.Timer(0.05, lambda: other.shutdown(socket.SHUT_RDWR))
@@ -241,7 +241,7 @@ def test_a_peer_that_was_gone_from_the_start(connect: Callable[[], tuple[socket.
     own, other = connect()
     own.sendall(b"never read, so that the connection is reset")
     other.close()
-    exchange = Exchange({1: own}, timedelta(seconds=5))
+    exchange = TcpExchange({1: own}, timedelta(seconds=5))
     exchange.begin(Collective.ALLREDUCE)
     mark = exchange.receive(1)
     with pytest.raises(PeerFailure, match="connection") as failure:
@@ -250,7 +250,7 @@ def test_a_peer_that_was_gone_from_the_start(connect: Callable[[], tuple[socket.
     exchange.close()
 
 
-def test_what_a_peer_sent_before_it_left_is_received(key: tuple[Exchange, socket.socket]) -> None:
+def test_what_a_peer_sent_before_it_left_is_received(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     buffer = bytearray(3)
     other.sendall(frame(b"abc"))
@@ -277,7 +277,7 @@ class CountingPoll:
 def test_a_peer_that_is_done_and_gone_disturbs_nobody() -> None:
     """Rank 1 leaves while only rank 2 is waited for: no failure, and no busy loop."""
     pairs = {rank: socket.socketpair() for rank in (1, 2)}
-    exchange = Exchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=5))
+    exchange = TcpExchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=5))
     exchange.begin(Collective.ALLREDUCE)
     pairs[1][1].sendall(frame(b""))
     exchange.wait([exchange.receive(1)])
@@ -295,7 +295,7 @@ def test_a_peer_that_is_done_and_gone_disturbs_nobody() -> None:
     pairs[2][1].close()
 
 
-def test_a_peer_that_runs_ahead_is_left_alone(key: tuple[Exchange, socket.socket]) -> None:
+def test_a_peer_that_runs_ahead_is_left_alone(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     other.sendall(frame(b"", number=1) + frame(b"abc", number=2))
     exchange.wait([exchange.receive(1)])
@@ -316,7 +316,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage(key: tuple[Exchange, socket.socket], kind: str) -> None:
+def test_garbage(key: tuple[TcpExchange, socket.socket], kind: str) -> None:
     exchange, other = key
     data, message = GARBAGE[kind]
     mark = exchange.receive(1, memoryview(bytearray(3)))
@@ -326,7 +326,7 @@ def test_garbage(key: tuple[Exchange, socket.socket], kind: str) -> None:
     assert (failure.value.rank, failure.value.suspected) == (1, False)
 
 
-def test_the_number_of_the_collective_wraps_around(key: tuple[Exchange, socket.socket]) -> None:
+def test_the_number_of_the_collective_wraps_around(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     exchange._number = 2**32 - 1
     exchange.begin(Collective.BARRIER)
@@ -336,7 +336,7 @@ def test_the_number_of_the_collective_wraps_around(key: tuple[Exchange, socket.s
 
 def test_abort_wakes_a_wait_and_stays() -> None:
     own, other = socket.socketpair()
-    exchange = Exchange({1: own}, timedelta(seconds=60))
+    exchange = TcpExchange({1: own}, timedelta(seconds=60))
     exchange.begin(Collective.ALLREDUCE)
     timer = threading.Timer(0.05, exchange.abort)
     timer.start()
@@ -357,7 +357,7 @@ def test_abort_wakes_a_wait_and_stays() -> None:
 
 def test_a_very_long_timeout() -> None:
     own, other = socket.socketpair()
-    exchange = Exchange({1: own}, timedelta(days=10_000))
+    exchange = TcpExchange({1: own}, timedelta(days=10_000))
     exchange.begin(Collective.ALLREDUCE)
     timer = threading.Timer(0.05, lambda: other.sendall(frame(b"")))
     timer.start()
@@ -371,7 +371,7 @@ def test_close_gives_everything_back() -> None:
     process = psutil.Process()
     before = process.num_fds()
     sockets = tcp_sockets(4, loopback_pair)
-    exchanges = [Exchange(peers, timedelta(seconds=1)) for peers in sockets]
+    exchanges = [TcpExchange(peers, timedelta(seconds=1)) for peers in sockets]
     for exchange in exchanges:
         exchange.close()
         exchange.close()
@@ -380,7 +380,7 @@ def test_close_gives_everything_back() -> None:
 
 def test_peers_see_a_close_though_a_child_still_holds_the_sockets() -> None:
     own, other = socket.socketpair()
-    exchange = Exchange({1: own}, timedelta(seconds=1))
+    exchange = TcpExchange({1: own}, timedelta(seconds=1))
     held = os.dup(own.fileno())  # as a forked child would
     exchange.close()
     assert other.recv(1) == b""
@@ -390,7 +390,7 @@ def test_peers_see_a_close_though_a_child_still_holds_the_sockets() -> None:
 
 def test_a_forked_child_does_not_cut_its_parents_connections() -> None:
     own, other = socket.socketpair()
-    exchange = Exchange({1: own}, timedelta(seconds=5))
+    exchange = TcpExchange({1: own}, timedelta(seconds=5))
     child = os.fork()
     if child == 0:
         exchange.close()

@@ -59,11 +59,11 @@ class Recording(Communicator):
     def allgather(self, inputs: Any, outputs: Any, counts: Any) -> None:
         self.calls.append(("allgather", [array.copy() for array in inputs], [a.size for a in outputs], counts))
 
-    def broadcast(self, array: Array, root: int) -> None:
-        self.calls.append(("broadcast", array.copy(), root))
+    def broadcast(self, vectors: Any, root: int) -> None:
+        self.calls += [("broadcast", array.copy(), root) for array in vectors]
 
-    def alltoall(self, source: Array, target: Array, send_counts: Any, receive_counts: Any) -> None:
-        self.calls.append(("alltoall", source.copy(), target.size, send_counts, receive_counts))
+    def alltoall(self, source: Any, target: Any, send_counts: Any, receive_counts: Any) -> None:
+        self.calls.append(("alltoall", source[0].copy(), target[0].size, send_counts, receive_counts))
 
     def reducescatter(self, inputs: Any, outputs: Any, counts: Any, op: Any, prescale: float, postscale: float) -> None:
         self.calls.append(("reducescatter", [array.copy() for array in inputs], counts, op, prescale, postscale))

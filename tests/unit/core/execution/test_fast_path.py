@@ -143,7 +143,7 @@ def test_who_waits_at_once_wakes_no_other_thread(process_set: Set, successes: li
 
     on_every_rank(ranks, script)
     assert len(successes) == 300
-    assert all(rank.worker._requests._asleep for rank in ranks)
+    assert all(rank.worker._requests.asleep() for rank in ranks)
 
 
 @pytest.mark.parametrize("length", [MEDIUM, LARGE])
@@ -176,7 +176,7 @@ def test_what_its_caller_does_not_wait_for_after_all_goes_with_the_next(process_
     wait(*left)
 
 
-def test_a_root_that_is_not_the_judge_and_global_ranks_that_are_no_indices(process_set: Set) -> None:
+def test_a_root_that_does_not_lead_and_global_ranks_that_are_no_indices(process_set: Set) -> None:
     ranks = process_set.whole(2, ranks=[3, 7], proposals=True)
 
     def script(rank: Rank) -> None:
@@ -189,7 +189,7 @@ def test_a_root_that_is_not_the_judge_and_global_ranks_that_are_no_indices(proce
     on_every_rank(ranks, script)
 
 
-@pytest.mark.parametrize("late", [0, 1], ids=["the judge", "a member"])
+@pytest.mark.parametrize("late", [0, 1], ids=["the coordinator", "a member"])
 @pytest.mark.parametrize("seconds", [0.002, 0.03])
 def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float) -> None:
     """Later than anybody waits for it, or not."""
@@ -217,7 +217,7 @@ def test_a_rank_that_goes_the_ordinary_way_ends_the_attempt_of_the_others(proces
                 array = ones(turn)
                 handle = rank.allreduce("x", array)
                 if rank.worker.index == ordinary and turn % 2:
-                    handle.expedite()
+                    handle.leave_to_worker()
                     wait_until(handle.done, "what somebody asks for")
                 handle.wait()
                 assert array[0] == 3 * turn
@@ -312,7 +312,7 @@ def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set)
                     time.sleep(pauses.random() * 0.02)  # shorter or longer than others wait for an offer
                 handle = rank.allreduce(f"x{number}", array)
                 if pauses.random() < 0.2:
-                    handle.expedite()
+                    handle.leave_to_worker()
                 handle.wait()
                 assert array[0] == array[-1] == 3 * (number + turn)
 
@@ -350,7 +350,7 @@ def test_a_failure_inside_an_attempt_is_the_workers(process_set: Set, monkeypatc
         try:
             for turn in range(1000):
                 if turn == 20 and rank is first:
-                    monkeypatch.setattr(first.worker._fast_path, "_identity", fail)
+                    monkeypatch.setattr(first.worker._fast_path, "_propose", fail)
                 rank.allreduce("x", ones()).wait()
         except HorovodInternalError as error:
             assert str(error) == "the failure"
@@ -383,7 +383,7 @@ def test_a_timeline_sees_everything(process_set: Set, successes: list[tuple[int,
 
     seen: list[str] = []
     ranks = process_set.whole(2, proposals=True)
-    ranks[0].worker.timeline = Recording()
+    ranks[0].worker.role.timeline = Recording()
 
     def script(rank: Rank) -> None:
         for _ in range(30):
@@ -402,7 +402,7 @@ def definition(request: Request, identifier: int = 0) -> Definition:
 
 
 def test_what_a_member_gave_up_counts_as_announced(process_set: Set) -> None:
-    leader, member = process_set.expresses(2)
+    leader, member = process_set.proposals_of(2)
     rank, peers = process_set.part(0, 2, proposals=leader)
     request = allreduce_request("x", (4,))
     number = member.propose(b"anything", [])
@@ -414,7 +414,7 @@ def test_what_a_member_gave_up_counts_as_announced(process_set: Set) -> None:
 
 
 def test_a_member_that_gave_up_what_had_succeeded_is_told(process_set: Set) -> None:
-    leader, member = process_set.expresses(2)
+    leader, member = process_set.proposals_of(2)
     rank, peers = process_set.part(0, 2, proposals=leader)
     request = allreduce_request("x", (4,))
     number = member.propose(b"x", [])
@@ -424,13 +424,13 @@ def test_a_member_that_gave_up_what_had_succeeded_is_told(process_set: Set) -> N
     assert isinstance(decode_from_coordinator(peers[1].hear()), Succeeded)
     rank.submit(allreduce_request("y", (4,)), ones()).wait(SECONDS)  # the rest of what it said counts
     assert [[decision.name for decision in batch] for batch in peers[1].ordered()] == [["y"]]
-    assert rank.worker._negotiator.idle
+    assert rank.worker.role._negotiator.idle
     peers[1].say(Announce([0]))  # x, as it was defined
     rank.submit(request, ones()).wait(SECONDS)
 
 
 def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set) -> None:
-    leader, member = process_set.expresses(2)
+    leader, member = process_set.proposals_of(2)
     rank, peers = process_set.part(1, 2, proposals=member, start=False)
     array = ones(1)
     handle = rank.allreduce("x", array)
@@ -450,7 +450,7 @@ def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set) ->
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_the_end_comes_before_the_word_on_what_was_given_up(process_set: Set, succeeded: bool) -> None:
     """The coordinator is done, leaves, and reads no more."""
-    leader, member = process_set.expresses(2)
+    leader, member = process_set.proposals_of(2)
     rank, peers = process_set.part(1, 2, proposals=member, start=False)
     array = ones(1)
     handle = rank.allreduce("x", array)
@@ -471,7 +471,7 @@ def test_the_end_comes_before_the_word_on_what_was_given_up(process_set: Set, su
 
 @pytest.mark.parametrize("fast_path", [True, False])
 def test_a_member_is_told_of_a_success_that_was_not(process_set: Set, fast_path: bool) -> None:
-    _, member = process_set.expresses(2)
+    _, member = process_set.proposals_of(2)
     rank, peers = process_set.part(1, 2, proposals=member if fast_path else None)
     peers[0].say(Succeeded())
     wait_until(lambda: bool(rank.watch.reports), "the report")
@@ -480,7 +480,7 @@ def test_a_member_is_told_of_a_success_that_was_not(process_set: Set, fast_path:
 
 @pytest.mark.parametrize("fast_path", [True, False])
 def test_a_member_speaks_of_an_attempt_that_never_was(process_set: Set, fast_path: bool) -> None:
-    leader, _ = process_set.expresses(2)
+    leader, _ = process_set.proposals_of(2)
     rank, peers = process_set.part(0, 2, proposals=leader if fast_path else None)
     peers[1].say(Announce([definition(allreduce_request("x"))], 7))
     wait_until(lambda: bool(rank.watch.reports), "the report")
@@ -488,7 +488,7 @@ def test_a_member_speaks_of_an_attempt_that_never_was(process_set: Set, fast_pat
 
 
 def test_a_member_whose_attempt_was_ended_announces_as_if_nothing_had_been(process_set: Set) -> None:
-    leader, member = process_set.expresses(2)
+    leader, member = process_set.proposals_of(2)
     rank, peers = process_set.part(1, 2, proposals=member)
     handle = rank.allreduce("x", ones())
     thread = threading.Thread(target=handle.wait)

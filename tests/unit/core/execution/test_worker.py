@@ -21,7 +21,7 @@ from horovod.comm.base import Aborted, PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.control.framing import frame
-from horovod.core.coordination.coordinator import CoordinatorThread
+from horovod.core.coordination.coordinator import Coordinator
 from horovod.core.coordination.messages import (
     Announce,
     Decision,
@@ -227,27 +227,6 @@ def test_what_ranks_disagree_on_fails_on_all_and_nothing_else_does(process_set: 
 # One request's fault
 
 
-SPEC = (TensorSpec("x", DataType.FLOAT32, (4,)),)
-UNSENDABLE = {
-    "a name that is no text": Request(Operation.ALLREDUCE, "\udc80", SPEC),
-    "a name that is a number": Request(Operation.ALLREDUCE, 3, SPEC),  # type: ignore[arg-type]
-    "a number of NumPy's": Request(Operation.ALLREDUCE, "x", SPEC, prescale=np.float32(2)),  # type: ignore[arg-type]
-    "a number that is none": Request(Operation.ALLREDUCE, "x", SPEC, postscale=True),
-    "a number that is too large": Request(Operation.BROADCAST, "x", SPEC, root=1 << 70),
-    "a name that is too long": Request(Operation.ALLREDUCE, "x" * (9 << 20), SPEC),
-}
-
-
-@pytest.mark.parametrize("kind", UNSENDABLE)
-@pytest.mark.parametrize("index", [0, 1])
-def test_what_cannot_be_sent_is_refused_and_the_job_goes_on(process_set: Set, index: int, kind: str) -> None:
-    ranks = process_set.whole(2)
-    with pytest.raises(ValueError, match=r"cannot be described|takes \d+ bytes"):
-        ranks[index].submit(UNSENDABLE[kind], ones())
-    wait(*(rank.allreduce("x", ones()) for rank in ranks))
-    assert [rank.watch.reports for rank in ranks] == [[]] * 2
-
-
 def broken(*_: object) -> Any:
     raise MemoryError("too large")
 
@@ -359,7 +338,7 @@ def test_what_cannot_travel_together_does_not(process_set: Set) -> None:
 def test_a_gathering_window_waits_for_more(process_set: Set) -> None:
     ranks = process_set.whole(2, cycle_time=timedelta(seconds=1))
     handles = [rank.allreduce("a", ones()) for rank in ranks]
-    wait_until(lambda: ranks[0].worker._negotiator.has_ready, "the decision")  # type: ignore[attr-defined]
+    wait_until(lambda: ranks[0].worker.role._negotiator.has_ready, "the decision")  # type: ignore[attr-defined]
     handles += [rank.allreduce("b", ones()) for rank in ranks]
     wait(*handles)
     assert ranks[0].communicator.batches == ranks[1].communicator.batches == [2]
@@ -417,7 +396,7 @@ def test_what_was_decided_before_somebody_left_still_runs(process_set: Set) -> N
     ranks = process_set.whole(2, cycle_time=timedelta(seconds=SECONDS))
     arrays = [ones(1), ones(2)]
     handles = [rank.allreduce("x", array) for rank, array in zip(ranks, arrays, strict=True)]
-    wait_until(lambda: ranks[0].worker._negotiator.has_ready, "the decision")  # type: ignore[attr-defined]
+    wait_until(lambda: ranks[0].worker.role._negotiator.has_ready, "the decision")  # type: ignore[attr-defined]
     ranks[1].worker.leave("done")
     wait(*handles)
     np.testing.assert_array_equal(arrays[0], 3)
@@ -899,7 +878,7 @@ def test_what_is_large_is_carried_out_on_the_cores_that_fall_to_this_rank(proces
     rank.worker.start()
     for length in (4, LARGE, 4):
         handle = rank.allreduce("x", ones(length=length))
-        handle.expedite()
+        handle.leave_to_worker()
         wait_until(handle.done, "the worker thread")
     assert found == [everywhere, cores & everywhere or everywhere, everywhere]
 
@@ -957,13 +936,13 @@ def test_leaving_at_the_moment_in_which_the_worker_reads_its_wake_up(process_set
     real, once = os.read, []
 
     def read(descriptor, length):
-        if descriptor == rank.worker._connections._bell.fileno() and not once:
+        if descriptor == rank.worker._connections._wake_up.fileno() and not once:
             once.append(1)
             rank.worker.leave("done")
         return real(descriptor, length)
 
     monkeypatch.setattr(os, "read", read)
-    rank.worker._connections.ring()  # a submission rings only where the worker thread is asleep
+    rank.worker._connections.wake()  # a submission rings only where the worker thread is asleep
     assert rank.worker.join(5)
     assert once
 
@@ -978,7 +957,7 @@ def test_a_timeline_that_another_thread_stops_at_any_moment_ends_no_job(
     timeline = Timeline(str(tmp_path / "timeline.json"))
     looks = itertools.count()
     attribute = property(lambda _: timeline if next(looks) % 2 == 0 else None, lambda *_: None)
-    monkeypatch.setattr(CoordinatorThread, "timeline", attribute, raising=False)
+    monkeypatch.setattr(Coordinator, "timeline", attribute, raising=False)
     ranks = process_set.whole(2)
     for turn in range(50):
         wait(*(rank.allreduce(f"n{turn % 7}", ones()) for rank in ranks))
@@ -1048,7 +1027,7 @@ def test_who_does_not_wait_himself_is_served_by_the_workers_thread_at_once(
                 handle.then(called.set)
                 assert called.wait(SECONDS)
             elif how == "a look":
-                handle.expedite()
+                handle.leave_to_worker()
                 wait_until(handle.done, "a collective that somebody asks for")
             else:
                 handle.wait(SECONDS)
@@ -1275,7 +1254,7 @@ def test_a_worker_that_was_closed_writes_to_no_file_of_the_script(process_set: S
     pipes = [os.pipe() for _ in range(8)]  # among them the numbers that were the worker thread's
     try:
         rank.worker.drive(handle)
-        rank.worker.expedite(handle)
+        rank.worker.take_over(handle)
         rank.worker.leave("again")
         for reader, _ in pipes:
             os.set_blocking(reader, False)

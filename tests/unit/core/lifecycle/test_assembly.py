@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -13,17 +14,17 @@ import msgspec
 import pytest
 
 from engines import loopback_pair
-from horovod.comm.select import EngineError, choose
+from horovod.comm.select import EngineError
 from horovod.comm.shm.arena import Arena
 from horovod.control.framing import frame
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.coordination.coordinator import CoordinatorThread
-from horovod.core.coordination.member import MemberThread
+from horovod.core.coordination.coordinator import Coordinator
+from horovod.core.coordination.member import Member
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution.cpu_affinity import ANYWHERE
 from horovod.core.execution.worker import WorkerThread
-from horovod.core.lifecycle.assembly import CONTROL, DATA, assemble, control_connections
+from horovod.core.lifecycle.assembly import CONTROL, assemble, control_connections
 from unit.control.together import Together
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
@@ -45,6 +46,8 @@ class Members:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self.meshed = 0
+        self._lock = threading.Lock()
+        self._ends: dict[tuple[int, int, str], dict[int, socket.socket]] = {}
 
     def assemble(
         self,
@@ -57,23 +60,14 @@ class Members:
         size = max(ranks) + 1
         endpoints = [Endpoint(rank, (hosts or ["one"] * size)[rank], 1, 1, (), "") for rank in range(size)]
         sockets: dict[int, dict[ConnectionKey, socket.socket]] = {rank: {} for rank in ranks}
-        mesh: dict[int, dict[ConnectionKey, socket.socket]] = {rank: {} for rank in ranks}
-        for index, low in enumerate(ranks):
-            for high in ranks[index + 1 :]:
-                mesh[low][ConnectionKey(high, DATA, 4)], mesh[high][ConnectionKey(low, DATA, 4)] = self._made(
-                    socket.socketpair
-                )
-                if index == 0:
-                    near, far = self._made(control)
-                    sockets[low][ConnectionKey(high, CONTROL, 4)], sockets[high][ConnectionKey(low, CONTROL, 4)] = (
-                        near,
-                        far,
-                    )
+        for high in ranks[1:]:
+            near, far = self._made(control)
+            sockets[ranks[0]][ConnectionKey(high, CONTROL, 4)] = near
+            sockets[high][ConnectionKey(ranks[0], CONTROL, 4)] = far
 
         def connect(rank: int, keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
             self.meshed += 1
-            assert set(keys) == set(mesh[rank])
-            return mesh[rank]
+            return {key: self._end(rank, key) for key in keys}
 
         def run(number: int, rank: int) -> WorkerThread:
             config = Config(cpu_operations=(engines or [""] * len(ranks))[number])
@@ -94,6 +88,15 @@ class Members:
             return worker
 
         return Together(*(partial(run, number, rank) for number, rank in enumerate(ranks))).outcomes()
+
+    def _end(self, rank: int, key: ConnectionKey) -> socket.socket:
+        """One rank's end of a connection, which is made when the first of the two asks for it."""
+        with self._lock:
+            low, high = sorted((rank, key.peer))
+            ends = self._ends.setdefault(
+                (low, high, key.role), dict(zip((low, high), self._made(socket.socketpair), strict=True))
+            )
+            return ends.pop(rank)
 
     def _made(self, pair: Pair) -> tuple[socket.socket, socket.socket]:
         made = pair()
@@ -129,7 +132,7 @@ def test_ranks_of_one_host_share_memory(members: Members) -> None:
     outcomes = members.assemble([0, 1, 2])
     assert engines_of(outcomes) == ["shm"] * 3
     assert members.meshed == 0
-    assert [type(outcome) for outcome in outcomes] == [CoordinatorThread, MemberThread, MemberThread]
+    assert [type(outcome.role) for outcome in outcomes] == [Coordinator, Member, Member]
 
 
 def test_a_set_of_one_needs_nobody(members: Members) -> None:
@@ -144,8 +147,12 @@ def test_a_sets_first_rank_need_not_be_rank_0(members: Members) -> None:
 
 
 def test_ranks_of_several_hosts_use_sockets(members: Members) -> None:
-    assert engines_of(members.assemble([0, 1, 2], hosts=["one", "one", "two"])) == ["tcp"] * 3
+    assert engines_of(members.assemble([0, 1, 2], hosts=["one", "two", "three"])) == ["tcp"] * 3
     assert members.meshed == 3
+
+
+def test_hosts_with_several_ranks_are_served_in_steps(members: Members) -> None:
+    assert engines_of(members.assemble([0, 1, 2], hosts=["one", "two", "one"])) == ["hierarchical"] * 3
 
 
 def test_the_engine_and_the_reason_are_logged(members: Members, caplog: pytest.LogCaptureFixture) -> None:
@@ -205,7 +212,7 @@ def test_a_member_that_does_not_answer_ends_the_attempt(members: Members) -> Non
                 0,
                 [0, 1],
                 0,
-                0,
+                ANYWHERE,
                 endpoints,
                 {ConnectionKey(1, CONTROL, 0): near},
                 lambda keys: {},
@@ -217,7 +224,7 @@ def test_a_member_that_does_not_answer_ends_the_attempt(members: Members) -> Non
 
 
 @pytest.mark.parametrize(
-    "answer", [b"\xff\xff\xff\xff", frame(b"\xc1"), frame(msgspec.msgpack.encode(["tcp"])), b"\0\0"]
+    "answer", [b"\xff\xff\xff\xff", frame(b"\xc1"), frame(msgspec.msgpack.encode(["tcp"])), b"\0\0", b""]
 )
 def test_a_member_that_answers_nonsense_ends_the_attempt(answer: bytes) -> None:
     near, far = socket.socketpair()
@@ -230,7 +237,7 @@ def test_a_member_that_answers_nonsense_ends_the_attempt(answer: bytes) -> None:
                 0,
                 [0, 1],
                 0,
-                0,
+                ANYWHERE,
                 endpoints,
                 {ConnectionKey(1, CONTROL, 0): near},
                 lambda keys: {},
@@ -256,15 +263,3 @@ def test_who_is_connected_with_whom() -> None:
     assert control_connections(3, [2, 5, 9], 2) == [ConnectionKey(5, CONTROL, 3), ConnectionKey(9, CONTROL, 3)]
     assert control_connections(3, [2, 5, 9], 5) == [ConnectionKey(2, CONTROL, 3)]
     assert control_connections(3, [2], 2) == []
-
-
-def test_the_choice_alone() -> None:
-    assert choose(["", ""], ["", ""], "V") == "shm"
-    assert choose(["", ""], ["", "no"], "V") == "tcp"
-    assert choose(["", "tcp"], ["", ""], "V") == "tcp"
-    with pytest.raises(EngineError, match=r"V=shm .*member 1: why not"):
-        choose(["shm", "shm"], ["", "why not"], "V")
-    assert choose(["", ""], ["", ""], "V") == "shm"
-    assert choose(["", "shm"], ["", ""], "V") == "shm"
-    with pytest.raises(EngineError, match=r"V=pigeon: there is no such engine .*shm, tcp"):
-        choose(["", "pigeon"], ["", ""], "V")

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,9 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.select import EngineError
 from horovod.common import basics
 from horovod.control import munge
-from horovod.control.meeting_at_rank_0 import PlaceAtRank0
-from horovod.control.rendezvous_point import point_on_this_host
+from horovod.control.rendezvous_at_rank_0 import RendezvousAtRank0
+from horovod.control.rendezvous_on_hosts import RendezvousOnHosts
+from horovod.control.rendezvous_point import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous_server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret, secret_of_text
 from horovod.core import config
@@ -35,14 +36,14 @@ from horovod.core.execution.batch import Entry
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
-from horovod.core.lifecycle.rendezvous import rendezvous_point
+from horovod.core.lifecycle.rendezvous import rendezvous_of
 from horovod.core.lifecycle.termination import FAILURE_KEY
-from horovod.core.lifecycle.world import World
+from horovod.core.lifecycle.world import World, choose
 from horovod.core.process_set import ProcessSet, global_process_set, membership
 from horovod.core.submission import collectives
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Tensor
-from horovod.environments import Identity, Rank0
+from horovod.environments import HostList, Identity, Rank0
 from leaks import Inventory
 from unit.control.together import Together, together, wait_until
 
@@ -100,7 +101,7 @@ def calls() -> dict[str, Callable[[], Handle]]:
 
 
 def test_a_job_of_one_needs_no_launcher_and_knows_its_place() -> None:
-    context.init()
+    basics.init()
     assert context.is_initialized()
     assert [question() for question in TOPOLOGY] == [1, 0, 1, 0, 1, 0, True]
     assert global_process_set.ranks == [0]
@@ -113,14 +114,14 @@ def open_descriptors() -> dict[int, str]:
 
 def test_a_job_of_one_opens_no_connection() -> None:
     before = open_descriptors()
-    context.init()
+    basics.init()
     opened = {number: target for number, target in open_descriptors().items() if before.get(number) != target}
     assert opened
     assert not any(target.startswith("socket:") for target in opened.values())
 
 
 def test_every_collective_of_a_job_of_one() -> None:
-    context.init()
+    basics.init()
     for name, call in calls().items():
         call().wait(SECONDS)
         assert name
@@ -130,12 +131,12 @@ def test_two_hundred_lives_leave_nothing_behind() -> None:
     def count() -> tuple[int, int]:
         return threading.active_count(), len(open_descriptors())
 
-    context.init()
+    basics.init()
     context.shutdown()
     gc.collect()
     before = count()
     for number in range(200):
-        context.init()
+        basics.init()
         one = tensor(number)
         handle = collectives.allreduce("test", "x", [one], [one], ReduceOp.SUM)
         handle.wait(SECONDS)
@@ -144,25 +145,25 @@ def test_two_hundred_lives_leave_nothing_behind() -> None:
 
 
 def test_a_second_init_changes_nothing() -> None:
-    context.init()
+    basics.init()
     running = context.current()
-    context.init()
+    basics.init()
     assert context.current() is running
 
 
 def test_shutdown_when_nothing_runs() -> None:
     context.shutdown()
-    context.init()
+    basics.init()
     context.shutdown()
     context.shutdown()
     assert not context.is_initialized()
 
 
 def test_lives_are_numbered() -> None:
-    context.init()
+    basics.init()
     first = context.current().generation
     context.shutdown()
-    context.init()
+    basics.init()
     assert context.current().generation == first + 1
 
 
@@ -172,7 +173,7 @@ def test_topology_before_init_and_after_shutdown(question: Callable[[], object])
         with pytest.raises(ValueError) as caught:
             question()
         assert str(caught.value) == NOT_INITIALIZED
-        context.init()
+        basics.init()
         context.shutdown()
 
 
@@ -182,12 +183,12 @@ def test_operations_before_init_and_after_shutdown(name: str) -> None:
         with pytest.raises(HorovodInternalError) as caught:
             calls()[name]()
         assert str(caught.value) == NOT_INITIALIZED
-        context.init()
+        basics.init()
         context.shutdown()
 
 
 def test_what_is_pending_at_shutdown_fails() -> None:
-    context.init()
+    basics.init()
     worker = context.current().workers[0]
     handle = Handle()
     with worker._requests._lock:  # as if a peer had not answered yet
@@ -198,11 +199,11 @@ def test_what_is_pending_at_shutdown_fails() -> None:
 
 
 def test_settings_are_read_at_every_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    context.init()
+    basics.init()
     assert context.current().config == Config()
     context.shutdown()
     monkeypatch.setenv(config.CACHE_CAPACITY, "5")
-    context.init()
+    basics.init()
     assert context.current().config.cache_capacity == 5
 
 
@@ -221,11 +222,11 @@ def test_a_bad_environment_fails_init_and_leaves_nothing(
         monkeypatch.setenv(config.SIZE, "1")
     monkeypatch.setenv(variable, value)
     with pytest.raises(error, match=value):
-        context.init()
+        basics.init()
     assert not context.is_initialized()
     monkeypatch.delenv(variable)
     monkeypatch.delenv(config.SIZE, raising=False)
-    context.init()
+    basics.init()
     calls()["Allreduce"]().wait(SECONDS)
 
 
@@ -233,7 +234,7 @@ def test_a_bad_environment_fails_init_and_leaves_nothing(
 
 
 def test_an_unknown_process_set_and_one_this_rank_is_not_in() -> None:
-    context.init()
+    basics.init()
     membership.ranks[4] = [1, 2]
     one = tensor(1)
     for number, text in [
@@ -256,7 +257,7 @@ def test_an_unknown_process_set_and_one_this_rank_is_not_in() -> None:
 
 
 def test_a_root_outside_the_set() -> None:
-    context.init()
+    basics.init()
     with pytest.raises(ValueError, match="broadcast received invalid root rank 1 for provided process set"):
         collectives.broadcast("test", "a", [tensor(1)], 1)
 
@@ -270,13 +271,13 @@ def test_a_root_outside_the_set() -> None:
     ],
 )
 def test_splits_that_do_not_add_up(splits: list[int], text: str) -> None:
-    context.init()
+    basics.init()
     with pytest.raises(ValueError, match=text):
         collectives.alltoall("test", "a", tensor(1, 2), splits, lambda _, rows: np.zeros(rows, np.float32))
 
 
 def test_a_scalar_cannot_be_scattered_and_a_maximum_neither() -> None:
-    context.init()
+    basics.init()
     scalar = Tensor(np.ones(1, np.float32), DataType.FLOAT32, ())
     with pytest.raises(ValueError, match="Reducescatter does not support scalar inputs"):
         collectives.reducescatter("test", "a", [scalar], [scalar])
@@ -285,7 +286,7 @@ def test_a_scalar_cannot_be_scattered_and_a_maximum_neither() -> None:
 
 
 def test_truth_values_have_no_average() -> None:
-    context.init()
+    basics.init()
     flags = Tensor(np.ones(2, np.bool_), DataType.BOOL, (2,))
     with pytest.raises(ValueError, match="elements of type bool cannot be averaged or scaled"):
         collectives.allreduce("test", "a", [flags], [flags])
@@ -293,7 +294,7 @@ def test_truth_values_have_no_average() -> None:
 
 
 def test_names_for_calls_that_have_none_are_counted_per_kind() -> None:
-    context.init()
+    basics.init()
     running = context.current()
     names = [running.auto_name("allreduce", 0) for _ in range(2)] + [running.auto_name("broadcast", 0)]
     assert names == ["allreduce.noname.1", "allreduce.noname.2", "broadcast.noname.1"]
@@ -305,31 +306,31 @@ def test_names_for_calls_that_have_none_are_counted_per_kind() -> None:
 def test_a_set_that_is_the_global_one_is_a_duplicate_and_the_job_runs() -> None:
     one = ProcessSet([0])
     with pytest.raises(ValueError) as caught:
-        context.init([one])
+        basics.init(process_sets=[one])
     assert str(caught.value).startswith(
         "Horovod could not be initialized because process_sets entry number 0 is a duplicate"
     )
     assert one.process_set_id is None
     assert context.is_initialized()
-    context.init([])
+    basics.init(process_sets=[])
     calls()["Barrier"]().wait(SECONDS)
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([1], "rank 1"), ([-1, 0], "rank -1"), ([0, 0], "twice"), ([], "none")])
 def test_a_set_that_cannot_be_is_refused_and_nothing_runs(ranks: list[int], text: str) -> None:
     with pytest.raises(ValueError, match="Horovod initialization failed") as caught:
-        context.init([ProcessSet(ranks)])
+        basics.init(process_sets=[ProcessSet(ranks)])
     assert text in str(caught.value)
     assert not context.is_initialized()
 
 
 def test_a_later_init_looks_sets_up() -> None:
-    context.init()
+    basics.init()
     same = ProcessSet([0])
-    context.init([same])
+    basics.init(process_sets=[same])
     assert same.process_set_id == 0
     with pytest.raises(KeyError):
-        context.init([ProcessSet([5])])
+        basics.init(process_sets=[ProcessSet([5])])
 
 
 # Fork
@@ -365,7 +366,7 @@ def raised_by(call: Callable[[], object]) -> list[str]:
 
 
 def test_a_forked_child_knows_its_place_and_cannot_communicate() -> None:
-    context.init()
+    basics.init()
     inherited = context.current().workers[0].descriptors()
 
     def child() -> list[Any]:
@@ -382,12 +383,12 @@ def test_a_forked_child_knows_its_place_and_cannot_communicate() -> None:
 
 
 def test_what_a_forked_child_does_to_its_copy_does_not_reach_the_parent() -> None:
-    context.init()
+    basics.init()
 
     def child() -> list[Any]:
         context.shutdown()
         after = context.is_initialized()
-        context.init()
+        basics.init()
         calls()["Allreduce"]().wait(SECONDS)
         alive = threading.active_count()
         context.shutdown()
@@ -398,7 +399,7 @@ def test_what_a_forked_child_does_to_its_copy_does_not_reach_the_parent() -> Non
 
 
 def test_a_fork_while_nothing_runs() -> None:
-    context.init()
+    basics.init()
     context.shutdown()
     assert in_child(lambda: [context.is_initialized()]) == [False]
 
@@ -413,7 +414,7 @@ def identity(rank: int, size: int, job: str) -> Identity:
 def member(rank: int, size: int, job: str, settings: Config | None = None, generation: int = 1) -> Generation:
     """Rank ``rank``'s view of a job's generation, not started."""
     who = identity(rank, size, job)
-    return Generation(World(who, who), settings or Config(), generation - 1, attempt=generation)
+    return Generation(World(who, who), settings or Config(), generation - 1, calls=generation)
 
 
 class Job:
@@ -570,7 +571,11 @@ def test_twenty_generations_leave_nothing_behind(job: Job, engine: str) -> None:
         stop(contexts)
 
 
-# Where ranks meet
+# How ranks find each other
+
+
+def rendezvous_point(launched: Identity, env: Mapping[str, str]) -> Rendezvous:
+    return rendezvous_of(choose(None, launched), env)
 
 
 def test_the_launchers_place_and_its_secret() -> None:
@@ -581,7 +586,7 @@ def test_the_launchers_place_and_its_secret() -> None:
         config.SECRET_KEY: encode_secret(secret),
     }
     place = rendezvous_point(identity(0, 2, "x"), env)
-    assert (place.address, place.secret, place.hosted) == (("10.0.0.1", 4711), secret, False)
+    assert place == LauncherServer(("10.0.0.1", 4711), secret)
 
 
 def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
@@ -595,7 +600,7 @@ def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
         rendezvous_point(by_hand, {**env, config.USER_SECRET: "too short"})
     assert "too short" not in str(caught.value)
     place = rendezvous_point(by_hand, {**env, config.USER_SECRET: "a long text of one's own"})
-    assert isinstance(place, PlaceAtRank0)
+    assert isinstance(place, RendezvousAtRank0)
     assert place.secret == secret_of_text("a long text of one's own")
 
 
@@ -608,42 +613,44 @@ def test_a_meeting_at_a_port_that_is_none(port: str) -> None:
 def test_a_launcher_that_says_where_rank_0_is_needs_nothing_else() -> None:
     who = Identity(1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", placed=False, rank_0=Rank0("master", 23456))
     place = rendezvous_point(who, {})
-    assert isinstance(place, PlaceAtRank0)
+    assert isinstance(place, RendezvousAtRank0)
     assert (place.address, place.secret) == ("master:23456 (MASTER_ADDR, MASTER_PORT)", b"")
     moved = rendezvous_point(who, {config.RENDEZVOUS_PORT: "4000"})
+    assert isinstance(moved, RendezvousAtRank0)
     assert moved.address == f"master:4000 (MASTER_ADDR, {config.RENDEZVOUS_PORT})"
 
 
 def test_a_place_of_their_own_for_ranks_of_one_host() -> None:
     one = identity(0, 2, "x")
-    assert rendezvous_point(one, {}) == point_on_this_host(one.job)
+    assert rendezvous_point(one, {}) == OnThisHost.of_job(one.job)
 
 
 def test_ranks_of_several_hosts_need_a_place() -> None:
     spread = Identity(0, 4, 0, 2, 0, 2, "host", "Slurm", "job 7")
     with pytest.raises(
         ValueError,
-        match=r"Slurm started 4 ranks on several hosts .*; or start the job with horovodrun, or pass an mpi4py",
+        match=r"Slurm started 4 ranks on several hosts .* start the job with horovodrun, or pass an mpi4py",
     ):
         rendezvous_point(spread, {})
 
 
-SRUN = {"SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
+NODES = HostList(("n1", "n2"), "n1", ())
 
 
 def test_ranks_of_srun_meet_on_the_first_node_by_the_users_secret() -> None:
-    spread = Identity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/")
-    place = rendezvous_point(spread, {**SRUN, config.SECRET_KEY: encode_secret(make_secret())})
-    assert isinstance(place.address, tuple) and place.address[0] == "n1" and place.hosted
+    spread = Identity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
+    place = rendezvous_point(spread, {config.SECRET_KEY: encode_secret(make_secret())})
+    assert isinstance(place, RendezvousOnHosts)
+    assert isinstance(place.address, tuple) and place.address[0] == "n1"
 
 
 def test_without_munge_and_a_secret_ranks_of_srun_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(munge, "_LIBRARY", "libmunge.so.none")
-    spread = Identity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/")
+    spread = Identity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
     with pytest.raises(
-        ValueError, match=f"slurm started 4 ranks .* MUNGE cannot be used here.*export {config.SECRET_KEY}="
+        ValueError, match=f"slurm started 4 ranks .* MUNGE cannot be used here.*export {config.USER_SECRET}="
     ):
-        rendezvous_point(spread, SRUN)
+        rendezvous_point(spread, {})
 
 
 def test_the_launcher_learns_who_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -674,7 +681,7 @@ def test_a_log_that_is_not_to_hide_the_time_shows_it(
     no: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(config.LOG_HIDE_TIME, no)
-    context.init()
+    basics.init()
     logging.getLogger("horovod.core").warning("hello")
     assert not capsys.readouterr().err.startswith("[W ")
 
@@ -682,12 +689,12 @@ def test_a_log_that_is_not_to_hide_the_time_shows_it(
 def test_the_log_is_set_up_at_init(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(config.LOG_LEVEL, "info")
     monkeypatch.setenv(config.LOG_HIDE_TIME, "1")
-    context.init()
+    basics.init()
     logging.getLogger("horovod.core").info("hello")
     assert capsys.readouterr().out.startswith("[I test_context.py:")
     monkeypatch.setenv(config.LOG_LEVEL, "warning")
     context.shutdown()
-    context.init()
+    basics.init()
 
 
 def test_shared_memory_is_given_back_at_shutdown(job: Job) -> None:
@@ -708,14 +715,14 @@ def test_shared_memory_is_given_back_at_shutdown(job: Job) -> None:
 
 def test_a_grandchild_cannot_communicate_either():
     """And what it opened since is left alone: the numbers of the parent's connections belong to others by then."""
-    context.init()
+    basics.init()
     assert in_child(lambda: in_child(lambda: raised_by(collectives.barrier)))[0] == "HorovodInternalError"
 
 
 def test_a_forked_child_holds_no_connection_of_the_tcp_engine():
     contexts = [member(rank, 2, "hold", Config(cpu_operations="tcp")) for rank in range(2)]
     together(*(partial(each.start, []) for each in contexts))
-    context.init()
+    basics.init()
     context.shutdown()
     context._running = contexts[0]
     data = [link.fd for link in contexts[0].workers[0].communicator._exchange._by_fd.values()]

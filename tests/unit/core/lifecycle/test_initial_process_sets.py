@@ -1,4 +1,4 @@
-"""What the wishes of all ranks for process sets come to, every rank simulated."""
+"""The process sets that all ranks have asked for, every rank simulated."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_duplicates_are_left_out_and_told_to_all(
     [
         (listed(0, 3), "rank 3 is not one of the job's 3"),
         (listed(-1, 0), "rank -1 is not one of the job's 3"),
-        (listed(0, 0), "a rank stands twice"),
+        (listed(0, 0), "a rank is listed twice"),
         (listed(), "there is none"),
         (split((-1, 0), (1, 2)), "processes that are not in the job's communicator"),
         (

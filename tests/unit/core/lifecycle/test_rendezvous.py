@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from horovod.control import rendezvous_over_mpi
-from horovod.control.mesh import Endpoint
+from horovod.control.rendezvous_over_mpi import RendezvousOverMpi
+from horovod.control.rendezvous_over_pmi import RendezvousOverPmi
 from horovod.core.config import Config
-from horovod.core.execution.cpu_affinity import own_cpu_resources
-from horovod.core.lifecycle.rendezvous import RankInfo, check_settings, exchange_rank_infos, rendezvous_point
+from horovod.core.lifecycle.rendezvous import check_settings, rendezvous_of
 from horovod.core.lifecycle.world import choose
 from horovod.environments import Identity
 
-UNDER_HYDRA = Identity(0, 4, 0, 2, 0, 2, "hostA", "MPICH", "mpich/1/2", placed=False)
-UNDER_OPEN_MPI = Identity(0, 4, 0, 2, 0, 2, "hostA", "Open MPI", "open-mpi/x", placed=False)
+UNDER_HYDRA = Identity(0, 4, 0, 2, 0, 2, "hostA", "MPICH", "mpich/1/2", placed=False, over_mpi=True)
+UNDER_OPEN_MPI = Identity(0, 4, 0, 2, 0, 2, "hostA", "Open MPI", "open-mpi/x", placed=False, over_mpi=True)
 
 
 def test_settings_that_agree() -> None:
@@ -38,30 +38,29 @@ def test_how_long_things_may_take_is_each_ranks_own_affair() -> None:
 
 def test_hydra_passes_on_what_ranks_on_several_hosts_tell_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous_over_mpi, "obtainable", lambda: False)
-    assert rendezvous_point(UNDER_HYDRA, {"PMI_FD": "9"}) is None
+    assert isinstance(rendezvous_of(choose(None, UNDER_HYDRA), {"PMI_FD": "9"}), RendezvousOverPmi)
     with pytest.raises(
         ValueError, match=r"MPICH started 4 ranks on several hosts .*pip install mpi4py.*horovodrun --mpi"
     ):
-        rendezvous_point(UNDER_HYDRA, {})
+        rendezvous_of(choose(None, UNDER_HYDRA), {})
 
 
 def test_open_mpi_needs_mpi4py_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous_over_mpi, "obtainable", lambda: True)
-    assert rendezvous_point(UNDER_OPEN_MPI, {}) is None
+    assert isinstance(rendezvous_of(choose(None, UNDER_OPEN_MPI), {}), RendezvousOverMpi)
     monkeypatch.setattr(rendezvous_over_mpi, "obtainable", lambda: False)
     with pytest.raises(ValueError, match=r"Open MPI started 4 ranks .*install mpi4py for the Python of every rank"):
-        rendezvous_point(UNDER_OPEN_MPI, {})
+        rendezvous_of(choose(None, UNDER_OPEN_MPI), {})
 
 
 def test_mpi4py_is_no_help_under_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous_over_mpi, "obtainable", lambda: True)
     with pytest.raises(ValueError, match="torchrun started 4 ranks on several hosts"):
-        rendezvous_point(Identity(0, 4, 0, 2, 0, 2, "hostA", "torchrun", "x"), {"PMI_FD": "9"})
+        rendezvous_of(choose(None, Identity(0, 4, 0, 2, 0, 2, "hostA", "torchrun", "x")), {"PMI_FD": "9"})
 
 
 def test_a_list_of_ranks_is_refused_where_ranks_meet_through_mpis_launcher() -> None:
-    own = RankInfo(Endpoint(0, "hostA", 1, 0, (), ""), 0, 1, [], own_cpu_resources("hostA"))
     with pytest.raises(
         ValueError, match=r"comm=\[0, 2\]: where MPICH starts ranks on several hosts, a list of ranks needs"
     ):
-        exchange_rank_infos(own, choose([0, 2], UNDER_HYDRA), None, 1, 1.0)
+        rendezvous_of(choose([0, 2], UNDER_HYDRA), {"PMI_FD": "9"})

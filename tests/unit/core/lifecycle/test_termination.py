@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.control.rendezvous_point import RendezvousPoint
+from horovod.control.rendezvous_point import LauncherServer
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import termination as module
 from horovod.core.lifecycle.termination import Termination
@@ -52,7 +52,7 @@ class Launcher:
 
 def fail(workers: dict[int, FakeLane], seen: list[str], monkeypatch: pytest.MonkeyPatch) -> Termination:
     termination = Termination(0, workers, 1.0)  # type: ignore[arg-type]
-    termination.place = RendezvousPoint(("localhost", 1), b"secret", hosted=False)
+    termination.point = LauncherServer(("localhost", 1), b"secret")
     monkeypatch.setattr(module, "RendezvousClient", Launcher(seen))
     termination.fail(2, "it went away")
     assert termination.failed.is_set()

@@ -42,7 +42,7 @@ def test_all_ranks_in_another_order_are_a_job_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("comm", "text"),
     [
-        ([1, 2, 1], "rank 1 stands there more than once"),
+        ([1, 2, 1], "rank 1 is listed more than once"),
         ([1, 4], "rank 4 is not one of the 4 that horovodrun launched"),
         ([-1, 1], "rank -1 is not one of the 4"),
         ([0, 2], "this process is rank 1 of the launched job and not among them"),

@@ -9,8 +9,9 @@ import pytest
 
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution.batch import Entry
+from horovod.core.execution.waiting import COALESCE_MILLISECONDS, COALESCE_SECONDS
 from horovod.core.submission.handle import Handle
-from horovod.core.submission.in_flight import GATHER_MILLISECONDS, NAP_SECONDS, InFlight
+from horovod.core.submission.in_flight import InFlight
 from unit.core.workers import LARGE, allreduce_request
 
 
@@ -18,7 +19,7 @@ class Driver:
     def drive(self, handle: Handle) -> None:
         raise AssertionError("nobody waits here")
 
-    def expedite(self, handle: Handle) -> None:
+    def take_over(self, handle: Handle) -> None:
         pass
 
 
@@ -33,7 +34,7 @@ def entry(name: str = "x", length: int = 4, since: float = 0.0) -> Entry:
 
 
 def asleep(requests: InFlight) -> None:
-    assert requests.rest(busy=False) == -1
+    assert requests.begin_wait(busy=False) == -1
 
 
 def test_they_are_taken_once_in_the_order_of_submission(requests: InFlight) -> None:
@@ -110,68 +111,68 @@ def test_who_sleeps_is_woken_unless_the_caller_does_it(
     asleep(requests)
     assert requests.add(entry(length=length), held=False, awaited=awaited) is woken
     assert requests.add(entry("next"), held=False, awaited=False) is not woken  # once is enough
-    requests.rise()
+    requests.end_wait()
     assert not requests.add(entry("awake"), held=False, awaited=False)
 
 
 def test_who_has_something_to_do_does_not_rest(requests: InFlight) -> None:
-    assert requests.rest(busy=True) == 0
+    assert requests.begin_wait(busy=True) == 0
     requests.add(entry(), held=False, awaited=False)
-    assert requests.rest(busy=False) == 0
+    assert requests.begin_wait(busy=False) == 0
 
 
-def test_a_nap_follows_an_announcement_while_an_answer_is_due(requests: InFlight) -> None:
-    requests.announced(nap=True)
+def test_submissions_coalesce_after_an_announcement_while_an_answer_is_due(requests: InFlight) -> None:
+    requests.announced(coalesce=True)
     asleep(requests)  # nothing is in flight
     requests.add(entry(), held=False, awaited=False)
     requests.take()
-    requests.announced(nap=True)
-    assert requests.rest(busy=False) == GATHER_MILLISECONDS
+    requests.announced(coalesce=True)
+    assert requests.begin_wait(busy=False) == COALESCE_MILLISECONDS
     assert not requests.add(entry("soon", since=time.monotonic()), held=False, awaited=False)
-    assert requests.add(entry("later", since=time.monotonic() + 2 * NAP_SECONDS), held=False, awaited=False)
+    assert requests.add(entry("later", since=time.monotonic() + 2 * COALESCE_SECONDS), held=False, awaited=False)
     requests.take()
-    requests.announced(nap=False)
+    requests.announced(coalesce=False)
     asleep(requests)
 
 
-def test_who_parks_is_woken_for_what_nobody_drives(requests: InFlight) -> None:
-    assert requests.stand_by()
+def test_who_stands_by_is_woken_for_what_nobody_drives(requests: InFlight) -> None:
+    assert requests.begin_standby()
     assert not requests.add(entry("small"), held=False, awaited=False)
     assert requests.add(entry("large", LARGE), held=False, awaited=False)
-    requests.rise()
-    assert not requests.stand_by()  # it is still to be announced
+    requests.end_wait()
+    assert not requests.begin_standby()  # it is still to be announced
     requests.take()
-    assert not requests.stand_by()  # and then to be carried out
+    assert not requests.begin_standby()  # and then to be carried out
     requests.finish(["large"])
-    assert requests.stand_by()
+    assert requests.begin_standby()
 
 
-def test_who_parks_does_not_wait_for_what_is_held(requests: InFlight) -> None:
+def test_who_stands_by_does_not_wait_for_what_is_held(requests: InFlight) -> None:
     late = entry()
     requests.add(late, held=True, awaited=False)
-    assert requests.stand_by()
+    assert requests.begin_standby()
     assert requests.release(late)
-    requests.rise()
-    assert not requests.stand_by()
+    requests.end_wait()
+    assert not requests.begin_standby()
 
 
-def test_who_is_asked_to_hasten_does_not_park_until_that_is_done(requests: InFlight) -> None:
-    assert requests.stand_by()
+def test_who_is_asked_to_take_over_does_not_stand_by_until_that_is_done(requests: InFlight) -> None:
+    assert requests.begin_standby()
     handle = Handle()
-    assert requests.expedite(handle)
-    requests.rise()
-    assert not requests.stand_by()
-    assert not requests.expedite(handle)
+    assert requests.leave_to_worker(handle)
+    requests.end_wait()
+    assert not requests.begin_standby()
+    assert not requests.leave_to_worker(handle)
     handle.complete()
-    assert requests.stand_by()
+    assert requests.begin_standby()
 
 
-def test_who_sleeps_is_asked_to_hasten_what_nobody_has_announced(requests: InFlight) -> None:
+def test_who_sleeps_is_asked_to_take_over_what_nobody_has_announced(requests: InFlight) -> None:
     handle = Handle()
     asleep(requests)
-    assert not requests.expedite(handle)
+    assert not requests.leave_to_worker(handle)
     requests.add(entry(), held=False, awaited=True)
-    assert requests.expedite(handle)
+    assert requests.leave_to_worker(handle)
 
 
 def test_one_alone_can_be_taken_and_put_back(requests: InFlight) -> None:

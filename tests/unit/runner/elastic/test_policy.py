@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from horovod.control.elastic_messages import Connected, Leaving, RankFailed, Ready
-from horovod.elastic.updates import HostUpdateResult
+from horovod.control.elastic_messages import Connected, HostUpdateResult, Leaving, RankFailed, Ready
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.policy import (
@@ -23,7 +22,7 @@ from horovod.runner.elastic.policy import (
     Start,
     Stop,
 )
-from horovod.runner.hosts import HostInfo, SlotInfo
+from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import EndAll, Say, Wake
 
 KILLED = Exit(137, signal.SIGKILL)

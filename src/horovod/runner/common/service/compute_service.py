@@ -1,16 +1,17 @@
 """Where a job that prepares data and a job that trains on them find each other.
 
 The compute job has *workers*, each of which serves one *dispatcher*; dispatchers belong to either job. Both jobs know the
-service's address and key (from a file, in general). Dispatchers tell it their addresses, workers that they are there, and
-whoever needs them waits for that; in the end one says that it is over, and all others hear it.
+service's address and key (from a file, in general). Dispatchers register their addresses, and workers
+register with their dispatcher. Clients wait for these registrations. At the end one client calls ``shutdown``, and all others
+are notified.
 
-The service is a rendezvous server (:mod:`horovod.control.rendezvous`) with a few agreed keys; so nobody without the key is
-listened to, nothing that travels is a pickle, and every wait has a bound::
+The service is a rendezvous server (:mod:`horovod.control.rendezvous`) with a few agreed keys. It answers only clients that have
+the key, uses no pickles, and bounds every wait::
 
     dispatchers, workers_per_dispatcher     how many there are
     dispatcher/<id>                         its address
     worker/<dispatcher id>/<place>          the id of a worker that serves it; places are taken first come, first served
-    shutdown                                it is over
+    shutdown                                set at the end
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Addresses = dict[str, list[tuple[str, int]]]
 
 CONNECT_SECONDS = 20.0
 """How long a client tries to reach the service, and waits for an answer that is due at once."""
-_HEARING_SECONDS = 600.0
-"""How long a client listens for the end before it asks again, so that a service that vanished is noticed."""
+_SHUTDOWN_POLL_SECONDS = 600.0
+"""A client that waits for the shutdown asks again after this time, so that it notices a service that is gone."""
 _DISPATCHERS, _WORKERS, _SHUTDOWN = "dispatchers", "workers_per_dispatcher", "shutdown"
 
 _log = logging.getLogger("horovod.compute_service")
@@ -77,7 +78,7 @@ class ComputeService:
         return {nic: list(addresses) for nic, addresses in self._addresses.items()}
 
     def shutdown(self) -> None:
-        """Tell all who wait that it is over, and end. Idempotent."""
+        """Notify all clients that wait, and end. Idempotent."""
         if self._ended:
             return
         self._ended = True
@@ -202,11 +203,11 @@ class ComputeClient:
         _log.log(self._level, "the compute service is told that it is over")
 
     def wait_for_shutdown(self) -> None:
-        """Wait until somebody has said that it is over, or the service is gone (ConnectionError)."""
+        """Wait until a client has called ``shutdown``, or the service is gone (ConnectionError)."""
         with self._connected() as store:
             while True:
                 try:
-                    store.get(_SHUTDOWN, _HEARING_SECONDS)
+                    store.get(_SHUTDOWN, _SHUTDOWN_POLL_SECONDS)
                     break
                 except TimeoutError:
                     pass  # it answered, so it lives

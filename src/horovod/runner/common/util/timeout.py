@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class TimeoutException(TimeoutError):
-    """Somebody did not come in time; the text says who, and what to do."""
+    """A dispatcher or worker did not register in time; the message says which, and what to do."""

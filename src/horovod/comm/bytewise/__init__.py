@@ -1,0 +1,1 @@
+"""Communicators over a library of collectives on bytes."""

@@ -1,0 +1,54 @@
+"""What a library of collectives must do for :class:`~horovod.comm.bytewise.communicator.BytewiseCommunicator`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from horovod.comm.datatypes import Array
+
+
+class ByteCollectives(ABC):
+    """Collectives of one group on arrays of bytes (``uint8``) that nobody else touches until they have been waited for.
+
+    Each is started by all ranks in the same order, and carried out in that order. What it returns is for :meth:`wait`.
+    Lengths are far below what a 32-bit count holds.
+    """
+
+    @abstractmethod
+    def allgather(self, own: Array, everybody: Array) -> Any:
+        """Concatenate ``own``, of the same length on all ranks, in rank order."""
+
+    @abstractmethod
+    def alltoall(
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
+    ) -> Any:
+        """Send ``send_counts[r]`` consecutive bytes to each rank r; receive in rank order.
+
+        No count on any rank is above ``longest``, which is the same on all ranks."""
+
+    @abstractmethod
+    def broadcast(self, data: Array, root: int) -> Any:
+        """Copy ``data`` of ``root`` over that of all others."""
+
+    @abstractmethod
+    def wait(self, started: Any) -> None:
+        """Return when a collective is over.
+
+        Raises:
+            PeerFailure: it cannot be.
+            Aborted: :meth:`abort` was called.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the present wait and every later one with ``Aborted``. From any thread, any number of times."""
+
+    def descriptors(self) -> list[int]:
+        """Open file descriptors, which a forked child must close."""
+        return []
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. Called once, when no collective is waited for."""

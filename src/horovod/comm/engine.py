@@ -1,0 +1,158 @@
+"""The Engine contract: how an engine says whether it can serve a group of ranks, and how it is built there.
+
+Each engine is one folder with a subclass of :class:`Engine`, listed in :mod:`horovod.comm.select`. Importing that
+subclass must be
+cheap: the library it stands on is imported only by what is called on a chosen or forced engine.
+
+A group builds its engine in these steps, which all of its ranks take together (:mod:`horovod.core.lifecycle.engine_building`):
+
+1. Each rank asks the candidates for their :meth:`~Engine.obstacle`, and tells the others.
+2. The group's first rank makes the :meth:`~Engine.bootstrap` of the best engine without obstacles, and hands it to all.
+3. Every rank calls :meth:`~Engine.build`. Where that fails on a rank, all ranks hear why, and try the next engine.
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, NamedTuple
+
+from horovod.comm.base import Communicator, OnStall, give_up
+
+
+class EngineError(RuntimeError):
+    """An engine cannot serve a group; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user's settings mean for engines; the same on all ranks of a job, but for ``interface`` and ``spins``.
+
+    Attributes:
+        stall_timeout: how long a peer may make no progress inside a collective until ``on_stall`` is told.
+        spins: every rank has a core to itself, so it may look for a peer a while before it sleeps.
+        piece_bytes: bytes each rank moves through shared memory at a time; 0 for the default.
+        direct: how the ranks of a host read one another's memory: "auto", "always" or "never".
+        interface: the network interface to use, or "" for any.
+        hierarchical_allreduce, hierarchical_allgather: None leaves the choice to the engine.
+        threads: whether MPI may be initialised for calls from several threads.
+    """
+
+    stall_timeout: timedelta = timedelta(seconds=10)
+    spins: bool = True
+    piece_bytes: int = 0
+    direct: str = "auto"
+    interface: str = ""
+    hierarchical_allreduce: bool | None = None
+    hierarchical_allgather: bool | None = None
+    threads: bool = True
+
+
+class MpiRanks(NamedTuple):
+    """Where the ranks of a group are in MPI.
+
+    Attributes:
+        communicator: the mpi4py communicator that the job was made from; None for ``MPI.COMM_WORLD``.
+        size: how many ranks that has, as the launcher says.
+        ranks: the group's ranks in it, in group order.
+    """
+
+    communicator: Any
+    size: int
+    ranks: tuple[int, ...]
+
+
+def _none() -> Mapping[int, socket.socket]:
+    raise EngineError("this group cannot open connections")
+
+
+def _none_at_all() -> Mapping[int, Sequence[socket.socket]]:
+    raise EngineError("this group cannot open connections")
+
+
+def _no_subgroup(name: str, members: Sequence[int], candidates: Sequence[str]) -> Communicator:
+    raise EngineError("this group cannot be divided")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that an engine is to serve, as one of them sees them.
+
+    Attributes:
+        rank, size: this rank's index in the group, and how many there are.
+        hosts: the host name of each, by index.
+        mpi: where they are in MPI, or None where that is not known.
+        on_stall: for the communicator.
+        connect: opens an authenticated connection to every other rank, by index. All ranks must call it together, once.
+        connect_all: the same, with one connection for each network that two hosts share, in the same order on both.
+        subgroup: ``subgroup(name, members, candidates)`` builds an engine for some of the ranks (indices, this rank
+            among them) from
+            the named engines, best first. All members must call it together; the name tells groups that a rank is in apart.
+        cross: the engine that is forced for what travels between hosts, or "".
+    """
+
+    rank: int
+    size: int
+    hosts: tuple[str, ...]
+    settings: Settings = Settings()
+    mpi: MpiRanks | None = None
+    on_stall: OnStall = give_up
+    connect: Callable[[], Mapping[int, socket.socket]] = _none
+    connect_all: Callable[[], Mapping[int, Sequence[socket.socket]]] = _none_at_all
+    subgroup: Callable[[str, Sequence[int], Sequence[str]], Communicator] = _no_subgroup
+    cross: str = ""
+
+
+class Bootstrap(NamedTuple):
+    """What the group's first rank hands to all members, itself included.
+
+    Attributes:
+        data: opaque bytes: a unique id, an address, a size.
+        descriptor: an open file descriptor that goes with them, or -1. On the other ranks it is -1 where none could be
+            passed. Whoever
+            gets it closes it after :meth:`Engine.build`.
+    """
+
+    data: bytes = b""
+    descriptor: int = -1
+
+
+class Engine(ABC):
+    """One kind of engine. Stateless; one object of it stands in the tables of :mod:`horovod.comm.select`."""
+
+    name: ClassVar[str]
+    """As users write it in HOROVOD_CPU_OPERATIONS or HOROVOD_GPU_OPERATIONS, in lower case."""
+
+    automatic: ClassVar[bool] = True
+    """Whether it is chosen where it can run, or only where it is forced."""
+
+    @abstractmethod
+    def obstacle(self, group: Group) -> str:
+        """Why it cannot serve this group, as far as this rank can tell alone, with what to do about it; "" if nothing is known
+        against it. Quick, and without effects: every rank of the group calls it before an engine is chosen."""
+
+    def installed(self) -> str:
+        """The version of the library it stands on, or "" where that is not installed. Imports nothing large."""
+        return "built in"
+
+    def bootstrap(self, group: Group) -> Bootstrap:
+        """What all members need to build. Called on the group's first rank only.
+
+        Raises:
+            EngineError, OSError: it cannot be made, so the engine cannot serve the group.
+        """
+        return Bootstrap()
+
+    @abstractmethod
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Communicator:
+        """This rank's communicator. Every rank of the group calls it, with the same bytes.
+
+        Args:
+            deadline: ``time.monotonic`` by which it must have succeeded or failed.
+
+        Raises:
+            EngineError, OSError, ValueError: it cannot; the message says why and what to do.
+        """

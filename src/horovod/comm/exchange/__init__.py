@@ -1,0 +1,1 @@
+"""Communicators over a transport that moves bytes between any two ranks."""

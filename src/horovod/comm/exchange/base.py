@@ -1,0 +1,116 @@
+"""What a transport must do for :class:`~horovod.comm.exchange.communicator.ExchangeCommunicator`, and how transfers begin.
+
+Every transfer starts with a header that its receiver knows in advance (which collective, which one of its kind, how
+many bytes), so a peer that is out of step or sends anything else is found instead of believed.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Protocol, TypeAlias
+
+from horovod.comm.base import Aborted
+
+
+class Collective(IntEnum):
+    """What a transfer is part of, as its header says."""
+
+    ALLREDUCE = 1
+    ALLGATHER = 2
+    BROADCAST = 3
+    ALLTOALL = 4
+    REDUCESCATTER = 5
+    BARRIER = 6
+
+
+HEADER = struct.Struct("<HHIQ")  # magic, Collective, number of the collective modulo 2**32, bytes that follow
+MAGIC = 0x4876
+
+
+class Flow(Protocol):
+    """One direction of the traffic with one peer.
+
+    Attributes:
+        done: how many bytes have moved so far.
+    """
+
+    @property
+    def done(self) -> int: ...
+
+
+Mark: TypeAlias = tuple[Flow, int]
+"""A place in a flow: reached once that many of its bytes have moved."""
+
+
+class Exchange(ABC):
+    """All traffic of one rank of a group, with every other rank.
+
+    The thread that carries out a collective queues what it wants sent and received, by reference, and then waits for some of
+    it; while it waits, everything queued in either direction moves, so ranks may all send first without a deadlock.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._collective = Collective.BARRIER
+        self._aborted = False
+
+    def begin(self, collective: Collective) -> None:
+        """Start the next collective: every transfer queued from now on is part of it, on all ranks alike."""
+        self._check()
+        self._collective = collective
+        self._number = (self._number + 1) & 0xFFFFFFFF
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise Aborted("this communicator was aborted")
+
+    def _header(self, buffers: Iterable[memoryview]) -> bytes:
+        """What stands before the transfer of these buffers in the present collective."""
+        return HEADER.pack(MAGIC, self._collective, self._number, sum(buffer.nbytes for buffer in buffers))
+
+    @abstractmethod
+    def send(self, rank: int, *buffers: memoryview) -> Mark:
+        """Queue one transfer to ``rank``. The buffers must stay as they are until the returned mark is reached."""
+
+    @abstractmethod
+    def receive(self, rank: int, *buffers: memoryview) -> Mark:
+        """Ask for one transfer from ``rank``. The buffers hold it once the returned mark is reached."""
+
+    @abstractmethod
+    def wait(self, marks: Iterable[Mark]) -> None:
+        """Move bytes until every one of ``marks`` is reached.
+
+        Raises:
+            PeerFailure: a peer is gone or out of step.
+            Aborted: :meth:`abort` was called.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the present wait and every later one with :class:`Aborted`. From any thread, any number of times."""
+
+    def descriptors(self) -> list[int]:
+        """Open file descriptors, which a forked child must close."""
+        return []
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. Called once, when no collective runs."""
+
+
+def mismatch(found: bytes, expected: bytes) -> str:
+    """What is wrong with a header that is not the expected one."""
+    magic, collective, number, length = HEADER.unpack(found)
+    if magic != MAGIC or collective not in tuple(Collective):
+        return "it sent bytes that are not part of any collective"
+
+    def describe(collective: int, number: int, length: int) -> str:
+        return f"{Collective(collective).name.lower()} number {number} ({length} bytes)"
+
+    return (
+        f"it is out of step: it sent part of {describe(collective, number, length)}"
+        f" where {describe(*HEADER.unpack(expected)[1:])} was due"
+    )

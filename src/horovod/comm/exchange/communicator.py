@@ -1,0 +1,231 @@
+"""Every collective over a transport that moves bytes between any two ranks: what ``tcp`` and ``mpi`` have in common.
+
+Large reductions stream through ``comm.exchange.sharded_reduction``; small ones are sent whole to everyone, which takes
+one latency instead of two. Movements go straight between the callers' arrays. How a result travelled never changes it:
+every element is reduced in rank order either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.base import Communicator
+from horovod.comm.datatypes import Array
+from horovod.comm.exchange.base import Collective, Exchange
+from horovod.comm.exchange.sharded_reduction import Part, ShardedReduction, Staging, as_bytes
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.segments import Segments, source_and_target
+from horovod.comm.spans import Vectors, arrays_of
+
+PIECE_BYTES = 512 << 10
+"""The usual size of a piece. Measured between 2 ranks of one host: half of it and four times of it are slower."""
+DIRECT_BYTES = 256 << 10
+"""The largest reduction that is sent whole to everyone: one latency instead of two. Measured between 2 ranks of one host:
+256 KB take 50 us so, and 110 us in shards."""
+DIRECT_EXCESS_BYTES = 32 << 10
+"""What each rank may send more so than in shards. Nothing between 2 ranks; among many it soon costs more than a latency."""
+RELAY_BYTES = 256 << 10
+"""What a rank of a broadcast passes on at a time."""
+
+
+def _offsets(counts: Sequence[int]) -> list[int]:
+    return [0, *accumulate(counts)]
+
+
+class ExchangeCommunicator(Communicator):
+    """One rank of a group.
+
+    Args:
+        rank, size: this rank's index in the group, and how many there are.
+        exchange: connects it with every other rank. Owned from now on.
+        piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.
+    """
+
+    def __init__(
+        self, rank: int, size: int, exchange: Exchange, piece_bytes: int = PIECE_BYTES, relays: bool = False
+    ) -> None:
+        super().__init__(rank, size)
+        self._relays = relays
+        self._piece_bytes = piece_bytes
+        self._exchange = exchange
+        # Starting behind oneself, so that not everyone sends to rank 0 first.
+        self._peers = [(rank + distance) % self.size for distance in range(1, self.size)]
+        self._workspace = Workspace()
+        self._staging = Staging()
+
+    # Reductions
+
+    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
+        self._exchange.begin(Collective.ALLREDUCE)
+        source, target = source_and_target(inputs, outputs)
+        length = source.length
+        if not length:
+            return
+        combine = self._arithmetic(op, prescale, postscale)
+        dtype = source.dtype
+        if self._is_direct(length * dtype.itemsize):
+            self._allreduce_direct(source, target, dtype, combine)
+            return
+        step = self._piece_bytes // dtype.itemsize
+        bounds = [length * r // self.size for r in range(self.size + 1)]
+        shares = [Part(source, bounds[r], bounds[r + 1], step) for r in range(self.size)]
+        results = [Part(target, bounds[r], bounds[r + 1], step) for r in range(self.size)]
+        ShardedReduction(
+            self._exchange, self._staging, self.rank, dtype, shares, results[self.rank], results, combine
+        ).run()
+
+    def _is_direct(self, size: int) -> bool:
+        """Whether ``size`` bytes to everyone are better than a share of them to each, and the results back."""
+        excess = (self.size - 1) * size * (self.size - 2) // self.size
+        return size <= DIRECT_BYTES and excess <= DIRECT_EXCESS_BYTES
+
+    def _allreduce_direct(
+        self,
+        source: Segments,
+        target: Segments,
+        dtype: np.dtype[Any],
+        combine: Callable[[Array, Sequence[Array]], None],
+    ) -> None:
+        """Everyone sends everything to everyone and reduces all of it."""
+        exchange, length = self._exchange, source.length
+        contributions = [self._staging.array("direct", 0, r, dtype, length) for r in range(self.size)]
+        own = source.whole(0, length)
+        if own is None:
+            own = contributions[self.rank]
+            source.read(0, length, own)
+        else:
+            contributions[self.rank] = own
+        data = as_bytes(own)
+        marks = [exchange.send(r, data) for r in self._peers]
+        marks += [exchange.receive(r, as_bytes(contributions[r])) for r in self._peers]
+        exchange.wait(marks)  # for what is sent, too: the result may overwrite it
+        result = target.whole(0, length)
+        if result is not None:
+            combine(result, contributions)
+        else:
+            result = self._staging.array("direct", 0, self.rank, dtype, length)
+            combine(result, contributions)
+            target.write(0, length, result)
+
+    def reducescatter(
+        self,
+        inputs: Vectors,
+        outputs: Vectors,
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        self._exchange.begin(Collective.REDUCESCATTER)
+        sources, targets = arrays_of(inputs), arrays_of(outputs)
+        if not sources:
+            return
+        dtype = sources[0].dtype
+        step = self._piece_bytes // dtype.itemsize
+        offsets = [_offsets(count) for count in counts]
+        shares = []
+        for r in range(self.size):
+            segments = Segments([source[at[r] : at[r + 1]] for source, at in zip(sources, offsets, strict=True)])
+            shares.append(Part(segments, 0, segments.length, step))
+        target = Segments(targets)
+        own = Part(target, 0, target.length, step)
+        combine = self._arithmetic(op, prescale, postscale)
+        ShardedReduction(self._exchange, self._staging, self.rank, dtype, shares, own, [], combine).run()
+
+    def _arithmetic(self, op: ReduceOp, prescale: float, postscale: float) -> Callable[[Array, Sequence[Array]], None]:
+        workspace = self._workspace
+        return lambda target, contributions: reduce_into(target, contributions, op, prescale, postscale, workspace)
+
+    # Movements
+
+    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
+        exchange = self._exchange
+        exchange.begin(Collective.ALLGATHER)
+        sources, targets = arrays_of(inputs), arrays_of(outputs)
+        offsets = [_offsets(count) for count in counts]
+        data = [as_bytes(source) for source in sources]
+        marks = [exchange.send(r, *data) for r in self._peers]
+        for r in self._peers:
+            places = [as_bytes(target[at[r] : at[r + 1]]) for target, at in zip(targets, offsets, strict=True)]
+            marks.append(exchange.receive(r, *places))
+        for source, target, at in zip(sources, targets, offsets, strict=True):
+            np.copyto(target[at[self.rank] : at[self.rank + 1]], source)
+        exchange.wait(marks)
+
+    def broadcast(self, vectors: Vectors, root: int) -> None:
+        for array in arrays_of(vectors):
+            self._broadcast(array, root)
+
+    def _broadcast(self, array: Array, root: int) -> None:
+        exchange = self._exchange
+        exchange.begin(Collective.BROADCAST)
+        if not array.size:
+            return
+        data = as_bytes(array)
+        step = RELAY_BYTES if self._relays or self.size > 2 else data.nbytes
+        pieces = [data[begin : begin + step] for begin in range(0, data.nbytes, step)]
+        parent, children = self._place_in_tree(root, chain=len(pieces) > 1)
+        arrivals = [] if parent is None else [exchange.receive(parent, piece) for piece in pieces]
+        marks = []
+        for index, piece in enumerate(pieces):
+            if arrivals:
+                exchange.wait([arrivals[index]])
+            marks += [exchange.send(child, piece) for child in children]
+        exchange.wait(marks)
+
+    def _place_in_tree(self, root: int, chain: bool) -> tuple[int | None, list[int]]:
+        """Whom this rank receives a broadcast from (the root: None) and whom it passes it on to.
+
+        A chain moves the most bytes a second, since nobody sends twice; a binomial tree takes the fewest steps.
+        """
+        place, size = (self.rank - root) % self.size, self.size
+        if chain:
+            above = place - 1 if place else None
+            below = [place + 1] if place + 1 < size else []
+        else:
+            span = 1  # the subtree under ``place`` covers the places up to place + span
+            while span < size and not place & span:
+                span *= 2
+            above = place - span if place else None
+            below = []
+            while span > 1:
+                span //= 2
+                if place + span < size:
+                    below.append(place + span)
+        return None if above is None else (above + root) % size, [(child + root) % size for child in below]
+
+    def alltoall(
+        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        exchange = self._exchange
+        exchange.begin(Collective.ALLTOALL)
+        sent, received = arrays_of(source)[0], arrays_of(target)[0]
+        outgoing, incoming = _offsets(send_counts), _offsets(receive_counts)
+        marks = [exchange.send(r, as_bytes(sent[outgoing[r] : outgoing[r + 1]])) for r in self._peers]
+        marks += [exchange.receive(r, as_bytes(received[incoming[r] : incoming[r + 1]])) for r in self._peers]
+        own = self.rank
+        np.copyto(received[incoming[own] : incoming[own + 1]], sent[outgoing[own] : outgoing[own + 1]])
+        exchange.wait(marks)
+
+    def barrier(self) -> None:
+        """Dissemination: after step j every rank has heard, through others, of the 2**(j + 1) ranks behind it."""
+        exchange = self._exchange
+        exchange.begin(Collective.BARRIER)
+        distance = 1
+        while distance < self.size:
+            sent = exchange.send((self.rank + distance) % self.size)
+            exchange.wait([sent, exchange.receive((self.rank - distance) % self.size)])
+            distance *= 2
+
+    def abort(self) -> None:
+        self._exchange.abort()
+
+    def descriptors(self) -> list[int]:
+        return self._exchange.descriptors()
+
+    def close(self) -> None:
+        self._exchange.close()

@@ -1,0 +1,190 @@
+"""A reduction streamed over an ``Exchange``: how ``comm.exchange.communicator`` carries out allreduce and reducescatter.
+
+Every rank owns one part of the batch. In round k each rank sends piece k of every other's part to its owner; the owner
+reduces the contributions to piece k in rank order and, for an allreduce, sends the result to all. Between any two ranks
+the transfers are in the order: contributions 0, contributions 1, results 0, contributions 2, results 1, ... so the next
+piece travels while one is reduced.
+
+Memory is bounded by pieces, not by the batch: what is contiguous in the caller's arrays is sent from there and received
+there; the rest passes through staging memory, of which round k and round k + 2 use the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.datatypes import Array
+from horovod.comm.exchange.base import Exchange, Mark
+from horovod.comm.segments import Segments
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The memory of a contiguous vector of any data type."""
+    return array.view(np.uint8).data
+
+
+class Staging:
+    """Memory for what is under way, kept by use, slot and rank; grown as needed, and the same for every data type."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, int, int], Array] = {}
+
+    def array(self, use: str, slot: int, rank: int, dtype: np.dtype[Any], length: int) -> Array:
+        """A vector with arbitrary contents; the same memory for the same ``use``, ``slot`` and ``rank``."""
+        size = length * dtype.itemsize
+        memory = self._memory.get((use, slot, rank))
+        if memory is None or memory.size < size:
+            memory = self._memory[use, slot, rank] = np.empty(size, np.uint8)
+        return memory[:size].view(dtype)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements ``[start, stop)`` of a batch, cut in pieces of ``step`` elements."""
+
+    segments: Segments
+    start: int
+    stop: int
+    step: int
+
+    @property
+    def pieces(self) -> int:
+        return -(-(self.stop - self.start) // self.step)
+
+    def piece(self, index: int) -> tuple[int, int]:
+        """Where piece ``index`` begins and ends; an empty range past the last one."""
+        begin = min(self.start + index * self.step, self.stop)
+        return begin, min(begin + self.step, self.stop)
+
+
+class ShardedReduction:
+    """One streamed reduction. Every rank of the group makes its own with matching parts, and calls :meth:`run` once.
+
+    Args:
+        rank: this rank's index in the group.
+        inputs: by rank, the part of this rank's input that the rank owns; the lengths are the same on all ranks.
+        target: where this rank's own part goes, of the length of ``inputs[rank]``.
+        outputs: by rank, where the result of the part that it owns goes; empty if results stay with their owners.
+        combine: ``combine(target, contributions)`` reduces contributions in rank order, as ``reduction.reduce_into``.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        staging: Staging,
+        rank: int,
+        dtype: np.dtype[Any],
+        inputs: Sequence[Part],
+        target: Part,
+        outputs: Sequence[Part],
+        combine: Callable[[Array, Sequence[Array]], None],
+    ) -> None:
+        self._exchange = exchange
+        self._staging = staging
+        self._rank = rank
+        self._size = len(inputs)
+        # Starting behind oneself, so that not everyone sends to rank 0 first.
+        self._peers = [(rank + distance) % self._size for distance in range(1, self._size)]
+        self._dtype = dtype
+        self._inputs = inputs
+        self._target = target
+        self._outputs = outputs
+        self._combine = combine
+        self._sent: deque[list[Mark]] = deque([[], []])  # what the last two rounds have sent
+        self._results: deque[tuple[list[Mark], list[tuple[Part, int, Array]]]] = deque()  # arriving, not yet unpacked
+
+    def run(self) -> None:
+        contributions = self._send_contributions(0)
+        for index in range(max(part.pieces for part in self._inputs)):
+            arrived = contributions
+            contributions = self._send_contributions(index + 1)
+            self._exchange.wait(arrived)
+            if len(self._results) == 2:
+                self._unpack()
+            self._reduce(index)
+            if self._outputs:
+                self._collect(index)
+        while self._results:
+            self._unpack()
+        for marks in self._sent:
+            self._exchange.wait(marks)
+
+    def _send_contributions(self, index: int) -> list[Mark]:
+        """Send the owners piece ``index`` of their parts; ask for the contributions to ours. Past the last: nothing."""
+        self._exchange.wait(self._sent.popleft())
+        marks = []
+        for r in self._peers:
+            piece = self._input(r, index)
+            if piece.size:
+                marks.append(self._exchange.send(r, as_bytes(piece)))
+        self._sent.append(marks)
+        start, stop = self._target.piece(index)
+        if start == stop:
+            return []
+        return [
+            self._exchange.receive(r, as_bytes(self._stage("contribution", index, r, stop - start)))
+            for r in self._peers
+        ]
+
+    def _reduce(self, index: int) -> None:
+        """Reduce piece ``index`` of our part, every contribution to which has arrived, and send the result to all."""
+        start, stop = self._target.piece(index)
+        if start == stop:
+            return
+        contributions = [
+            self._input(r, index) if r == self._rank else self._stage("contribution", index, r, stop - start)
+            for r in range(self._size)
+        ]
+        result = self._target.segments.whole(start, stop)
+        if result is not None:
+            self._combine(result, contributions)
+        else:
+            result = self._stage("result", index, self._rank, stop - start)
+            self._combine(result, contributions)
+            self._target.segments.write(start, stop, result)
+        if self._outputs:
+            data = as_bytes(result)
+            self._sent[-1] += [self._exchange.send(r, data) for r in self._peers]
+
+    def _collect(self, index: int) -> None:
+        """Ask for piece ``index`` of everyone else's result.
+
+        It may arrive over the input that it was made of, for by then the owner has received that input.
+        """
+        marks, staged = [], []
+        for r in self._peers:
+            start, stop = self._outputs[r].piece(index)
+            if start == stop:
+                continue
+            array = self._outputs[r].segments.whole(start, stop)
+            if array is None:
+                array = self._stage("result", index, r, stop - start)
+                staged.append((self._outputs[r], index, array))
+            marks.append(self._exchange.receive(r, as_bytes(array)))
+        self._results.append((marks, staged))
+
+    def _unpack(self) -> None:
+        """Wait for the oldest results under way and put them where they belong."""
+        marks, staged = self._results.popleft()
+        self._exchange.wait(marks)
+        for part, index, array in staged:
+            start, stop = part.piece(index)
+            part.segments.write(start, stop, array)
+
+    def _input(self, rank: int, index: int) -> Array:
+        """Piece ``index`` of our input to ``rank``'s part: where it lies if that is contiguous, else packed."""
+        start, stop = self._inputs[rank].piece(index)
+        segments = self._inputs[rank].segments
+        array = segments.whole(start, stop)
+        if array is None:
+            array = self._stage("input", index, rank, stop - start)
+            segments.read(start, stop, array)
+        return array
+
+    def _stage(self, use: str, index: int, rank: int, length: int) -> Array:
+        return self._staging.array(use, index % 2, rank, self._dtype, length)

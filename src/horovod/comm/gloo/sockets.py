@@ -1,0 +1,79 @@
+"""Which of this process's sockets are those of one Gloo group. Gloo does not tell, and cannot be interrupted otherwise.
+
+The ranks have exchanged where they listen while Gloo connected. A group's sockets are those that listen there, that
+were accepted there, and that are connected to where another rank listens.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def sockets_of(own: Collection[bytes], others: Collection[bytes]) -> list[int]:
+    """The descriptors of a group's connections, those at which it listens left out: Gloo ends the process when one fails.
+
+    Args:
+        own, others: what this rank and what the others have published; the addresses at which they listen are in there, as the
+            kernel writes them.
+    """
+    found = []
+    for descriptor in _descriptors():
+        with _socket(descriptor) as each:
+            if each is None:
+                continue
+            try:
+                here, there = each.getsockname(), each.getpeername()
+            except OSError:
+                continue  # connected no more
+            if _published(here, own) or _published(there, others):
+                found.append(descriptor)
+    return found
+
+
+def shut_down(descriptors: Collection[int]) -> None:
+    """End the connections of these sockets, so that whoever waits for them fails."""
+    for descriptor in descriptors:
+        with _socket(descriptor) as each:
+            try:
+                if each is not None:
+                    each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is over already
+
+
+def _descriptors() -> list[int]:
+    try:
+        return [int(each.name) for each in Path("/proc/self/fd").iterdir()]
+    except OSError:
+        return []  # no such folder: this is not Linux
+
+
+@contextmanager
+def _socket(descriptor: int) -> Iterator[socket.socket | None]:
+    """The internet socket behind a descriptor; None where it is none."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            yield None
+            return
+        own = os.dup(descriptor)
+    except OSError:
+        yield None  # it has been closed meanwhile
+        return
+    with socket.socket(fileno=own) as made:
+        yield made if made.family in (socket.AF_INET, socket.AF_INET6) and made.type == socket.SOCK_STREAM else None
+
+
+def _published(address: tuple[str, int], values: Collection[bytes]) -> bool:
+    host, port = address[:2]
+    if ":" in host:
+        family = struct.pack("=H", socket.AF_INET6) + struct.pack("!H", port)
+        packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+        return any(family in value and packed in value for value in values)
+    kernel = struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host)
+    return any(kernel in value for value in values)

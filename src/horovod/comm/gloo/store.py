@@ -1,0 +1,97 @@
+"""Where Gloo's ranks find each other: a store for keys and values over connections that the ranks have already.
+
+Gloo wants a store while it connects. One that PyTorch serves would open a port to which anybody may connect; this one
+travels over authenticated connections, and is over when Gloo has connected.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+from torch.distributed import Store  # type: ignore[attr-defined]  # it is there, and public
+
+_LENGTH_BYTES = 4
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    """One value of a peer; without a key: it sets no more."""
+
+    key: str
+    value: bytes
+
+
+_decode = msgspec.msgpack.Decoder(_Entry).decode
+
+
+class ConnectionStore(Store):
+    """What any rank sets, every rank can get.
+
+    Args:
+        sockets: a connection with every other rank, for the store alone until :meth:`finish`.
+        deadline: ``time.monotonic`` by which everything must have been set.
+
+    Attributes:
+        own: what this rank has set.
+        others: what the others have set, as far as it was needed.
+    """
+
+    def __init__(self, sockets: Mapping[int, socket.socket], deadline: float) -> None:
+        super().__init__()
+        self._sockets = dict(sockets)
+        self._unfinished = set(sockets)
+        self._deadline = deadline
+        self.own: dict[str, bytes] = {}
+        self.others: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self.own[key] = data
+        self._tell(key, data)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self.own[key] if key in self.own else self.others[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        while missing := [key for key in keys if key not in self.own and key not in self.others]:
+            if not self._unfinished:
+                raise ConnectionError(f"no rank has set {missing[0]!r}")
+            for peer in list(self._unfinished):
+                self._hear(peer)
+
+    def finish(self) -> None:
+        """Return when every rank has called it: none sets anything more, and the connections are free."""
+        self._tell("", b"")
+        while self._unfinished:
+            for peer in list(self._unfinished):
+                self._hear(peer)
+
+    def _tell(self, key: str, value: bytes) -> None:
+        body = msgspec.msgpack.encode(_Entry(key, value))
+        message = len(body).to_bytes(_LENGTH_BYTES, "big") + body
+        for connection in self._sockets.values():
+            connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+            connection.sendall(message)
+
+    def _hear(self, peer: int) -> None:
+        """One entry of a peer, every one of which sets as many in the same order."""
+        length = int.from_bytes(self._receive(peer, _LENGTH_BYTES), "big")
+        entry = _decode(self._receive(peer, length))
+        if entry.key:
+            self.others[entry.key] = entry.value
+        else:
+            self._unfinished.discard(peer)
+
+    def _receive(self, peer: int, length: int) -> bytes:
+        connection, data = self._sockets[peer], b""
+        while len(data) < length:
+            connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+            part = connection.recv(length - len(data))
+            if not part:
+                raise ConnectionError(f"member {peer} left while Gloo connected")
+            data += part
+        return data

@@ -1,0 +1,219 @@
+"""Collectives in three steps: within each host, between the hosts, and within each host again.
+
+An allreduce of a batch:
+
+    1. reduce-scatter within the host        every rank of a column has its share of the batch, reduced over its host
+    2. allreduce of the share in its column  all columns at the same time, so every rank, core and connection works
+    3. allgather within the host
+
+So each element crosses each host's link once in either direction for a ring of hosts, instead of once for every rank of the
+host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in
+32 bits in both, and are rounded after each of the two.
+
+Alltoall, reducescatter and barriers go over an engine of all ranks: nothing would cross a link less often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from horovod.comm.base import Communicator, ReductionOrder
+from horovod.comm.datatypes import Array
+from horovod.comm.hierarchical.part import Part
+from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.reduction import ReduceOp, Workspace
+from horovod.comm.segments import Segments, split
+from horovod.comm.spans import Vectors, arrays_of
+
+PIECE_BYTES = 32 << 20
+"""Bytes of a batch that go through the three steps together, which bounds the memory for shares."""
+
+
+class HierarchicalCommunicator(Communicator):
+    """One rank of a group on several hosts.
+
+    Args:
+        placement: where its ranks are.
+        inside: of the ranks of this host. All three are owned from now on.
+        across: of this rank's column, None if it is in none.
+        flat: of all ranks.
+        allreduce, allgather: whether they go in three steps, else flat; the same on all ranks.
+    """
+
+    name: ClassVar[str] = "hierarchical"
+    reduction_order: ClassVar[ReductionOrder] = ReductionOrder.FIXED
+
+    def __init__(
+        self,
+        placement: Placement,
+        inside: Communicator,
+        across: Communicator | None,
+        flat: Communicator,
+        allreduce: bool = True,
+        allgather: bool = True,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        super().__init__(placement.rank, sum(len(host) for host in placement.hosts))
+        self._placement = placement
+        self._inside = Part(inside, placement.hosts[placement.host])
+        self._across = None if across is None else Part(across, placement.column or ())
+        self._flat = flat
+        self._steps_in_allreduce = allreduce
+        self._steps_in_allgather = allgather
+        self._piece_bytes = piece_bytes
+        self._workspace = Workspace()
+
+    def _share(self, use: int, dtype: np.dtype[Any], length: int) -> Array:
+        return self._workspace.array(use, dtype, length)
+
+    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
+        if not self._steps_in_allreduce:
+            self._flat.allreduce(inputs, outputs, op, prescale, postscale)
+            return
+        source, target = Segments(inputs), Segments(outputs)
+        if not source.length:
+            return
+        step = max(1, self._piece_bytes // source.dtype.itemsize)
+        for start in range(0, source.length, step):
+            self._allreduce(source, target, start, min(start + step, source.length), op, prescale, postscale)
+
+    def _allreduce(
+        self,
+        source: Segments,
+        target: Segments,
+        start: int,
+        stop: int,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        """Elements ``[start, stop)`` of a batch."""
+        placement, dtype = self._placement, source.dtype
+        counts = placement.shares(stop - start)
+        share = self._share(0, dtype, counts[placement.place])
+        packed = source.whole(start, stop)
+        if packed is None:
+            packed = self._share(1, dtype, stop - start)
+            source.read(start, stop, packed)
+        self._inside.reducescatter([packed], [share], [counts], op, prescale, 1.0)
+        if self._across is not None:
+            self._across.allreduce([share], [share], op, 1.0, postscale)
+        result = target.whole(start, stop)
+        if result is not None:
+            self._inside.allgather([share], [result], [counts])
+        else:
+            result = self._share(1, dtype, stop - start)
+            self._inside.allgather([share], [result], [counts])
+            target.write(start, stop, result)
+
+    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
+        if not self._steps_in_allgather:
+            self._flat.allgather(inputs, outputs, counts)
+            return
+        source = Segments(inputs)
+        if not source.count:
+            return
+        dtype, placement = source.dtype, self._placement
+        lengths = [sum(count[rank] for count in counts) for rank in range(self.size)]
+        own = self._share(0, dtype, source.length)
+        source.read(0, source.length, own)
+        # What the ranks of this host bring, one after another; then what those of every host do.
+        host = placement.hosts[placement.host]
+        mine = self._share(1, dtype, sum(lengths[rank] for rank in host))
+        self._inside.allgather([own], [mine], [[lengths[rank] for rank in host]])
+        totals = [sum(lengths[rank] for rank in ranks) for ranks in placement.hosts]
+        shares = [placement.shares(total, index) for index, total in enumerate(totals)]
+        column: Array = np.empty(0, dtype)
+        if self._across is not None:
+            own_share = split(mine, shares[placement.host])[placement.place]
+            column_counts = [share[placement.place] for share in shares]
+            column = self._share(2, dtype, sum(column_counts))
+            self._across.allgather([own_share], [column], [column_counts])
+        columns = [
+            sum(share[place] for share in shares) if place < placement.columns else 0 for place in range(len(host))
+        ]
+        everything = self._share(3, dtype, sum(columns))
+        self._inside.allgather([column], [everything], [columns])
+        self._unpack(everything, outputs, counts, lengths, shares, columns)
+
+    def _unpack(
+        self,
+        everything: Array,
+        outputs: Vectors,
+        counts: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        shares: Sequence[Sequence[int]],
+        columns: Sequence[int],
+    ) -> None:
+        """Put what has been gathered, column by column and in each host by host, where it belongs."""
+        placement = self._placement
+        pieces = [
+            split(column, [share[place] for share in shares])
+            for place, column in enumerate(split(everything, columns)[: placement.columns])
+        ]
+        parts: list[list[Array]] = [[] for _ in range(self.size)]  # by rank, the part of each output that it brings
+        for count, output in zip(counts, arrays_of(outputs), strict=True):
+            for rank, part in enumerate(split(output, count)):
+                parts[rank].append(part)
+        for index, ranks in enumerate(placement.hosts):
+            host = Segments([piece[index] for piece in pieces])
+            position = 0
+            for rank in ranks:
+                for part in parts[rank]:
+                    host.read(position, position + part.size, part)
+                    position += part.size
+
+    def broadcast(self, vectors: Vectors, root: int) -> None:
+        placement = self._placement
+        root_host = next(index for index, ranks in enumerate(placement.hosts) if root in ranks)
+        for array in arrays_of(vectors):
+            at_root = placement.host == root_host
+            if at_root:
+                self._inside.broadcast([array], placement.hosts[root_host].index(root))
+            counts = placement.shares(array.size)
+            share = split(array, counts)[placement.place]
+            if self._across is not None:
+                self._across.broadcast([share], root_host)
+            if not at_root:
+                own = self._share(0, array.dtype, share.size)
+                np.copyto(own, share)
+                self._inside.allgather([own], [array], [counts])
+
+    def alltoall(
+        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        self._flat.alltoall(source, target, send_counts, receive_counts)
+
+    def reducescatter(
+        self,
+        inputs: Vectors,
+        outputs: Vectors,
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> None:
+        self._flat.reducescatter(inputs, outputs, counts, op, prescale, postscale)
+
+    def barrier(self) -> None:
+        self._flat.barrier()
+
+    def _parts(self) -> list[Communicator]:
+        return [each for each in (self._inside, self._across, self._flat) if each is not None]
+
+    def abort(self) -> None:
+        for each in self._parts():
+            each.abort()
+
+    def engines(self) -> list[str]:
+        return [self.name, *dict.fromkeys(name for each in self._parts() for name in each.engines())]
+
+    def descriptors(self) -> list[int]:
+        return [descriptor for each in self._parts() for descriptor in each.descriptors()]
+
+    def close(self) -> None:
+        for each in self._parts():
+            each.close()

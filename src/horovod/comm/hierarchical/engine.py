@@ -1,0 +1,57 @@
+"""How the hierarchical engine is chosen and built: of two or three other engines, each for some of the ranks."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import ClassVar
+
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
+from horovod.comm.hierarchical.placement import Placement
+
+INSIDE = ("shm", "tcp")
+"""What may carry within a host, best first."""
+
+BETWEEN = ("tcp", "gloo", "mpi", "ccl")
+"""What may carry between hosts; the first unless another is forced."""
+
+
+class HierarchicalEngine(Engine):
+    """Ranks of several hosts, of which some have several."""
+
+    name: ClassVar[str] = "hierarchical"
+
+    def obstacle(self, group: Group) -> str:
+        placement = Placement.of(group.hosts, group.rank)
+        if len(placement.hosts) == 1:
+            return "all its ranks are on one host"
+        if len(placement.hosts) == group.size:
+            return "every host has one of its ranks only"
+        settings = group.settings
+        if settings.hierarchical_allreduce is False and not settings.hierarchical_allgather:
+            return "HOROVOD_HIERARCHICAL_ALLREDUCE=0"
+        return ""
+
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> HierarchicalCommunicator:
+        placement, settings = Placement.of(group.hosts, group.rank), group.settings
+        obstacle = self.obstacle(group)
+        if obstacle:
+            raise EngineError(obstacle)
+        between = (group.cross,) if group.cross in BETWEEN else BETWEEN[:1]
+        with ExitStack() as made:
+            inside = group.subgroup("inside", placement.hosts[placement.host], INSIDE)
+            made.callback(inside.close)
+            across = None
+            if placement.column is not None:
+                across = group.subgroup("across", placement.column, between)
+                made.callback(across.close)
+            flat = group.subgroup("flat", range(group.size), between)
+            made.pop_all()
+        return HierarchicalCommunicator(
+            placement,
+            inside,
+            across,
+            flat,
+            allreduce=settings.hierarchical_allreduce is not False,
+            allgather=settings.hierarchical_allgather is not False,
+        )

@@ -1,0 +1,77 @@
+"""An engine of some of a group's ranks, whose failures name the ranks as the whole group numbers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+from horovod.comm.base import Communicator, Completion, PeerFailure
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.spans import Vectors
+
+
+class Part(Communicator):
+    """A communicator of ``ranks`` (indices in the group, in the communicator's order). Owns it."""
+
+    name: ClassVar[str] = "part"
+
+    def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
+        super().__init__(communicator.rank, communicator.size)
+        self._communicator = communicator
+        self._ranks = ranks
+
+    @contextmanager
+    def _numbered(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerFailure as failure:
+            raise PeerFailure(self._ranks[failure.rank], failure.reason, failure.suspected) from failure
+
+    def allreduce(
+        self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float
+    ) -> Completion:
+        with self._numbered():
+            return self._communicator.allreduce(inputs, outputs, op, prescale, postscale)
+
+    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
+        with self._numbered():
+            return self._communicator.allgather(inputs, outputs, counts)
+
+    def broadcast(self, vectors: Vectors, root: int) -> Completion:
+        with self._numbered():
+            return self._communicator.broadcast(vectors, root)
+
+    def alltoall(
+        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Completion:
+        with self._numbered():
+            return self._communicator.alltoall(source, target, send_counts, receive_counts)
+
+    def reducescatter(
+        self,
+        inputs: Vectors,
+        outputs: Vectors,
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> Completion:
+        with self._numbered():
+            return self._communicator.reducescatter(inputs, outputs, counts, op, prescale, postscale)
+
+    def barrier(self) -> Completion:
+        with self._numbered():
+            return self._communicator.barrier()
+
+    def abort(self) -> None:
+        self._communicator.abort()
+
+    def engines(self) -> list[str]:
+        return self._communicator.engines()
+
+    def descriptors(self) -> list[int]:
+        return self._communicator.descriptors()
+
+    def close(self) -> None:
+        self._communicator.close()

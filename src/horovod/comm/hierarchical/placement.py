@@ -1,0 +1,56 @@
+"""Where the ranks of a group are, and which of them exchange what with whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The ranks of a group on their hosts, as one of them sees them.
+
+          host 0   host 1
+            0 ------ 2       first column
+            1 ------ 3       second column
+                     4
+
+    There are as many columns as the smallest host has ranks; rank 4 is in none. What travels between hosts is dealt
+    out to the columns, and a rank in none takes part within its host only.
+
+    Attributes:
+        rank: this one.
+        hosts: the ranks of each host, ascending; hosts in the order of their first ranks.
+        host: the index of this rank's host.
+        place: this rank's index on its host.
+        columns: how many there are.
+        column: the ranks of this rank's column, by host; None if it is in none.
+    """
+
+    rank: int
+    hosts: tuple[tuple[int, ...], ...]
+    host: int
+    place: int
+    columns: int
+    column: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, names: Sequence[str], rank: int) -> Placement:
+        """The placement of a group from its ranks' host names."""
+        ranks: dict[str, list[int]] = {}
+        for number, name in enumerate(names):
+            ranks.setdefault(name, []).append(number)
+        hosts = tuple(tuple(each) for each in ranks.values())
+        host = list(ranks).index(names[rank])
+        place = hosts[host].index(rank)
+        columns = min(len(each) for each in hosts)
+        column = tuple(each[place] for each in hosts) if place < columns else None
+        return cls(rank, hosts, host, place, columns, column)
+
+    def shares(self, length: int, host: int | None = None) -> list[int]:
+        """How many of ``length`` elements each rank of a host (this rank's) is responsible for; none for a rank in no
+        column."""
+        bounds = [length * index // self.columns for index in range(self.columns + 1)]
+        shares = [stop - start for start, stop in pairwise(bounds)]
+        return shares + [0] * (len(self.hosts[self.host if host is None else host]) - self.columns)

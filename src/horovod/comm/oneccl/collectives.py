@@ -1,0 +1,189 @@
+"""Collectives on bytes by oneCCL. Its calls block and cannot be interrupted, so a thread of the group makes them.
+
+After an abort that thread may stay in a call for good; nothing of the script's is in there. Which rank a call waits
+for, oneCCL does not say; see :mod:`horovod.comm.bytewise.attendance`.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+
+from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall
+from horovod.comm.bytewise.attendance import Attendance
+from horovod.comm.bytewise.base import ByteCollectives
+from horovod.comm.datatypes import Array
+from horovod.comm.engine import EngineError
+from horovod.comm.segments import split
+from horovod.comm.spans import address_of
+
+_SLICE = 0.02
+"""Seconds that a wait lasts until it looks whether it was aborted, or a rank has gone."""
+
+
+_LEAVING_SECONDS = 1.0
+"""How long a collective may go on after a rank has closed its connection."""
+
+
+class Calls(Protocol):
+    """What is used of :class:`horovod.comm.oneccl.library.Library`."""
+
+    def communicator(self, size: int, unique_id: bytes, rank: int) -> Any: ...
+    def allgather(self, communicator: Any, source: int, target: int, count: int) -> None: ...
+    def alltoall(self, communicator: Any, source: int, target: int, count: int) -> None: ...
+    def broadcast(self, communicator: Any, data: int, count: int, root: int) -> None: ...
+    def destroy(self, communicator: Any) -> None: ...
+
+
+class _Started:
+    """A call that the thread makes, or will; ``held`` is the memory that it works on, until it is over."""
+
+    def __init__(self, number: int, call: Callable[[], None], held: Sequence[Array] = ()) -> None:
+        self.number = number
+        self.call = call
+        self.held = held
+        self.over = threading.Event()
+        self.error: Exception | None = None
+        self.finish: Callable[[], None] = lambda: None
+
+
+class OneCclCollectives(ByteCollectives):
+    """One rank of a group. Every rank makes its own at the same time.
+
+    Args:
+        library: makes the calls.
+        unique_id: the same on all ranks.
+        sockets: a connection with every other rank. Owned from now on.
+        deadline: ``time.monotonic`` by which all ranks must have connected.
+
+    Raises:
+        EngineError: oneCCL could not connect.
+    """
+
+    def __init__(
+        self,
+        library: Calls,
+        unique_id: bytes,
+        rank: int,
+        size: int,
+        sockets: Mapping[int, socket.socket],
+        stall_timeout: timedelta,
+        on_stall: OnStall,
+        deadline: float,
+    ) -> None:
+        self._library = library
+        self._size = size
+        self._stall_timeout = stall_timeout.total_seconds()
+        self._on_stall = on_stall
+        self._aborted = False
+        self._number = 0
+        self._latest: _Started | None = None
+        self._communicator: Any = None
+        self._attendance = Attendance(sockets)
+        self._queue: queue.SimpleQueue[_Started | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="horovod-oneccl", daemon=True)
+        self._thread.start()
+
+        def connect() -> None:
+            self._communicator = library.communicator(size, unique_id, rank)
+
+        connecting = self._start(connect)
+        connecting.over.wait(max(0.1, deadline - time.monotonic()))
+        if connecting.error is not None or not connecting.over.is_set():
+            self.close()
+            raise EngineError(f"oneCCL cannot connect its ranks: {connecting.error or 'not all came in time'}")
+
+    def _run(self) -> None:
+        while (started := self._queue.get()) is not None:
+            try:
+                started.call()
+            except Exception as error:
+                started.error = error
+            started.over.set()
+
+    def _start(self, call: Callable[[], None], *held: Array) -> _Started:
+        self._number += 1
+        self._latest = _Started(self._number, call, held)
+        self._queue.put(self._latest)
+        return self._latest
+
+    def allgather(self, own: Array, everybody: Array) -> _Started:
+        return self._start(
+            lambda: self._library.allgather(self._communicator, address_of(own), address_of(everybody), own.size),
+            own,
+            everybody,
+        )
+
+    def alltoall(
+        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
+    ) -> _Started:
+        if all(count == longest for count in [*send_counts, *receive_counts]):
+            return self._alltoall(source, target, longest)
+        # It knows counts that are all the same only: fill up.
+        outgoing, incoming = np.zeros((2, self._size, longest), np.uint8)
+        for row, part in zip(outgoing, split(source, send_counts), strict=True):
+            row[: part.size] = part
+        started = self._alltoall(outgoing.reshape(-1), incoming.reshape(-1), longest)
+
+        def finish() -> None:
+            for row, part in zip(incoming, split(target, receive_counts), strict=True):
+                part[:] = row[: part.size]
+
+        started.finish = finish
+        return started
+
+    def _alltoall(self, source: Array, target: Array, count: int) -> _Started:
+        return self._start(
+            lambda: self._library.alltoall(self._communicator, address_of(source), address_of(target), count),
+            source,
+            target,
+        )
+
+    def broadcast(self, data: Array, root: int) -> _Started:
+        return self._start(lambda: self._library.broadcast(self._communicator, address_of(data), data.size, root), data)
+
+    def wait(self, started: _Started) -> None:
+        began, stalls = time.monotonic(), 0
+        left: float | None = None
+        while True:
+            if self._aborted:
+                raise Aborted("this communicator was aborted")
+            if started.over.wait(_SLICE):
+                break
+            waited = time.monotonic() - began
+            gone = self._attendance.gone()
+            if gone and left is None:
+                left = waited  # a rank that has done its part of the last collective may leave before others have
+            if gone and left is not None and waited - left > _LEAVING_SECONDS:
+                raise PeerFailure(gone[0], "it closed its connection", suspected=True)
+            if waited > self._stall_timeout / 2:
+                self._attendance.tell(started.number)
+            if waited >= (stalls + 1) * self._stall_timeout:
+                stalls += 1
+                self._on_stall(Stall(self._attendance.missing(started.number), stalls * self._stall_timeout, stalls))
+        if started.error is not None:
+            raise PeerFailure(self._attendance.missing(started.number), str(started.error), suspected=True)
+        started.finish()
+
+    def abort(self) -> None:
+        self._aborted = True  # a wait looks every few milliseconds
+
+    def descriptors(self) -> list[int]:
+        return self._attendance.descriptors()
+
+    def close(self) -> None:
+        idle = self._latest is None or self._latest.over.is_set()
+        if idle and self._communicator is not None and not self._aborted:
+            # Not after an abort: it waits for the other ranks.
+            self._start(lambda: self._library.destroy(self._communicator))
+        self._queue.put(None)
+        if idle:
+            self._thread.join()
+        self._attendance.close()

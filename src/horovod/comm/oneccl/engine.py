@@ -1,0 +1,67 @@
+"""How oneCCL is chosen and built: only where it is forced."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from functools import cache
+from typing import ClassVar
+
+from horovod.comm.bytewise.communicator import BytewiseCommunicator
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.oneccl.library import NAME, Library, OneCclError, path
+
+
+class OneCclCommunicator(BytewiseCommunicator):
+    """One rank of a group over oneCCL."""
+
+    name: ClassVar[str] = "ccl"
+
+
+@cache
+def _library() -> Library:
+    return Library()
+
+
+class OneCclEngine(Engine):
+    """Ranks of any hosts, where oneCCL is installed."""
+
+    name: ClassVar[str] = "ccl"
+    automatic: ClassVar[bool] = False
+
+    def installed(self) -> str:
+        if path() is None:
+            return ""
+        try:
+            return f"oneccl {importlib.metadata.version('oneccl')}"
+        except importlib.metadata.PackageNotFoundError:
+            return "oneCCL"
+
+    def obstacle(self, group: Group) -> str:
+        if path() is None:
+            return f"oneCCL ({NAME}) is not installed: pip install oneccl, or set CCL_ROOT to the folder of your own"
+        try:
+            _library()
+        except (OSError, AttributeError, OneCclError) as error:
+            return f"oneCCL cannot be loaded ({error})"
+        return ""
+
+    def bootstrap(self, group: Group) -> Bootstrap:
+        try:
+            return Bootstrap(_library().unique_id())
+        except OneCclError as error:
+            raise EngineError(str(error)) from error
+
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> OneCclCommunicator:
+        from horovod.comm.oneccl.collectives import OneCclCollectives
+
+        collectives = OneCclCollectives(
+            _library(),
+            bootstrap.data,
+            group.rank,
+            group.size,
+            group.connect(),
+            group.settings.stall_timeout,
+            group.on_stall,
+            deadline,
+        )
+        return OneCclCommunicator(group.rank, group.size, collectives)

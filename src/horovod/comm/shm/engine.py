@@ -1,0 +1,56 @@
+"""How shared memory is chosen and built: one rank makes the arena, and passes its descriptor to the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import ClassVar
+
+import msgspec
+
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.shm.arena import Arena
+from horovod.comm.shm.communicator import ShmCommunicator
+
+
+class _Offer(msgspec.Struct, array_like=True):
+    arena_bytes: int
+    piece_bytes: int
+
+
+_decode = msgspec.msgpack.Decoder(_Offer).decode
+
+
+class ShmEngine(Engine):
+    """Ranks of one host."""
+
+    name: ClassVar[str] = "shm"
+
+    def obstacle(self, group: Group) -> str:
+        if sys.platform != "linux":
+            return f"shared memory needs Linux, this is {sys.platform}"
+        if len(set(group.hosts)) > 1:
+            return f"its ranks are on several hosts ({', '.join(sorted(set(group.hosts)))})"
+        return ""
+
+    def bootstrap(self, group: Group) -> Bootstrap:
+        try:
+            arena = Arena.create(group.size, group.settings.piece_bytes)
+        except OSError as error:
+            raise EngineError(f"no shared memory could be created ({error})") from error
+        try:
+            return Bootstrap(msgspec.msgpack.encode(_Offer(arena.length, arena.piece_bytes)), os.dup(arena.descriptor))
+        finally:
+            arena.close()
+
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> ShmCommunicator:
+        if bootstrap.descriptor < 0:
+            raise EngineError("no descriptor can be passed to it: it runs in another network namespace or container")
+        offer, settings = _decode(bootstrap.data), group.settings
+        try:
+            arena = Arena.attach(bootstrap.descriptor, offer.arena_bytes, offer.piece_bytes)
+        except (OSError, ValueError) as error:
+            raise EngineError(f"it cannot map the shared memory ({error})") from error
+        return ShmCommunicator(
+            group.rank, group.size, arena, settings.stall_timeout, settings.direct, group.on_stall, settings.spins
+        )

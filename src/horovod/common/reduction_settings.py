@@ -1,0 +1,59 @@
+"""How an optimizer or a gradient tape reduces gradients: the arguments that all bindings have in common, once they are checked.
+
+A binding's own settings extend :class:`ReductionSettings` with what only its framework has. The checks of single arguments are
+in :mod:`horovod.common.reductions`, :mod:`horovod.common.buckets` and :mod:`horovod.common.scalars`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.comm.reduction import ReduceOp
+from horovod.common.compression import NoneCompressor
+from horovod.core.lifecycle.context import running
+from horovod.core.process_set import ProcessSet, global_process_set
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReductionSettings:
+    """Checked arguments of ``DistributedOptimizer``, ``DistributedGradientTape`` and the like.
+
+    Attributes:
+        op: the reduction, for example ``hvd.Average``.
+        predivide: ``gradient_predivide_factor``: an Average divides by it before the sum, and by size / predivide afterwards.
+        compression: what makes gradients smaller; a class with ``compress`` and ``decompress``.
+        sparse_as_dense: sparse gradients are made dense first; otherwise the values of all ranks are gathered.
+        groups: which gradients form one request: a number of requests, lists of variables, or None to cut by size.
+        process_set: the ranks that reduce; other ranks keep their own gradients.
+        passes: ``backward_passes_per_step``: how many backward passes each rank adds up before gradients are reduced.
+        line: ``file:line`` of the script that made the optimizer, for errors.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    predivide: float = 1.0
+    compression: Any = NoneCompressor
+    sparse_as_dense: bool = False
+    groups: int | list[list[Any]] | None = None
+    process_set: ProcessSet = global_process_set
+    passes: int = 1
+    line: str = ""
+
+    def scales(self, op: ReduceOp | None = None, factor: float = 1.0) -> tuple[float, float]:
+        """The prescale and postscale factors of a request whose result is multiplied by ``factor``.
+
+        Args:
+            op: the request's reduction; None: that of these settings. Only an Average is predivided.
+        """
+        predivide = self.predivide if (self.op if op is None else op) == ReduceOp.AVERAGE else 1.0
+        return 1.0 / predivide, predivide * factor
+
+    def active(self) -> bool:
+        """Whether this rank reduces gradients: it is a member of the set, and not alone, or the job may grow.
+
+        Raises:
+            HorovodInternalError: not initialised.
+        """
+        if not self.process_set.included():
+            return False
+        return self.process_set.size() != 1 or running().config.elastic

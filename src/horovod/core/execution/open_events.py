@@ -1,0 +1,70 @@
+"""What a worker thread has handed to a device and is not over yet: held, looked after, and given up after a while.
+
+A device engine's collective returns before the device has carried it out, and handles complete then. The vectors that it works
+on are held here until its event is over. The worker thread looks at the oldest event while there is one, so an error of the
+engine, or a peer that never comes, ends the job instead of leaving the device waiting for good.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from horovod.comm.base import Event
+
+LOOK_MILLISECONDS = 100.0
+"""How long the worker thread sleeps at most while an event is open."""
+
+
+class DeviceFailure(Exception):
+    """A collective that was handed to a device has failed, or is not over within the limit."""
+
+
+class _Open(NamedTuple):
+    event: Event
+    since: float
+    names: str
+    held: object
+
+
+class OpenEvents:
+    """Events in the order of their collectives, which is that in which they are over.
+
+    Args:
+        seconds: how long the oldest may take after all before it are over.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._open: deque[_Open] = deque()
+        self._progress = 0.0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, event: Event, names: str, held: object, now: float) -> None:
+        """Hold ``held`` until ``event`` is over."""
+        if not self._open:
+            self._progress = now
+        self._open.append(_Open(event, now, names, held))
+
+    def look(self, now: float) -> None:
+        """Let go of what is over.
+
+        Raises:
+            DeviceFailure: the engine reports an error, or there was no progress within the limit.
+        """
+        while self._open:
+            first = self._open[0]
+            error = first.event.error()
+            if error is not None:
+                raise DeviceFailure(f"{first.names} failed on the device: {error}")
+            if not first.event.query():
+                break
+            self._open.popleft()
+            self._progress = now
+        if self._open and now - self._progress > self._seconds:
+            raise DeviceFailure(
+                f"{self._open[0].names} is not over on the device {now - self._open[0].since:.3g} seconds after it began: "
+                "another rank has not come to it, or the device computes for so long (HOROVOD_GLOO_TIMEOUT_SECONDS)"
+            )

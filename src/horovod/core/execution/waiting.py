@@ -1,0 +1,94 @@
+"""How the threads of a rank wait, and for how long: all states and all constants.
+
+A sleeping thread costs nothing, but waking it takes 40 to 100 microseconds, as long as a small collective takes. So a thread
+that expects an answer soon polls for a while before it sleeps. Where ranks share a core, it sleeps at once: a peer needs the
+core.
+
+The worker thread is in one of four states::
+
+    state       what it waits for              for how long                        which submission wakes it
+    AWAKE       nothing; or it polls for       WORKER_POLLS polls, about 100 us    none: it looks at the queue anyway
+                messages while another
+                thread waits for a handle
+    COALESCING  messages and wake-ups, after   COALESCE_MILLISECONDS               one that comes COALESCE_SECONDS or more
+                an announcement                                                    after the announcement
+    ASLEEP      messages and wake-ups          until a probe or a report is due    any, unless the calling thread waits for
+                                                                                   the handle and drives the worker
+    STANDBY     wake-ups; other threads        STANDBY_ROUNDS times                one that no waiting thread may carry out
+                drive the worker               STANDBY_MILLISECONDS
+
+A thread of the script that waits for a handle goes through up to three phases::
+
+    phase       what it waits for              for how long
+    fast path   words in shared memory         WORD_ROUNDS times WORD_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
+    driving     messages                       DRIVER_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
+    blocked     its handle                     until the worker thread has completed it
+
+While a thread drives the worker, signal handlers are deferred; so driving ends after some ten milliseconds without an answer.
+A thread that waits inside a collective waits as the engine does (:mod:`horovod.comm.shm.counters`).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class WorkerState(Enum):
+    """What the worker thread does; see the table above."""
+
+    AWAKE = 0
+    COALESCING = 1
+    ASLEEP = 2
+    STANDBY = 3
+
+
+COALESCE_SECONDS = 200e-6
+"""Submissions that follow an announcement so soon wake nobody: a burst of small tensors costs a few wake-ups in all."""
+
+COALESCE_MILLISECONDS = 1
+
+STANDBY_MILLISECONDS = 5
+STANDBY_ROUNDS = 20
+
+SLEEP_SECONDS = 1e-3
+SLEEPS = 10
+
+
+class Polls(NamedTuple):
+    """How often each thread polls before it sleeps."""
+
+    worker: int
+    driver: int
+    word: int
+    word_rounds: int
+
+
+WITH_OWN_CORE = Polls(worker=50, driver=100, word=40, word_rounds=50)
+"""About a hundred microseconds each. The answer to a small collective takes less."""
+
+WITH_SHARED_CORE = Polls(worker=0, driver=1, word=1, word_rounds=1)
+
+
+def polls(spins: bool) -> Polls:
+    """How often to poll.
+
+    Args:
+        spins: whether this rank, and every rank that may use its cores, can have a core to itself.
+    """
+    return WITH_OWN_CORE if spins else WITH_SHARED_CORE
+
+
+def must_wake(state: WorkerState, driven: bool, awaited: bool, seconds: float) -> bool:
+    """Whether a submission wakes the worker thread.
+
+    Args:
+        driven: a thread that waits for the handle may drive the worker.
+        awaited: the submitting thread waits for the handle next.
+        seconds: the time since the last announcement.
+    """
+    if state is WorkerState.ASLEEP:
+        return not (driven and awaited)
+    if state is WorkerState.COALESCING:
+        return seconds > COALESCE_SECONDS
+    return state is WorkerState.STANDBY and not driven

@@ -1,0 +1,143 @@
+"""Submits checked requests, and keeps those that a training step submits again and again.
+
+A :class:`Prepared` collective is made once for an operation, a name, a layout and parameters. It is submitted many times with
+nothing but the place of its tensors. The ranks announce one request object in full once, and as a small integer afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from horovod.comm.spans import Layout, Spans, Vectors
+from horovod.core.coordination.messages import HOST, Request
+from horovod.core.execution.batch import Entry
+from horovod.core.lifecycle.context import running
+from horovod.core.submission.handle import Handle
+from horovod.core.submission.tensor import Allocate, Tensor, Transfer
+
+
+class Prepared(msgspec.Struct, eq=False, gc=False):
+    """A collective that is submitted many times.
+
+    Attributes:
+        key: everything that the request was made of. A call with an equal key uses the same prepared collective.
+        request: the checked request.
+        layout: the types and sizes of the tensors, if all lie in host memory and have one type; None otherwise.
+    """
+
+    key: Any
+    request: Request
+    layout: Layout | None = None
+    _spans: Spans | None = None
+
+    def at(self, addresses: Sequence[int]) -> Spans:
+        """The tensors of the layout at ``addresses``; the same object as the last time while the addresses are the same."""
+        spans = self._spans
+        if spans is not None and spans.addresses == addresses:
+            return spans
+        assert self.layout is not None
+        spans = self._spans = Spans(self.layout, addresses)
+        return spans
+
+    def submit(
+        self,
+        process_set_id: int | None,
+        inputs: Vectors,
+        outputs: Vectors,
+        awaited: bool = False,
+        owner: object = None,
+    ) -> Handle:
+        """Submit it for these vectors in host memory; see :func:`submit_arrays`."""
+        handle = Handle()  # as submit_arrays() does; a call less for each tensor of a burst
+        request = self.request
+        worker = running().worker(process_set_id, request.operation)
+        worker.submit(Entry(request, inputs, outputs, None, handle, time.monotonic(), owner), False, awaited)
+        return handle
+
+
+_CAPACITY = 4096
+
+_by_name: dict[str, Prepared] = {}
+
+
+def recall(name: str, key: object) -> Prepared | None:
+    """The prepared collective of the last call by this name, if it was made of the same ``key``."""
+    found = _by_name.get(name)
+    return found if found is not None and found.key == key else None
+
+
+def remember(name: str, prepared: Prepared) -> Prepared:
+    """Keep a prepared collective for :func:`recall`, in place of an older one of that name; returns it.
+
+    A script that never repeats a name fills the table; then the table is emptied.
+    """
+    if len(_by_name) >= _CAPACITY:
+        _by_name.clear()
+    _by_name[name] = prepared
+    return prepared
+
+
+def submit_arrays(
+    process_set_id: int | None,
+    request: Request,
+    inputs: Vectors,
+    outputs: Vectors,
+    allocate: Allocate | None = None,
+    awaited: bool = False,
+    owner: object = None,
+) -> Handle:
+    """Submit a checked request for host memory: one flat vector for each of the request's tensors, of its type and size.
+
+    Args:
+        awaited: the calling thread waits for the handle next.
+        owner: an object that keeps the vectors' memory alive. It is held until the handle is done.
+
+    Raises:
+        ValueError: the name is in flight, or this rank is not a member of the process set.
+        HorovodInternalError: the job has failed or was shut down.
+    """
+    handle = Handle()
+    worker = running().worker(process_set_id, request.operation)
+    worker.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), awaited=awaited)
+    return handle
+
+
+def submit(
+    process_set_id: int | None,
+    request: Request,
+    inputs: Sequence[Tensor] = (),
+    outputs: Sequence[Tensor] = (),
+    allocate: Allocate | None = None,
+    awaited: bool = False,
+) -> Handle:
+    """Submit a checked request for tensors, which may be on their way from a device. Raises as :func:`submit_arrays`."""
+    transfer = _transfer(inputs or outputs)
+    arrays = [tensor.array for tensor in inputs]
+    targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
+    if transfer is None:
+        return submit_arrays(process_set_id, request, arrays, targets, allocate, awaited)
+    handle = Handle(transfer.end)
+    worker = running().worker(process_set_id, request.operation)
+    entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
+    worker.submit(entry, held=True)
+    try:
+        transfer.begin(partial(worker.release, entry))
+    except BaseException:
+        worker.withdraw(entry)
+        raise
+    return handle
+
+
+def device_of(tensors: Sequence[Tensor]) -> str:
+    """The kind of device that the tensors lie on."""
+    transfer = _transfer(tensors)
+    return HOST if transfer is None else transfer.device
+
+
+def _transfer(tensors: Sequence[Tensor]) -> Transfer | None:
+    return tensors[0].transfer if tensors else None

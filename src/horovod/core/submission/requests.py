@@ -1,0 +1,185 @@
+"""Makes requests: names them, checks everything that can be checked on one rank, and refuses what cannot be sent.
+
+Everything here runs in the thread that calls a collective, before anything is sent. A request that is refused fails that call
+on that rank, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from horovod.comm.adasum import can_combine
+from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp, can_fold, can_scale
+from horovod.core.coordination.messages import HOST, Operation, Request, TensorSpec, encode
+from horovod.core.lifecycle.context import running
+from horovod.core.submission.arguments import full_name, real_number, whole_number
+from horovod.core.submission.tensor import Tensor
+from horovod.observe.call_site import caller
+
+LONGEST_REQUEST = 8 << 20
+"""The largest size of one encoded request, in bytes. One control message may hold eight of them."""
+
+
+def allreduce_request(
+    name: str,
+    tensors: Sequence[tuple[str, DataType, tuple[int, ...]]],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    line: str = "",
+    transient: bool = False,
+    device: str = HOST,
+) -> Request:
+    """The request of an allreduce of one or more tensors (name, type, shape), for :func:`submit`.
+
+    Args:
+        device: the kind of device that the tensors lie on.
+
+    Raises:
+        TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
+    """
+    prescale, postscale = factors(prescale, postscale)
+    check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
+    specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
+    operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
+    request = Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
+    return sendable(request)
+
+
+def allreduce_call(
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[Tensor | TensorSpec],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set_id: int | None = 0,
+    device: str = HOST,
+) -> Request:
+    """The request of one call of ``allreduce``, to be submitted later. Only the tensors' types and shapes are used.
+
+    Raises:
+        ValueError: the operation has no meaning for a tensor's type; not a member of the process set.
+    """
+    given = full_name(prefix, name)
+    prescale, postscale = factors(prescale, postscale)
+    check_reduction(prefix, [(given or prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
+    called = given or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
+    specs = [(label, tensor.data_type, tensor.shape) for label, tensor in labelled(called, tensors)]
+    return allreduce_request(called, specs, op, prescale, postscale, caller(), not given, device)
+
+
+def broadcast_call(
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[Tensor | TensorSpec],
+    root: int,
+    process_set_id: int | None = 0,
+    device: str = HOST,
+) -> Request:
+    """The request of one call of ``broadcast``, to be submitted later. Only the tensors' types and shapes are used.
+
+    Raises:
+        ValueError: the root or this rank is not a member of the process set.
+    """
+    called, root = full_name(prefix, name) or prefix, whole_number(root, "root_rank")
+    worker = running().worker(process_set_id, Operation.BROADCAST)
+    if root not in worker.ranks:
+        raise ValueError(
+            f"broadcast received invalid root rank {root} for provided process set: {called!r} can come from "
+            f"ranks {worker.ranks}"
+        )
+    return make_request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root, device=device)
+
+
+def labelled(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[tuple[str, Tensor | TensorSpec]]:
+    """Each tensor with its name: that of the request if it is alone, ``<name>_<i>of<n>`` in a group."""
+    if len(tensors) == 1:
+        return [(name, tensors[0])]
+    return [(f"{name}_{number}of{len(tensors)}", tensor) for number, tensor in enumerate(tensors, 1)]
+
+
+def _counted_name(prefix: str, process_set_id: int | None, operation: Operation) -> str:
+    """A name for a call without one. Each process set counts by itself, because a rank need not be in all of them."""
+    context = running()
+    context.worker(process_set_id, operation)  # raises before the call is counted
+    return context.auto_name(prefix, process_set_id)
+
+
+def make_request(
+    operation: Operation,
+    prefix: str,
+    name: str | None,
+    process_set_id: int | None,
+    tensors: Sequence[Tensor | TensorSpec],
+    reduce_op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root: int = -1,
+    splits: tuple[int, ...] = (),
+    device: str = HOST,
+) -> Request:
+    """The request of one call: named, described and checked for being sendable. Parameters are the caller's to check."""
+    given = full_name(prefix, name)
+    called = given or _counted_name(prefix, process_set_id, operation)
+    specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in labelled(called, tensors))
+    request = Request(
+        operation,
+        called,
+        specs,
+        reduce_op,
+        prescale,
+        postscale,
+        root,
+        splits,
+        device,
+        caller=caller(),
+        transient=not given,
+    )
+    return sendable(request)
+
+
+def factors(prescale: float, postscale: float) -> tuple[float, float]:
+    """Both factors as finite floats. Raises as :func:`~horovod.core.submission.arguments.real_number`."""
+    return real_number(prescale, "prescale_factor"), real_number(postscale, "postscale_factor")
+
+
+def sendable(request: Request) -> Request:
+    """``request`` itself. A request that could not be sent would fail the worker thread, and with it the whole job.
+
+    Raises:
+        TypeError, ValueError: a value is not of a plain type, or the request is too long.
+    """
+    try:
+        length = len(encode(request))
+    except OverflowError as error:
+        raise ValueError(f"{request.operation.name.capitalize()} of {request.name!r}: {error}") from None
+    if length > LONGEST_REQUEST:
+        raise ValueError(
+            f"{request.operation.name.capitalize()} of {request.name[:100]!r}: to describe its {len(request.tensors)} tensors "
+            f"takes {length} bytes; {LONGEST_REQUEST} can be sent. Use several smaller groups, or a shorter name."
+        )
+    return request
+
+
+def check_reduction(
+    operation: str, tensors: Sequence[tuple[str, DataType]], op: ReduceOp, prescale: float, postscale: float
+) -> None:
+    """Raise ValueError if ``op`` or the factors have no meaning for one of the tensors (name and type)."""
+    scaled = op == ReduceOp.AVERAGE or prescale != 1.0 or postscale != 1.0
+    for name, data_type in tensors:
+        if op == ReduceOp.ADASUM and not can_combine(data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with Adasum; it takes "
+                "floating-point types only"
+            )
+        if not can_fold(op, data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with {op.label}; use Sum or "
+                "Average, or reduce their real and imaginary parts by themselves"
+            )
+        if scaled and not can_scale(data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be averaged or scaled; use Sum, Min or Max"
+            )

@@ -1,0 +1,78 @@
+"""Runs a user's command and returns its output. Time and size are bounded, and no process of it is left."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+
+from horovod.runner.errors import UsageError
+
+MOST_BYTES = 1 << 20
+
+
+def capture(command: str, seconds: float) -> str:
+    """What a shell command writes to its standard output.
+
+    Raises:
+        ValueError: it fails, takes longer than ``seconds``, writes more than a MiB, or writes something other than UTF-8
+            text. The message quotes the end of its standard error.
+    """
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # so that all that it starts can be ended with it
+        bufsize=0,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    with process.stdout, process.stderr:
+        try:
+            out, errors = _read(process.stdout.fileno(), process.stderr.fileno(), time.monotonic() + seconds)
+            status = process.wait()
+        except _TooMuchError as error:
+            raise UsageError(f"the command {command!r} {error}") from None
+        except TimeoutError:
+            raise UsageError(f"the command {command!r} did not end within {seconds:g} seconds") from None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except OSError:
+                pass  # it has ended, and all of its children
+            process.wait()
+    if status:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        said = errors.decode("utf-8", "replace").strip().splitlines()
+        raise UsageError(f"the command {command!r} {how}" + (f": {said[-1]}" if said else ""))
+    try:
+        return out.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"the command {command!r} wrote something other than UTF-8 text") from None
+
+
+class _TooMuchError(Exception):
+    pass
+
+
+def _read(out: int, errors: int, deadline: float) -> tuple[bytes, bytes]:
+    """Everything up to the end of both streams; of the second one the last 4 KiB."""
+    found = {out: b"", errors: b""}
+    with selectors.DefaultSelector() as selector:
+        for stream in found:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(remaining):
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fd)
+                found[key.fd] += data
+            found[errors] = found[errors][-4096:]
+            if len(found[out]) > MOST_BYTES:
+                raise _TooMuchError(f"wrote more than {MOST_BYTES} bytes")
+    return found[out], found[errors]

@@ -1,0 +1,150 @@
+"""Where the hosts of a job come from. A new source is one small class and one line in :func:`choose`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from horovod.environments.lsf_hosts import lsf_hosts
+from horovod.runner.errors import UsageError
+from horovod.runner.hosts import mpi_operator
+from horovod.runner.hosts.allocation import Allocation, allocation
+from horovod.runner.hosts.captured import capture
+from horovod.runner.hosts.slots import HostInfo, parse_host_files, parse_hosts
+from horovod.runner.options import Options
+
+
+class HostSource(ABC):
+    """Knows the hosts that a job may use, in the order in which they are filled with ranks."""
+
+    ranks: int | None = None
+    """The number of ranks if the user does not give one; None if the user must give one."""
+
+    @abstractmethod
+    def hosts(self, ranks: int) -> list[HostInfo]:
+        """The hosts and their slots at this moment.
+
+        Args:
+            ranks: how many ranks there will be.
+
+        Raises:
+            ValueError: the hosts are not known; the message says why.
+        """
+
+
+class ThisHost(HostSource):
+    """The launcher's host, with as many slots as there are ranks."""
+
+    def hosts(self, ranks: int) -> list[HostInfo]:
+        return [HostInfo("localhost", ranks)]
+
+
+class HostList(HostSource):
+    """``h1:2,h2:4`` on the command line."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def hosts(self, ranks: int) -> list[HostInfo]:
+        return parse_hosts(self._text)
+
+
+class HostFile(HostSource):
+    """A file of lines ``h1 slots=2``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def hosts(self, ranks: int) -> list[HostInfo]:
+        return parse_hosts(parse_host_files(self._path))
+
+
+class SlurmNodes(HostSource):
+    """The nodes that Slurm has allocated to the job in which the launcher runs."""
+
+    def __init__(self, allocated: Allocation) -> None:
+        self._allocated = allocated
+        self.ranks = allocated.ranks
+
+    def hosts(self, ranks: int) -> list[HostInfo]:
+        slots = self._allocated.slots(ranks)
+        return [HostInfo(node, number) for node, number in zip(self._allocated.nodes, slots, strict=True) if number]
+
+
+class LsfHosts(HostSource):
+    """The hosts that LSF has given to the job in which the launcher runs, with its slots."""
+
+    def __init__(self, slots: Mapping[str, int]) -> None:
+        self._slots = slots
+        self.ranks = sum(slots.values())
+
+    def hosts(self, ranks: int) -> list[HostInfo]:
+        return [HostInfo(name, number) for name, number in self._slots.items()]
+
+
+class HostScript(HostSource):
+    """A command that prints the hosts that are available now, one ``h1`` or ``h1:2`` a line.
+
+    A host with no slots (``h1:0``) is left out. If a host is printed twice, the last line counts.
+
+    Args:
+        command: for a shell.
+        slots: of hosts that name none; None if each has to name its own.
+        seconds: how long the command may take.
+    """
+
+    def __init__(self, command: str, slots: int | None = None, seconds: float = 30.0) -> None:
+        self._command = command
+        self._slots = slots
+        self._seconds = seconds
+
+    def hosts(self, ranks: int) -> list[HostInfo]:
+        found: dict[str, HostInfo] = {}
+        for line in map(str.strip, capture(self._command, self._seconds).splitlines()):
+            if not line:
+                continue
+            name, colon, slots = line.rpartition(":")
+            if not colon:
+                if self._slots is None:
+                    raise UsageError(
+                        f"the host discovery script {self._command!r} printed {line!r} without slots: print {line}:2, or say "
+                        "with --slots-per-host how many hosts have that name none"
+                    )
+                line = f"{line}:{self._slots}"
+            elif slots.strip("0") == "" and slots:
+                found.pop(name.rpartition("@")[2], None)
+                continue
+            try:
+                host = HostInfo.from_string(line)
+            except ValueError:
+                raise UsageError(
+                    f"the host discovery script {self._command!r} printed {line[:200]!r}, which is not of the form host or "
+                    "host:2"
+                ) from None
+            found[host.hostname] = host
+        return list(found.values())
+
+
+def choose(options: Options, environment: Mapping[str, str]) -> HostSource:
+    """The source that the user has asked for; else what a batch system has allocated, else this host.
+
+    Raises:
+        ValueError: the batch system's variables do not parse.
+    """
+    if options.host_discovery_script is not None:
+        return HostScript(options.host_discovery_script, options.slots)
+    if options.hosts is not None:
+        return HostList(options.hosts)
+    if options.hostfile is not None:
+        return HostFile(options.hostfile)
+    allocated = allocation(environment)
+    if allocated is not None:
+        return SlurmNodes(allocated)
+    try:
+        given = lsf_hosts(environment)
+    except ValueError as error:
+        raise UsageError(f"{error}. Name the hosts with -H, as in -H hostA:2,hostB:2") from None
+    if given is not None:
+        return LsfHosts(given)
+    path = mpi_operator.host_file(environment)
+    return ThisHost() if path is None else HostFile(path)

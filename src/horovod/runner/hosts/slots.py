@@ -1,0 +1,153 @@
+"""Hosts, their slots, and which rank runs where. Pure: nothing is looked up on any network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from horovod.runner.errors import UsageError
+
+_HOST = re.compile(r"(?:([\w.-]+)@)?([\w.-]+):([0-9]+)")
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """A host and how many ranks may run on it."""
+
+    hostname: str
+    slots: int
+    user: str = ""
+    """The user to log in as; "" leaves it to ssh."""
+
+    @property
+    def login(self) -> str:
+        """The host as ssh wants it."""
+        return f"{self.user}@{self.hostname}" if self.user else self.hostname
+
+    @staticmethod
+    def from_string(text: str) -> HostInfo:
+        """Parse ``host:slots`` or ``user@host:slots``.
+
+        Raises:
+            ValueError: the text has another form, or no slots.
+        """
+        match = _HOST.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"invalid host {text.strip()!r}: please write hosts as worker-0:2,worker-1:2")
+        if int(match[3]) == 0:
+            raise UsageError(f"invalid host {text.strip()!r}: a host needs at least one slot, as in {match[2]}:1")
+        return HostInfo(match[2], int(match[3]), match[1] or "")
+
+
+@dataclass(frozen=True)
+class SlotInfo:
+    """One rank's place in the job."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    cross_rank: int
+    size: int
+    local_size: int
+    cross_size: int
+
+    def to_response_string(self) -> str:
+        """The numbers as ``rank,size,local_rank,local_size,cross_rank,cross_size``."""
+        numbers = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+        return ",".join(map(str, numbers))
+
+
+INVALID_SLOT_INFO = SlotInfo(
+    hostname="", rank=-1, local_rank=-1, cross_rank=-1, size=-1, local_size=-1, cross_size=-1
+)  # fmt: skip
+"""The place of a process that has none, or has none any more."""
+
+
+def parse_hosts(text: str) -> list[HostInfo]:
+    """Parse ``h1:2,h2:4``. A host named twice has the sum of its slots, at its first place.
+
+    Raises:
+        ValueError: a host does not parse, the message quotes it; or it is named with different users.
+    """
+    found: dict[str, HostInfo] = {}
+    for host in map(HostInfo.from_string, text.split(",")):
+        first = found.setdefault(host.hostname, replace(host, slots=0))
+        if first.user != host.user:
+            raise UsageError(f"host {host.hostname} is named with different users: {first.login} and {host.login}")
+        found[host.hostname] = replace(first, slots=first.slots + host.slots)
+    return list(found.values())
+
+
+def parse_host_files(filename: str | Path) -> str:
+    """Read a hostfile, one ``<host> slots=<n>`` or ``<host>:<n>`` a line, as ``h1:2,h2:4``.
+
+    Blank lines and what follows a ``#`` are skipped.
+
+    Raises:
+        ValueError: the file cannot be read, or a line does not parse; the message names file and line.
+    """
+    try:
+        lines = Path(filename).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"cannot read the hostfile {filename}: {reason}") from None
+    hosts: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        match = re.fullmatch(r"((?:[\w.-]+@)?[\w.-]+)(?:\s+slots\s*=\s*|:)([0-9]+)", content)
+        if match is None:
+            raise UsageError(f"{filename}, line {number}: {content!r} is not of the form `worker-0 slots=2`")
+        hosts.append(f"{match[1]}:{match[2]}")
+    if not hosts:
+        raise UsageError(f"the hostfile {filename} names no host")
+    return ",".join(hosts)
+
+
+def get_host_assignments(
+    hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
+) -> list[SlotInfo]:
+    """Give ranks to slots: hosts in their order, each filled before the next.
+
+    Args:
+        hosts: where ranks may run.
+        min_num_proc: how many ranks there must be.
+        max_num_proc: how many there may be; None takes every slot.
+
+    Returns:
+        The places by rank. A cross rank counts the hosts before that have the same local rank.
+
+    Raises:
+        ValueError: there are fewer slots than ``min_num_proc``.
+    """
+    available = sum(host.slots for host in hosts)
+    if available < min_num_proc:
+        raise UsageError(
+            f"Requested more processes ({min_num_proc}) than there are available slots ({available}): "
+            "name more hosts or slots with -H, as in -H localhost:4"
+        )
+    size = available if max_num_proc is None else min(available, max_num_proc)
+    used: list[HostInfo] = []
+    for host in hosts:
+        slots = min(host.slots, size - sum(earlier.slots for earlier in used))
+        if slots > 0:
+            used.append(HostInfo(host.hostname, slots))
+    assignments: list[SlotInfo] = []
+    for index, host in enumerate(used):
+        for local_rank in range(host.slots):
+            peers = [other for other, peer in enumerate(used) if peer.slots > local_rank]
+            assignments.append(
+                SlotInfo(
+                    hostname=host.hostname,
+                    rank=len(assignments),
+                    local_rank=local_rank,
+                    cross_rank=peers.index(index),
+                    size=size,
+                    local_size=host.slots,
+                    cross_size=len(peers),
+                )
+            )
+    return assignments

@@ -1,0 +1,104 @@
+"""How a job ended, and the text that says so."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from horovod.runner.agent.messages import Exit
+
+_WELL = Exit(0)
+_NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
+"""The last line of a Python program whose debugger or ``input()`` found standard input empty."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that the runtime of a rank has reported, of itself or of another rank."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    exits: Mapping[int, Exit] = field(default_factory=dict)
+    """How each rank's process ended."""
+    culprit: int | None = None
+    """The rank that failed first; None if none did."""
+    exit: Exit = _WELL
+    """How the culprit ended. If it did not end by itself: how the first rank ended that failed because of it."""
+    victim: int | None = None
+    """The rank whose exit is ``exit``, if the culprit did not end by itself."""
+    place: str = ""
+    """Where the culprit ran."""
+    reason: str = ""
+    """What the runtime knows about the failure."""
+    tail: Sequence[str] = ()
+    """The last lines of the culprit's stderr."""
+    reader: int | None = None
+    """The rank that read standard input, or None."""
+    interrupted: int = 0
+    """The signal that asked the launcher to end, or 0."""
+    immortal: frozenset[int] = frozenset()
+    """Process ids of the job that SIGKILL did not end."""
+    called: str = "rank"
+    """What the numbers are of: an elastic job has numbered processes, whose ranks change."""
+    stopped: str = ""
+    """Why an elastic job could not go on."""
+    unheard: Sequence[str] = ()
+    """Hosts that did not confirm, at the end, that nothing of the job is left there."""
+
+    @property
+    def failed(self) -> bool:
+        return self.culprit is not None or bool(self.interrupted) or bool(self.stopped)
+
+    @property
+    def status(self) -> int:
+        """The launcher's own exit status."""
+        return 128 + self.interrupted if self.interrupted else self.exit.code or int(bool(self.stopped))
+
+    def describe(self) -> str:
+        """The final message about a job that failed or was interrupted; "" for one that succeeded."""
+        words: list[str] = []
+        if self.immortal:
+            numbers = ", ".join(map(str, sorted(self.immortal)))
+            words.append(
+                f"horovodrun: processes {numbers} did not end even by SIGKILL; they wait inside the kernel, "
+                "often for a network file system or a device"
+            )
+        if self.unheard:
+            words.append(
+                f"horovodrun: {', '.join(self.unheard)} did not confirm that the job has ended there; the agent there ends "
+                "what is left by itself, within 20 seconds"
+            )
+        if self.interrupted:
+            words.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")
+        elif self.stopped and self.culprit is None:
+            words.append(f"horovodrun: the job ended: {self.stopped}.")
+        elif self.culprit is not None:
+            if self.tail:
+                words.append(f"horovodrun: the end of {self.called} {self.culprit}'s stderr:")
+                words += ["    " + line for line in self.tail]
+            if self.stopped:
+                words.append(f"horovodrun: the job ended: {self.stopped}.")
+            words.append(
+                f"horovodrun: the job failed. {self.called.capitalize()} {self.culprit} failed first ({self.place})."
+            )
+            reason = self.exit.reason or self.reason  # first, because other ranks only saw its connections close
+            if reason:
+                words.append(f"Reason: {reason}")
+            words.append(f"Process name: {self.culprit}")
+            whose = "" if self.victim is None else f", which is that of rank {self.victim}: it failed because of this"
+            words.append(f"Exit code: {self.exit.code if self.exit.reason else self.exit}{whose}")
+            if self.tail and self.tail[-1].startswith(_NOTHING_TO_READ) and self.culprit != self.reader:
+                words.append(
+                    f"Rank {self.culprit} does not read standard input. To debug or answer it, start the job with "
+                    f"horovodrun --stdin {self.culprit}"
+                )
+            if self.exit.signal == signal.SIGKILL:
+                words.append("Nobody in this job sends SIGKILL to a running rank: did the machine run out of memory?")
+        return "\n".join(words)

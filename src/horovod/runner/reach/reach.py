@@ -1,0 +1,126 @@
+"""Starts an agent on each host of a job other than the launcher's, all at once, and waits for none.
+
+Nodes of the Slurm allocation that the launcher runs in are reached by srun, all others by ssh. The connection itself is the
+check whether a host can take part; nothing is cached from job to job.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from horovod.control.mesh import own_addresses
+from horovod.runner.agent.base import Agent, Report
+from horovod.runner.agent.messages import Begin
+from horovod.runner.errors import LaunchError
+from horovod.runner.hosts import mpi_operator
+from horovod.runner.hosts.allocation import allocation
+from horovod.runner.hosts.slots import HostInfo
+from horovod.runner.loop import Loop
+from horovod.runner.options import Options
+from horovod.runner.reach import srun, ssh
+from horovod.runner.reach.child_connection import ChildConnection
+from horovod.runner.reach.remote import RemoteAgent
+
+
+def reach(
+    hosts: Sequence[HostInfo],
+    options: Options,
+    environment: Mapping[str, str],
+    *,
+    loop: Loop,
+    report: Report,
+    secret: str,
+    port: int,
+    seconds: float,
+) -> list[Agent]:
+    """Agents on ``hosts``. Each gets its facts; or it is closed, and its ``trouble`` says why.
+
+    Args:
+        environment: the launcher's own.
+        secret: the job's, encoded.
+        port: of the rendezvous server, which listens at all addresses of this host.
+        seconds: how long an agent may take to get ready.
+
+    Raises:
+        ValueError: what reaches other hosts cannot be run.
+        LaunchError: this host has none of the network interfaces that the job may use.
+    """
+    addresses = [(address, port) for address in launcher_addresses(options)]
+    begin = Begin(secret, working_directory(environment), addresses, seconds / 2)
+    name = "ssh" if mpi_operator.kubexec(environment) is None else "kubexec"
+    agents: list[Agent] = []
+    try:
+        for host, command in zip(hosts, command_lines(hosts, options, environment, seconds), strict=True):
+            connection: ChildConnection
+            if command.through_slurm:
+                connection = srun.Srun(command.words, srun.environment(environment))
+            else:
+                connection = ssh.Ssh(command.words, name)
+            agents.append(RemoteAgent(host.hostname, loop, report, connection, begin))
+    except BaseException:
+        for agent in agents:
+            agent.kill()
+        raise
+    return agents
+
+
+class AgentCommand(NamedTuple):
+    """What starts an agent on one host."""
+
+    words: list[str]
+    through_slurm: bool
+
+
+def command_lines(
+    hosts: Sequence[HostInfo], options: Options, environment: Mapping[str, str], seconds: float
+) -> list[AgentCommand]:
+    """What starts an agent on each of ``hosts``. Runs nothing.
+
+    In the launcher pod of an MPIJob it is ``kubexec``, for nodes of the Slurm allocation ``srun``, else ``ssh``.
+
+    Raises:
+        ValueError: what the environment says about ssh does not parse.
+    """
+    script = mpi_operator.kubexec(environment)
+    if script is not None:
+        agent = ssh.agent_command(sys.executable, environment)
+        return [AgentCommand(mpi_operator.command_line(script, host.hostname, agent), False) for host in hosts]
+    allocated = allocation(environment)
+    cpus = {} if allocated is None else dict(zip(allocated.nodes, allocated.cpus, strict=True))
+    way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, seconds)
+    commands = []
+    for host in hosts:
+        if host.hostname in cpus and not host.user:
+            words = srun.command_line(host.hostname, cpus[host.hostname], sys.executable)
+            commands.append(AgentCommand(words, True))
+        else:
+            commands.append(AgentCommand(ssh.command_line(way, host.login, sys.executable, environment), False))
+    return commands
+
+
+def launcher_addresses(options: Options) -> tuple[str, ...]:
+    """Addresses of this host at which other hosts may reach the launcher.
+
+    Raises:
+        LaunchError: this host has none of the network interfaces that the job may use.
+    """
+    present = [name for _, name in socket.if_nameindex() if name in options.nics]
+    if options.nics and not present:
+        raise LaunchError(f"this host has none of the network interfaces {', '.join(options.nics)}")
+    try:
+        return own_addresses(",".join(present)) or ("127.0.0.1",)
+    except ValueError as error:
+        raise LaunchError(f"this host cannot be reached by the others: {error}") from None
+
+
+def working_directory(environment: Mapping[str, str]) -> str:
+    """The folder in which the ranks run: PWD if it names this folder, as other hosts may not have the target of a link."""
+    said, found = environment.get("PWD", ""), str(Path.cwd())
+    try:
+        return said if Path(said).is_absolute() and Path(said).samefile(found) else found
+    except OSError:
+        return found

@@ -1,0 +1,1 @@
+"""Jobs whose ranks another program starts: ``jsrun``, or the ``mpirun`` of an MPI."""

@@ -1,0 +1,216 @@
+"""A job whose ranks another program starts, such as ``mpirun``: that program is the launcher's only child.
+
+The launcher runs the rendezvous server and the program. The agent of this host starts the program, reads its output, signals
+it and ends what is left of it, as it does with a rank. The program starts all ranks and ends all of them when one has failed.
+The launcher knows of the ranks' ends what the program's exit code and the ranks' own runtime say.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from horovod.core import config
+from horovod.runner import worker_environment
+from horovod.runner.agent.base import HostFacts
+from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.messages import Exit, ProcessPlan
+from horovod.runner.dry_run import hide
+from horovod.runner.job import LOOPBACK, Job
+from horovod.runner.loop import Loop
+from horovod.runner.output.outcome import Failure, Outcome
+from horovod.runner.output.output import Output, RankStream, Sink
+from horovod.runner.policy import Decision, StaticPolicy
+from horovod.runner.reach.reach import launcher_addresses
+from horovod.runner.signals import SignalPipe
+from horovod.runner.supervisor import Plans, Supervisor
+
+CHILD = 0
+"""The number of the program's process."""
+_OF_A_RANK = (
+    config.RANK,
+    config.SIZE,
+    config.LOCAL_RANK,
+    config.LOCAL_SIZE,
+    config.CROSS_RANK,
+    config.CROSS_SIZE,
+    config.HOSTNAME,
+)
+"""A launcher that is itself a rank of another job has these variables. The ranks of this job must not inherit them."""
+
+
+class WholeJob(Job):
+    """See :class:`Job`. A subclass says which program starts the ranks, with which arguments, files and variables."""
+
+    program: str
+    """The program's name, for people."""
+
+    @abstractmethod
+    def _command_line(self, cleanup: ExitStack) -> Sequence[str]:
+        """The program and its arguments. Makes the files that they name; ``cleanup`` removes those."""
+
+    @abstractmethod
+    def _cores(self) -> int | None:
+        """Cores of a host, to be divided among its ranks; None if they are not known."""
+
+    def _variables(self, rendezvous: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the program, which passes it on to the ranks.
+
+        Args:
+            rendezvous: where the rendezvous server listens, and the job's secret.
+        """
+        inherited = {name: value for name, value in self._launcher_environment.items() if name not in _OF_A_RANK}
+        return {**inherited, **self._asked, **self._threads(), **self._memory, **rendezvous}
+
+    def _notices(self) -> Sequence[str]:
+        """One line for each flag that this program has no use for."""
+        return ()
+
+    def _title(self) -> str:
+        """The program as ``--verbose`` names it."""
+        return self.program
+
+    def run(
+        self,
+        stdout: Sink,
+        stderr: Sink,
+        signals: SignalPipe | None = None,
+        published: Mapping[str, bytes] | None = None,
+    ) -> Outcome:
+        options = self._options
+        output = PlainOutput(stdout, stderr, len(self.slots), timestamps=options.prefix_output_with_timestamp)
+        with ExitStack() as cleanup:
+            command = tuple(self._command_line(cleanup))
+            server, secret = self._serve(cleanup, published or {})
+            mark = f"{config.SECRET_KEY}={secret}".encode()
+            guardian = self._start_guardian(cleanup, mark, output)
+            self._say_what_has_no_effect(output)
+            for notice in self._notices():
+                output.say(f"horovodrun: {notice}")
+            reads_input = self._reader is not None
+            loop = Loop()
+            cleanup.callback(loop.close)
+            supervisor = Supervisor(
+                loop,
+                output,
+                WholeJobPolicy(reads_input=reads_input),
+                places={},
+                reported_failure=self._reported_failure,
+                departed=lambda *_: None,
+                signals=signals,
+                reader=CHILD if reads_input else None,
+            )
+            facts = HostFacts(sys.executable, 1, (), None)  # not used: the program decides what runs where
+            agent = LocalAgent(
+                [self.program], loop, supervisor.report, facts, mark=mark, guardian=guardian, inherits_input=True
+            )
+            point = worker_environment.rendezvous_point((self._addresses(), server.address[1]), secret)
+            variables = self._variables(point)
+            if options.verbose:
+                output.say(f"horovodrun: {self._describe(command, variables)}")
+            plans: list[Plans] = [(variables, [ProcessPlan(CHILD, command, {}, reads_input)])]
+            found = supervisor.run([agent], lambda: plans, self._seconds)
+            return outcome(found, self.program, self._reported_failure())
+
+    def dry_run(self) -> str:
+        """What :meth:`run` would start, in words. Starts nothing.
+
+        Raises:
+            LaunchError: this host has none of the network interfaces that the job may use.
+        """
+        with ExitStack() as cleanup:
+            command = self._command_line(cleanup)
+            variables = self._variables(hide(worker_environment.rendezvous_point((self._addresses(), 0), "")))
+            return (
+                f"horovodrun: this is what the job would be; nothing is started.\n{self._describe(command, variables)}"
+            )
+
+    def _describe(self, command: Sequence[str], variables: Mapping[str, str]) -> str:
+        """The job for people. The job's secret is not shown."""
+        point = f"{variables[config.RENDEZVOUS_ADDRESS]}:{variables[config.RENDEZVOUS_PORT]}"
+        changed = {**self._asked, **self._threads(), **self._memory}
+        return "\n".join(
+            [
+                f"{len(self.slots)} ranks by {self._title()}: {shlex.join(command)}",
+                f"  rendezvous server at {point}",
+                *(f"  {name}={value}" for name, value in sorted(changed.items())),
+            ]
+        )
+
+    def _addresses(self) -> str:
+        """The addresses of this host, separated by commas; a rank tries each to reach the rendezvous server."""
+        return ",".join(launcher_addresses(self._options)) if self._elsewhere else LOOPBACK
+
+    def _threads(self) -> dict[str, str]:
+        """The numbers of threads for each rank. They are the same on all hosts, and fit the host with the most ranks."""
+        cores = self._cores()
+        if cores is None:
+            return {}
+        most = max(Counter(slot.hostname for slot in self.slots).values())
+        return worker_environment.threads(self._launcher_environment, cores, most)
+
+
+class WholeJobPolicy(StaticPolicy):
+    """Ends the job when the program ends.
+
+    Args:
+        reads_input: whether the program reads the launcher's standard input.
+    """
+
+    def __init__(self, *, reads_input: bool) -> None:
+        super().__init__([CHILD], CHILD if reads_input else None)
+
+    def _lead(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
+        # The program has ended its ranks on other hosts. On this host, processes that are left are ended here.
+        return [] if self._first_failed is None else self._end_all()
+
+
+class PlainOutput(Output):
+    """Shows the program's lines as they are: each may be of any rank, and the program may have labelled it."""
+
+    def stream(self, rank: int, name: str) -> RankStream:
+        return RankStream("", [self._console[name]], timestamps=self._timestamps)
+
+
+@dataclass(frozen=True)
+class WholeJobOutcome(Outcome):
+    """How the program ended. ``culprit`` is known only if the runtime of a rank has reported a failure."""
+
+    program: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.exit.code) or bool(self.interrupted)
+
+    def describe(self) -> str:
+        words = Outcome(interrupted=self.interrupted, immortal=self.immortal, unheard=self.unheard).describe()
+        lines = [words] if words else []
+        if self.exit.code and not self.interrupted:
+            lines.append(f"horovodrun: the job failed: {self.program} ended with exit code {self.exit}.")
+            if self.culprit is not None:
+                lines.append(f"Rank {self.culprit} failed first. Reason: {self.reason}")
+        return "\n".join(lines)
+
+
+def outcome(found: Outcome, program: str, reported: Failure | None) -> WholeJobOutcome:
+    """The outcome of a whole job.
+
+    Args:
+        found: what the supervisor says about the program's process.
+        reported: the first failure that the runtime of any rank has reported.
+    """
+    return WholeJobOutcome(
+        exits=found.exits,
+        exit=found.exits.get(CHILD, Exit(255)),
+        culprit=None if reported is None else reported.rank,
+        reason="" if reported is None else reported.reason,
+        interrupted=found.interrupted,
+        immortal=found.immortal,
+        unheard=found.unheard,
+        program=program,
+    )

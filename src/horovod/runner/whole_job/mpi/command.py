@@ -1,0 +1,159 @@
+"""The command line of an ``mpirun``, for each kind of MPI. Pure.
+
+Variables travel by their names alone. Their values, the job's secret among them, are in the environment of ``mpirun``, which
+passes them to other hosts over connections of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from horovod.runner.errors import UsageError
+from horovod.runner.whole_job.mpi.kinds import Kind, Mpi
+from horovod.runner.whole_job.words import split_words
+
+_MANY_HOSTS = 64
+"""For this many hosts or more, Open MPI starts its daemons from one host, all at once, instead of in a tree."""
+_OPEN_MPI = (Kind.OPEN_MPI_4, Kind.OPEN_MPI_5, Kind.SPECTRUM)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What ``mpirun`` is to start, and how."""
+
+    command: tuple[str, ...]
+    hosts: tuple[tuple[str, int], ...]
+    """Each host and the number of its ranks, in the order of the ranks."""
+    elsewhere: bool
+    """Whether some of them are not this one."""
+    variables: tuple[str, ...] = ()
+    """Names of the variables that ranks on other hosts get. Ranks on this host have the whole environment."""
+    shell: tuple[str, ...] = ()
+    """The command that reaches other hosts, and its options. Empty: ``mpirun`` chooses."""
+    interfaces: tuple[str, ...] = ()
+    """The network interfaces that MPI may use."""
+    output: str = ""
+    """The folder for each rank's output, or ""."""
+    binding: str | None = None
+    """``--binding-args``"""
+    more: str | None = None
+    """``--mpi-args``"""
+    tcp: bool = False
+    reader: int | None = None
+    """The rank that reads standard input."""
+
+
+def command_line(mpi: Mpi, launch: Launch) -> list[str]:
+    """The command that starts the job.
+
+    Raises:
+        ValueError: this kind of MPI cannot do what is asked.
+    """
+    words = _of_open_mpi(mpi.kind, launch) if mpi.kind in _OPEN_MPI else _of_hydra(mpi.kind, launch)
+    return [mpi.path, *words, *split_words("--mpi-args", launch.more), *launch.command]
+
+
+def variables(mpi: Mpi, launch: Launch) -> dict[str, str]:
+    """Variables for ``mpirun`` itself, where it has no option for them."""
+    if mpi.kind is Kind.MPICH and launch.elsewhere and launch.shell[1:]:
+        return {"HYDRA_LAUNCHER_EXTRA_ARGS": _joined(launch.shell[1:])}
+    return {}
+
+
+def without_effect(mpi: Mpi, launch: Launch) -> list[str]:
+    """One line for each flag that was given and has no effect with this kind of MPI."""
+    if mpi.kind in _OPEN_MPI:
+        return []
+    found = []
+    if launch.binding is not None:
+        found.append(f"--binding-args has no effect: {mpi.kind.value} has other options; give them in --mpi-args")
+    if len(launch.interfaces) > 1 and launch.elsewhere:
+        found.append(
+            f"{mpi.kind.value} itself can be restricted to one network interface, not to {', '.join(launch.interfaces)}; "
+            "Horovod's connections use these"
+        )
+    return found
+
+
+def _of_open_mpi(kind: Kind, launch: Launch) -> list[str]:
+    size, mca = sum(ranks for _, ranks in launch.hosts), "--mca"
+    words = ["--allow-run-as-root", "--tag-output", "-np", str(size)]
+    words += ["-H", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
+    if launch.binding is not None:
+        words += split_words("--binding-args", launch.binding)
+    elif kind is Kind.SPECTRUM:
+        words += ["-bind-to", "socket", "-map-by", "socket", "-rank-by", "core"]
+    else:
+        words += ["--bind-to", "none", "--map-by", "slot"]
+    if kind is Kind.SPECTRUM and launch.tcp:
+        words += ["-tcp"]
+    if launch.elsewhere:
+        # Version 5 starts daemons by a runtime of its own, PRRTE, which has renamed rsh.
+        runtime, plm = ("--prtemca", "plm_ssh") if kind is Kind.OPEN_MPI_5 else (mca, "plm_rsh")
+        if launch.shell:
+            words += [runtime, f"{plm}_agent", _joined(launch.shell)]
+        if len(launch.hosts) >= _MANY_HOSTS:
+            words += [runtime, f"{plm}_no_tree_spawn", "true"]
+            words += [runtime, f"{plm}_num_concurrent", str(len(launch.hosts))]
+        if launch.interfaces:
+            words += [mca, "btl_tcp_if_include", ",".join(launch.interfaces)]
+    if launch.reader is not None:
+        words += ["--stdin", str(launch.reader)]
+    if launch.output:
+        # Version 5.0 writes nothing where it is told a folder the old way.
+        if kind is Kind.OPEN_MPI_5:
+            words += ["--output", f"tag,file={launch.output}/rank"]
+        else:
+            words += ["--output-filename", launch.output]
+    if launch.elsewhere:
+        for name in launch.variables:
+            words += ["-x", name]
+    return words
+
+
+def _of_hydra(kind: Kind, launch: Launch) -> list[str]:
+    counts = {ranks for _, ranks in launch.hosts}
+    size = sum(ranks for _, ranks in launch.hosts)
+    words = ["-l", "-np", str(size)]
+    if kind is Kind.MPICH:
+        words += ["-hosts", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
+        words += ["-bind-to", "none"]
+    elif len(counts) == 1:
+        words += ["-ppn", str(counts.pop()), "-hosts", ",".join(host for host, _ in launch.hosts)]
+    else:
+        parts = ", ".join(f"{host}:{ranks}" for host, ranks in launch.hosts)
+        raise UsageError(
+            f"{kind.value} starts the same number of ranks on every host, not {parts}: choose -np and -H so"
+        )
+    if launch.elsewhere:
+        if launch.shell and kind is Kind.MPICH:
+            words += ["-launcher", "ssh", "-launcher-exec", launch.shell[0]]
+        elif launch.shell:
+            words += ["-bootstrap", "ssh", "-bootstrap-exec", launch.shell[0]]
+            if launch.shell[1:]:
+                words += ["-bootstrap-exec-args", _joined(launch.shell[1:])]
+        if len(launch.interfaces) == 1:
+            words += ["-iface", launch.interfaces[0]]
+        words += ["-genvlist", ",".join(launch.variables)]
+    if launch.reader not in (None, 0):
+        raise UsageError(f"--stdin {launch.reader}: under {kind.value} only rank 0 can read standard input")
+    if launch.output:
+        words += [
+            "-outfile-pattern",
+            f"{launch.output}/rank.%r.out",
+            "-errfile-pattern",
+            f"{launch.output}/rank.%r.err",
+        ]
+    return words
+
+
+def _joined(words: Sequence[str]) -> str:
+    """The words joined by spaces, at which ``mpirun`` splits them again."""
+    for word in words:
+        if word.split() != [word]:
+            raise UsageError(
+                f"mpirun splits the command that reaches other hosts at spaces, so it cannot contain {word!r}; write such "
+                "an option into a configuration file, and name that with ssh -F"
+            )
+    return " ".join(words)

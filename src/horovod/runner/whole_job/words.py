@@ -1,0 +1,19 @@
+"""Arguments for another program that the user gives in one flag, such as ``--mpi-args="..."``."""
+
+from __future__ import annotations
+
+import shlex
+
+from horovod.runner.errors import UsageError
+
+
+def split_words(flag: str, text: str | None) -> list[str]:
+    """The words of a flag's value, as a shell would split them.
+
+    Raises:
+        ValueError: a quotation mark is not closed.
+    """
+    try:
+        return shlex.split(text or "")
+    except ValueError as error:
+        raise UsageError(f"{flag}={text!r}: {error}") from None

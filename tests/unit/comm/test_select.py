@@ -1,0 +1,54 @@
+"""Which engine is tried for a group, and what is said where none can be."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod.comm.engine import Group
+from horovod.comm.select import ENGINES, EngineError, candidates, obstacles
+from horovod.comm.spans import HOST
+
+NONE: dict[str, str] = {"shm": "", "hierarchical": "all its ranks are on one host", "tcp": ""}
+
+
+def test_the_best_engine_without_obstacles_comes_first_and_the_others_are_its_replacements() -> None:
+    assert candidates(["", ""], [NONE, NONE], "V") == ["shm", "tcp"]
+    assert candidates(["", ""], [NONE, NONE | {"shm": "no"}], "V") == ["tcp"]
+
+
+def test_a_forced_engine_is_the_only_one_even_if_one_rank_alone_forces_it() -> None:
+    assert candidates(["", "tcp"], [NONE, {"tcp": ""}], "V") == ["tcp"]
+
+
+def test_a_forced_engine_that_a_member_cannot_use_is_an_error_that_names_the_member() -> None:
+    with pytest.raises(EngineError, match=r"V=shm cannot serve this group: member 1: why not"):
+        candidates(["shm", "shm"], [{"shm": ""}, {"shm": "why not"}], "V")
+
+
+def test_an_engine_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
+    with pytest.raises(
+        EngineError, match=r"V=pigeon: there is no such engine .*shm, hierarchical, tcp, gloo, mpi, ccl"
+    ):
+        candidates(["", "pigeon"], [NONE, {}], "V")
+
+
+def test_ranks_that_force_different_engines_are_an_error() -> None:
+    with pytest.raises(EngineError, match="ranks ask for different engines with V: gloo, tcp; use one"):
+        candidates(["tcp", "gloo"], [{"tcp": ""}, {"gloo": ""}], "V")
+
+
+def test_an_engine_among_named_ones_need_not_be_chosen_by_itself() -> None:
+    assert candidates(["", ""], [{"gloo": ""}, {"gloo": ""}], "V", ["gloo"]) == ["gloo"]
+
+
+def test_a_group_that_no_engine_can_serve_is_told_why() -> None:
+    with pytest.raises(EngineError, match=r"no engine can serve this group \(gloo: PyTorch is missing\)"):
+        candidates(["", ""], [{"gloo": ""}, {"gloo": "PyTorch is missing"}], "V", ["gloo"])
+
+
+def test_only_engines_that_may_be_chosen_are_asked() -> None:
+    group = Group(0, 2, ("a", "a"))
+    assert set(obstacles(group)) == {each.name for each in ENGINES[HOST] if each.automatic}
+    assert set(obstacles(group, forced="tcp")) == {"tcp"}
+    assert set(obstacles(group, names=["gloo", "tcp"])) == {"gloo", "tcp"}
+    assert obstacles(group, forced="pigeon") == {}

@@ -1,0 +1,65 @@
+"""A command that prints the hosts of the moment."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from horovod.runner.hosts.host_sources import HostScript
+from horovod.runner.hosts.slots import HostInfo
+
+
+@pytest.mark.parametrize(
+    ("command", "slots", "expected"),
+    [
+        ("echo a:2; echo b:1", None, [HostInfo("a", 2), HostInfo("b", 1)]),
+        ("printf 'a\\n\\n  b:3  \\n'", 4, [HostInfo("a", 4), HostInfo("b", 3)]),
+        ("echo a:1; echo b:1; echo a:1", None, [HostInfo("a", 1), HostInfo("b", 1)]),
+        ("echo a:1; echo a:3", None, [HostInfo("a", 3)]),
+        ("echo a:2; echo b:0; echo me@c:1", None, [HostInfo("a", 2), HostInfo("c", 1, "me")]),
+        ("true", None, []),
+        ("echo a warning >&2; echo a:1", None, [HostInfo("a", 1)]),
+    ],
+)
+def test_what_it_prints_are_the_hosts(command: str, slots: int | None, expected: list[HostInfo]) -> None:
+    assert HostScript(command, slots).hosts(1) == expected
+
+
+def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
+    listed = tmp_path / "hosts"
+    source = HostScript(f"cat {listed}")
+    for text in ("a:1\n", "a:1\nb:2\n", ""):
+        listed.write_text(text)
+        assert len(source.hosts(1)) == len(text.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("echo a", "printed 'a' without slots: print a:2, or say with --slots-per-host"),
+        ("echo two words:2", "printed 'two words:2', which is not of the form host or host:2"),
+        ("echo a:many", "printed 'a:many'"),
+        ("echo no cluster >&2; exit 3", "ended with exit status 3: no cluster"),
+        ("no-such-program-at-all", "exit status 127: .*not found"),
+        ("kill -9 $$", "was killed by SIGKILL"),
+        ("printf '\\377'", "wrote something other than UTF-8 text"),
+        ("yes a:1", "wrote more than 1048576 bytes"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_words(command: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        HostScript(command).hosts(1)
+
+
+def test_one_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+    note = tmp_path / "child"
+    with pytest.raises(ValueError, match=r"did not end within 0\.5 seconds"):
+        HostScript(f"sleep 1000 & echo $! > {note}; wait", seconds=0.5).hosts(1)
+    child = int(note.read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
