@@ -148,7 +148,7 @@ def test_old_names_still_work_and_say_so() -> None:
     [
         ({"hosts": "localhost:1", "hostfile": "x"}, "hosts or hostfile"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo or use_mpi"),
-        ({"min_num_proc": 1}, "not supported"),
+        ({"min_num_proc": 3, "max_num_proc": 2}, "not more than --max-np"),
         ({"num_proc": 0}, "at least 1"),
         ({"num_proc": "2"}, "whole number, not '2'"),
         ({"num_proc": 2.5}, "whole number"),
