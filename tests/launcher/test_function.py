@@ -148,7 +148,7 @@ def test_old_names_still_work_and_say_so() -> None:
     [
         ({"hosts": "localhost:1", "hostfile": "x"}, "hosts or hostfile"),
         ({"use_gloo": True, "use_mpi": True}, "use_gloo or use_mpi"),
-        ({"min_num_proc": 1}, "not supported"),
+        ({"min_num_proc": 3, "max_num_proc": 2}, "not more than --max-np"),
         ({"num_proc": 0}, "at least 1"),
         ({"num_proc": "2"}, "whole number, not '2'"),
         ({"num_proc": 2.5}, "whole number"),
@@ -160,3 +160,29 @@ def test_old_names_still_work_and_say_so() -> None:
 def test_wrong_arguments_are_value_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         horovod.run(lambda: None, **arguments)
+
+
+def test_an_elastic_function_goes_on_without_a_rank_that_is_lost() -> None:
+    def work() -> tuple[int, int, int]:
+        from horovod.common import basics
+        from horovod.common.elastic import ObjectState, Reset, run_fn
+        from horovod.common.objects import allgather_object, broadcast_object
+
+        process, known = os.environ["HOROVOD_ELASTIC_PROCESS"], basics.rank
+        basics.init()
+        state = ObjectState(broadcast_object, known, step=0)
+
+        def train(state: Any) -> int:
+            while state.step < 5:
+                if (process, state.step) == ("0", 3):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                allgather_object(state.step)
+                state.step += 1
+                state.commit()
+            return int(state.step)
+
+        steps = run_fn(train, Reset(basics.shutdown, basics.init))(state)
+        return steps, basics.rank(), basics.size()
+
+    found = horovod.run(work, hosts="localhost:3", min_num_proc=2, max_num_proc=3)
+    assert found == [(5, 0, 2), (5, 1, 2)]

@@ -1,9 +1,9 @@
 """``horovod.common.elastic``: what elastic training has in common in all bindings, under the path that scripts import."""
 
-from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
 from horovod.elastic.loop import run_fn
 from horovod.elastic.notification import notification_manager
-from horovod.elastic.rounds import NoNextRound, Reset, Rounds, connect, disconnect
+from horovod.elastic.rounds import Reset, Rounds, connect, disconnect
 from horovod.elastic.state import ObjectState, State
 from horovod.elastic.updates import HostUpdateResult, HostUpdates
 

@@ -97,6 +97,7 @@ def dial_until(
     deadline: float,
     same_user: bool = False,
     sources: Mapping[Address, str] = _FROM_ANYWHERE,
+    cancelled: Callable[[], str] = str,
 ) -> socket.socket:
     """Try several addresses with :func:`dial`, again and again, until one answers or the deadline passes.
 
@@ -104,6 +105,7 @@ def dial_until(
 
     Args:
         sources: by address, which of this host's addresses to connect from.
+        cancelled: why to give up before the deadline; asked before each attempt, "" to go on.
 
     Raises:
         ConnectionError: none has answered; the message lists each address with its last error.
@@ -112,6 +114,8 @@ def dial_until(
     seconds = _LONGEST_TRY_SECONDS if len(addresses) == 1 else _FIRST_TRY_SECONDS
     errors: dict[str, str] = {}
     while True:
+        if why := cancelled():
+            raise ConnectionError(why)
         for address in addresses:
             try_until = min(deadline, time.monotonic() + seconds)
             try:

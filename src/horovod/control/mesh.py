@@ -24,6 +24,7 @@ from horovod.control.dial import Address, dial_until
 from horovod.control.listener import Listener
 from horovod.control.networks import Network, common_links, networks_of
 from horovod.control.processes import own_process_namespace
+from horovod.control.wakeup import WakeUp
 
 
 class Endpoint(msgspec.Struct, array_like=True, frozen=True):
@@ -91,6 +92,8 @@ class Mesh:
     def __init__(self, rank: int, host: str, local_only: bool, interface: str = "") -> None:
         self._rank = rank
         self._early: dict[tuple[str, ConnectionKey], socket.socket] = {}
+        self._cancelled = ""
+        self._wake_up = WakeUp()
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listeners = [tcp]
         try:
@@ -153,8 +156,14 @@ class Mesh:
             raise
         return made
 
+    def cancel(self, reason: str) -> None:
+        """Have :meth:`connect` fail, now or later: somebody will not come. For any thread."""
+        self._cancelled = reason
+        self._wake_up.set()
+
     def close(self) -> None:
         """Close the listening sockets, and connections that were not asked for."""
+        self._wake_up.close()
         for listener in self._listeners:
             listener.close()
         for connection in self._early.values():
@@ -180,7 +189,7 @@ class Mesh:
         addresses += [(address, endpoint.port) for address in nearest if (address, endpoint.port) not in addresses]
         purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, key.role, key.group, key.link))
         try:
-            return dial_until(addresses, secret, purpose, deadline, sources=sources)
+            return dial_until(addresses, secret, purpose, deadline, sources=sources, cancelled=lambda: self._cancelled)
         except ConnectionError as error:
             raise MeshError(
                 f"rank {self._rank} cannot connect to rank {endpoint.rank} on {endpoint.host}: {error}"
@@ -218,9 +227,12 @@ class Mesh:
 
         with selectors.DefaultSelector() as selector:
             listener = Listener(selector, self._listeners, secret, welcome)
+            selector.register(self._wake_up, selectors.EVENT_READ, lambda _: None)
             try:
                 while expected:
                     now = time.monotonic()
+                    if self._cancelled:
+                        raise MeshError(f"rank {self._rank} cannot be connected: {self._cancelled}")
                     if now >= deadline:
                         missing = sorted({key.peer for key in expected})
                         raise MeshError(f"ranks {missing} did not connect to rank {self._rank} in time")

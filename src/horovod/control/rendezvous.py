@@ -42,6 +42,8 @@ class Exchange(msgspec.Struct, tag=True):
     value: bytes
     seconds: float
     members: list[int] = []
+    round: int = 0
+    """Of an elastic job; 0 for other jobs. The server refuses rounds that are over."""
 
 
 class Values(msgspec.Struct, tag=True):

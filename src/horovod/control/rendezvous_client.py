@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 
@@ -60,18 +61,33 @@ class RendezvousClient:
         return self._ask(Get(key, timeout), timeout)[0]
 
     def exchange(
-        self, key: str, rank: int, size: int, value: bytes, timeout: float, members: Sequence[int] = ()
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        value: bytes,
+        timeout: float,
+        members: Sequence[int] = (),
+        round_number: int = 0,
     ) -> list[bytes]:
         """All-gather ``value`` under ``key``: every one of ``size`` ranks must call it. Returns the values by rank.
 
         Args:
             members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
+            round_number: of an elastic job.
 
         Raises:
             TimeoutError: a rank is missing; the message says which.
             RendezvousError: a rank has left, or two processes claim one rank.
         """
-        return self._ask(Exchange(key, rank, size, value, timeout, list(members)), timeout)
+        return self._ask(Exchange(key, rank, size, value, timeout, list(members), round_number), timeout)
+
+    def interrupt(self) -> None:
+        """Have a thread that waits for an answer get a RendezvousError. For any thread."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side has gone already
 
     def close(self) -> None:
         self._connection.close()

@@ -18,6 +18,7 @@ class RendezvousGroup:
     Attributes:
         deadline, seconds: when the last rank must have arrived (``time.monotonic``), and how long that is after the first.
         members: each rank's number in the launched job, by rank; empty where all launched ranks take part.
+        round: of an elastic job; 0 for other jobs.
         values, clients: the value and the connection of each rank that has arrived.
     """
 
@@ -25,6 +26,7 @@ class RendezvousGroup:
     deadline: float
     seconds: float
     members: list[int]
+    round: int = 0
     values: dict[int, bytes] = field(default_factory=dict)
     clients: dict[int, Channel] = field(default_factory=dict)
 

@@ -64,13 +64,15 @@ class LauncherServer(Rendezvous):
 
     address: Address
     secret: bytes
+    round: int = 0
+    """Of an elastic job; 0 for other jobs."""
 
     @contextmanager
     def session(
         self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
     ) -> Iterator[AllGather]:
         with RendezvousClient(self.address, self.secret, seconds) as client:
-            yield all_gather_by(client, rank, size, members)
+            yield all_gather_by(client, rank, size, members, self.round)
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,15 @@ class OnThisHost(Rendezvous):
             yield all_gather_by(client, rank, size, members)
 
 
-def all_gather_by(client: RendezvousClient, rank: int, size: int, members: Sequence[int]) -> AllGather:
+def all_gather_by(
+    client: RendezvousClient, rank: int, size: int, members: Sequence[int], round_number: int = 0
+) -> AllGather:
     """All-gathers through one connection to a server."""
     group = ",".join(map(str, members))
 
     def all_gather(subject: str, value: bytes, seconds: float) -> list[bytes]:
-        return client.exchange(f"{subject}/{group}", rank, size, value, max(0.1, seconds), members)
+        key = f"{subject}/{group}" + (f"/{round_number}" if round_number else "")
+        return client.exchange(key, rank, size, value, max(0.1, seconds), members, round_number)
 
     return all_gather
 

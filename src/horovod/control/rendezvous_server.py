@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -61,6 +62,8 @@ class RendezvousServer:
         self._rendezvous_groups: dict[str, RendezvousGroup] = {}
         self._departed: dict[int, str] = {}
         self._awaited: tuple[int, str] | None = None
+        self._passed_on: dict[str, Callable[[str, bytes], None]] = {}
+        self._over = (0, "")
         self._clients: set[Channel] = set()
         self._met: set[Channel] = set()
         """The clients that have completed an exchange, as long as they are connected."""
@@ -115,6 +118,24 @@ class RendezvousServer:
             self._arrived.notify_all()
         self._wake_up.set()  # so that the loop answers the clients that wait for the key
 
+    def forget(self, key: str) -> None:
+        """Store a value no longer. Harmless if there is none."""
+        with self._lock:
+            self._values.pop(key, None)
+
+    def pass_on(self, prefix: str, listener: Callable[[str, bytes], None]) -> None:
+        """Store no values whose keys begin with ``prefix``: call ``listener(key, value)`` with them, on the server's thread.
+
+        Called before :meth:`start`.
+        """
+        self._passed_on[prefix] = listener
+
+    def end_rounds(self, number: int, reason: str) -> None:
+        """Nobody meets any more in rounds of an elastic job up to ``number``: who does, now or later, is told ``reason``."""
+        with self._lock:
+            self._over = (number, reason)
+        self._wake_up.set()
+
     def peek(self, key: str) -> bytes | None:
         """The value of a key, or None."""
         with self._lock:
@@ -159,6 +180,7 @@ class RendezvousServer:
                 listener.expire()
                 self._answer_waiting()
                 self._refuse_abandoned()
+                self._refuse_over()
                 self._expire()
             listener.close()
             self._listener.close()
@@ -196,6 +218,11 @@ class RendezvousServer:
 
     def _handle(self, client: Channel, request: Request) -> None:
         if isinstance(request, Put):
+            listener = next((each for prefix, each in self._passed_on.items() if request.key.startswith(prefix)), None)
+            if listener is not None:
+                listener(request.key, request.value)
+                self._answer(client, Values([]))
+                return
             with self._lock:
                 if not (request.only_first and request.key in self._values):
                     self._values[request.key] = request.value
@@ -207,13 +234,16 @@ class RendezvousServer:
             self._exchange(client, request)
 
     def _exchange(self, client: Channel, request: Exchange) -> None:
+        if 0 < request.round <= self._over[0]:
+            self._answer(client, Refusal(self._over[1], False))
+            return
         if len(request.members) not in (0, request.size):
             self._answer(client, Refusal(f"{len(request.members)} members for {request.size} ranks", False))
             return
         group = self._rendezvous_groups.get(request.key)
         if group is None:
             deadline = time.monotonic() + request.seconds
-            group = RendezvousGroup(request.size, deadline, request.seconds, request.members)
+            group = RendezvousGroup(request.size, deadline, request.seconds, request.members, request.round)
             self._rendezvous_groups[request.key] = group
         if request.size != group.size or not 0 <= request.rank < group.size:
             reason = (
@@ -274,6 +304,16 @@ class RendezvousServer:
                 self._awaited = self._awaited or (next(iter(missing)), reason)
             for waiting in list(group.clients.values()):
                 self._answer(waiting, Refusal(told, False))
+
+    def _refuse_over(self) -> None:
+        """End the exchanges of rounds that are over."""
+        with self._lock:
+            number, reason = self._over
+        for key, group in list(self._rendezvous_groups.items()):
+            if 0 < group.round <= number:
+                del self._rendezvous_groups[key]
+                for waiting in list(group.clients.values()):
+                    self._answer(waiting, Refusal(reason, False))
 
     def _keep_waiting(self, key: str, queue: list[tuple[Channel, float]]) -> None:
         if queue:

@@ -34,6 +34,10 @@ SSH_COMMAND = "HOROVOD_SSH_COMMAND"
 """What the launcher runs instead of ``ssh``."""
 ELASTIC = "HOROVOD_ELASTIC"
 ELASTIC_TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
+ELASTIC_PROCESS = "HOROVOD_ELASTIC_PROCESS"
+"""The number of this process in an elastic job, which it keeps while ranks change. Set by the launcher."""
+ELASTIC_ROUND = "HOROVOD_ELASTIC_ROUND"
+"""The round of an elastic job that this process is a rank of. Set by the runtime."""
 
 # Which engine moves which memory.
 CONTROLLER = "HOROVOD_CONTROLLER"

@@ -7,6 +7,10 @@ class HorovodInternalError(RuntimeError):
     """A collective failed: ranks disagreed, a rank left or died, or the runtime was shut down. Elastic jobs recover from it."""
 
 
+class NoNextRound(HorovodInternalError):
+    """A collective failed, and the job cannot go on with other ranks. ``hvd.elastic.run`` does not catch it."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """The hosts of an elastic job have changed.
 

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
+from horovod.elastic import launched
 from horovod.elastic.notification import notification_manager
-from horovod.elastic.rounds import NoNextRound, Reason, Reset
+from horovod.elastic.rounds import Reason, Reset
 from horovod.elastic.state import State
 
 _Result = TypeVar("_Result")
@@ -35,6 +36,7 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], object]) -> Callabl
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> _Result:
+        launched.connect()
         notification_manager.init()
         notification_manager.register_listener(state)
         reason: Reason | None = None

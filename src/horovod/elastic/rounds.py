@@ -1,9 +1,9 @@
 """How a process gets from one round of an elastic job to the next.
 
 A round is what happens between two changes of the ranks: one generation of the runtime, with one identity for each process.
-The elastic launcher decides who takes part in the next round. It offers that to the ranks as a :class:`Rounds` and a
-:class:`~horovod.elastic.updates.HostUpdates`, which it hands to :func:`connect` before the script calls
-``hvd.elastic.run``. Without an elastic launcher both are a :class:`FixedJob`.
+The elastic launcher decides who takes part in the next round. What it says comes to the ranks as a :class:`Rounds` and a
+:class:`~horovod.elastic.updates.HostUpdates`, which :func:`connect` is handed: for ``horovodrun`` by
+:mod:`horovod.elastic.launched`, when ``hvd.elastic.run`` begins. Without an elastic launcher both are a :class:`FixedJob`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
 from horovod.elastic.updates import HostUpdateResult, HostUpdates
 
 Reason: TypeAlias = HorovodInternalError | HostsUpdatedInterrupt
 """Why a round ends."""
-
-
-class NoNextRound(HorovodInternalError):
-    """A collective failed, and the job cannot go on with other ranks. ``hvd.elastic.run`` does not catch it."""
 
 
 class Rounds(Protocol):
@@ -69,6 +65,11 @@ def connect(rounds: Rounds, updates: HostUpdates) -> None:
     _rounds, _updates = rounds, updates
 
 
+def is_connected() -> bool:
+    """Whether this process follows an elastic launcher."""
+    return _rounds is not _FIXED
+
+
 def disconnect() -> None:
     """Take the job for a fixed one again."""
     connect(_FIXED, _FIXED)
@@ -111,7 +112,7 @@ class Reset:
             try:
                 self._init()
                 return
-            except NotImplementedError:
+            except (NoNextRound, NotImplementedError):
                 raise
             except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
                 reason = HorovodInternalError(f"The next round could not begin: {str(error).rstrip('.')}.")

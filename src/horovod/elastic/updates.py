@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from enum import IntFlag
 from typing import Protocol
 
+from horovod.control.elastic_messages import HostUpdateResult
 
-class HostUpdateResult(IntFlag):
-    """What has become of the hosts; two results are combined with ``|``."""
-
-    no_update = 0
-    removed = 1
-    added = 2
-    mixed = 3
+__all__ = ["HostUpdateResult", "HostUpdates"]
 
 
 class HostUpdates(Protocol):

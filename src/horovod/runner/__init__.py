@@ -56,8 +56,13 @@ def run(
         output_filename: a folder that also gets each rank's output.
         verbose: describe the job on stderr before it starts.
         executable: the Python to run the ranks with. Default: this one.
-        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: for elastic jobs;
-            not supported yet, and refused.
+        min_num_proc, max_num_proc: the fewest and the most ranks of an elastic job, which goes on when ranks are lost, and
+            takes in ranks that are added; the function trains with ``hvd.elastic.run``.
+        host_discovery_script: a command that prints the hosts of the moment, for elastic jobs.
+        slots: of the hosts that it prints without.
+        reset_limit: how often the ranks of an elastic job may change.
+        cooldown_range: the shortest and the longest time in seconds for which a host gets no new ranks after one has failed
+            there; for ever by default.
         use_mpi: have ``mpirun`` start the ranks.
         mpi_args: more arguments for it.
         ssh_port, ssh_identity_file, network_interfaces: how to reach other hosts, and by which of their networks; without
@@ -67,7 +72,7 @@ def run(
         np, min_np, max_np, network_interface: deprecated names.
 
     Returns:
-        The return values by rank.
+        The return values by rank; of an elastic job those of the first ``min_num_proc`` ranks.
 
     Raises:
         ValueError: the arguments are wrong or contradict one another.
@@ -94,6 +99,8 @@ def run(
     from horovod.runner.options import Options
     from horovod.runner.output.standard_input import NOBODY
 
+    if min_num_proc is not None:
+        num_proc = max(num_proc, min_num_proc)
     if isinstance(network_interfaces, str):
         network_interfaces = network_interfaces.split(",")
     options = Options(

@@ -35,20 +35,20 @@ def run_function(
     published = dict(remote_call.to_parts(REMOTE_CALL_KEY, remote_call.dumps(task)))
     outcome = job.run(StreamSink(sys.stdout), StreamSink(sys.stderr), published=published)
     results: dict[int, Result] = {}
-    for slot in job.slots:
-        data = remote_call.from_parts(remote_call.result_key(slot.rank), job.delivered)
+    for rank in job.result_ranks:
+        data = remote_call.from_parts(remote_call.result_key(rank), job.delivered)
         if data is not None:
-            results[slot.rank] = remote_call.loads(data)
+            results[rank] = remote_call.loads(data)
     if outcome.failed:
         _raise(outcome, results)
-    for slot in job.slots:
-        if slot.rank not in results:
-            raise RuntimeError(f"rank {slot.rank} ended, with exit code 0, before the function had returned a value")
-    return [remote_call.loads(results[slot.rank].value) for slot in job.slots]
+    for rank in job.result_ranks:
+        if rank not in results:
+            raise RuntimeError(f"rank {rank} ended, with exit code 0, before the function had returned a value")
+    return [remote_call.loads(results[rank].value) for rank in job.result_ranks]
 
 
 def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
-    culprit = outcome.culprit
+    culprit = outcome.culprit if outcome.called == "rank" else None
     if culprit is None:  # the program that started the ranks does not report which failed first
         culprit = next((rank for rank in sorted(results) if results[rank].traceback), None)
     result = None if culprit is None else results.get(culprit)

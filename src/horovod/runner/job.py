@@ -24,7 +24,7 @@ from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.hosts import host_sources
-from horovod.runner.hosts.slots import HostInfo, get_host_assignments
+from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.loop import Loop
 from horovod.runner.machine import is_local, usable_cores
 from horovod.runner.options import Options
@@ -33,7 +33,6 @@ from horovod.runner.output.outcome import Failure, Outcome
 from horovod.runner.output.output import Output, Sink
 from horovod.runner.output.standard_input import choose_reader, in_background
 from horovod.runner.policy import StaticPolicy
-from horovod.runner.refusals import refuse_what_is_missing
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
 
@@ -62,15 +61,13 @@ class Job:
         self._hosts_python = hosts_python
         if not options.command:
             raise UsageError("no command given: what shall the ranks run? As in: horovodrun -np 2 python train.py")
-        source = host_sources.choose(options, environment)
+        source = self._choose_source()
         ranks = _number_of_ranks(source.ranks if options.num_proc is None else options.num_proc)
         self._hosts = {host.hostname: host for host in source.hosts(ranks)}
-        # Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are.
-        self.slots = get_host_assignments(list(self._hosts.values()), ranks, ranks)
+        self.slots = self._assign(ranks)
         self._reader = choose_reader(options.stdin, len(self.slots))
-        refuse_what_is_missing(options)
         names = dict.fromkeys(slot.hostname for slot in self.slots)
-        self._here = [name for name in names if _is_here(self._hosts[name], environment)]
+        self._here = [name for name in names if is_here(self._hosts[name], environment)]
         self._elsewhere = [name for name in names if name not in self._here]
         if self._here:
             _check_program(options.command[0], environment)
@@ -80,6 +77,18 @@ class Job:
         self._memory = worker_environment.memory(environment)
         self._seconds = worker_environment.start_timeout(options, environment)
         self._server: RendezvousServer | None = None
+
+    @property
+    def result_ranks(self) -> Sequence[int]:
+        """Whose results ``horovod.run`` returns."""
+        return range(len(self.slots))
+
+    def _choose_source(self) -> host_sources.HostSource:
+        return host_sources.choose(self._options, self._launcher_environment)
+
+    def _assign(self, ranks: int) -> list[SlotInfo]:
+        """Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are."""
+        return get_host_assignments(list(self._hosts.values()), ranks, ranks)
 
     def run(
         self,
@@ -117,7 +126,7 @@ class Job:
             supervisor = Supervisor(
                 loop,
                 output,
-                StaticPolicy([slot.rank for slot in self.slots], self._reader, _batch_job(self._launcher_environment)),
+                StaticPolicy([slot.rank for slot in self.slots], self._reader, batch_job(self._launcher_environment)),
                 places={slot.rank: f"{slot.hostname}, local rank {slot.local_rank}" for slot in self.slots},
                 reported_failure=self._reported_failure,
                 departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
@@ -198,14 +207,23 @@ class Job:
 
     def _serve(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
         """Start the server where the ranks meet; it, and the job's secret as it stands in an environment variable."""
+        server, secret = self._make_server(cleanup, published)
+        server.start()
+        return server, secret
+
+    def _make_server(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
         key = make_secret()
         # Other hosts must be able to reach it; who does not know the secret is shown the door either way.
-        self._server = server = RendezvousServer(key, "0.0.0.0" if self._elsewhere else LOOPBACK)
+        self._server = server = RendezvousServer(key, "0.0.0.0" if self._met_by_others else LOOPBACK)
         cleanup.callback(server.stop)
         for name, value in published.items():
             server.put(name, value)
-        server.start()
         return server, encode_secret(key)
+
+    @property
+    def _met_by_others(self) -> bool:
+        """Whether ranks on other hosts have to reach the server."""
+        return bool(self._elsewhere)
 
     def _say_what_has_no_effect(self, output: Output) -> None:
         for notice in without_effect(self._options, several_hosts=bool(self._elsewhere)):
@@ -238,21 +256,35 @@ class Job:
             here: whether it is the launcher's own.
         """
         slots = [slot for slot in self.slots if slot.hostname in hosts]
+        return self._shared(", ".join(hosts), facts, here, rendezvous, secret, len(slots)), [
+            ProcessPlan(
+                slot.rank, self._command(facts), worker_environment.of_rank(slot), slot.rank == self._reader
+            )
+            for slot in slots
+        ]  # fmt: skip
+
+    def _command(self, facts: HostFacts) -> tuple[str, ...]:
         command = self._options.command
-        if self._hosts_python:
-            command = (facts.python, *command[1:])
+        return (facts.python, *command[1:]) if self._hosts_python else command
+
+    def _shared(
+        self, host: str, facts: HostFacts, here: bool, rendezvous: tuple[str, int], secret: str, ranks: int
+    ) -> Mapping[str, str]:
+        """What all ranks of a host have in their environment.
+
+        Args:
+            here: whether it is the launcher's own.
+            ranks: how many there are.
+        """
         own = self._launcher_environment
         return {
             **(own if here else worker_environment.forwarded(own)),
             **self._asked,
-            **worker_environment.interfaces(self._interfaces(", ".join(hosts), facts)),
-            **worker_environment.threads(own, facts.cores, len(slots)),
+            **worker_environment.interfaces(self._interfaces(host, facts)),
+            **worker_environment.threads(own, facts.cores, ranks),
             **self._memory,
             **worker_environment.rendezvous_point(rendezvous, secret),
-        }, [
-            ProcessPlan(slot.rank, command, worker_environment.of_rank(slot), slot.rank == self._reader)
-            for slot in slots
-        ]  # fmt: skip
+        }
 
     def _interfaces(self, host: str, facts: HostFacts) -> list[str]:
         """The network interfaces that ranks of a host shall use; names may differ from host to host."""
@@ -299,12 +331,12 @@ def _number_of_ranks(asked: int | None) -> int:
     return asked
 
 
-def _batch_job(environment: Mapping[str, str]) -> str:
+def batch_job(environment: Mapping[str, str]) -> str:
     job = environment.get("SLURM_JOB_ID")
     return f"Slurm's job {job}" if job else ""
 
 
-def _is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
+def is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
     """Whether the launcher runs on this host, as the user that is asked for."""
     if host.user:
         return False

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from horovod.runner.elastic import job as elastic_job
 from horovod.runner.job import Job
 from horovod.runner.options import Options
 
 
 def make_job(options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> Job:
     """The job that the user has asked for. Starts nothing. See :class:`Job` for the arguments and errors."""
+    if elastic_job.is_wanted(options):
+        return elastic_job.ElasticJob(options, environment, hosts_python=hosts_python)
     if options.use_mpi:
         from horovod.runner.whole_job.mpi.job import MpiJob  # costs time, which other jobs need not spend
 

@@ -6,7 +6,8 @@ A policy never sees output. It is told of time only where it asked to be woken.
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from horovod.runner.agent.messages import Exit
@@ -27,7 +28,7 @@ class Say(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """Call :meth:`StaticPolicy.woken` with this reason, once, after so many seconds."""
+    """Call :meth:`Policy.woken` with this reason, once, after so many seconds."""
 
     reason: str
     seconds: float
@@ -40,6 +41,9 @@ class EndAll(NamedTuple):
 
 
 Decision = Say | Wake | EndAll
+"""What every policy may decide."""
+Decisions = Sequence[tuple[object, ...]]
+"""Of any policy, which may have kinds of its own."""
 
 
 class FirstFailure(NamedTuple):
@@ -53,69 +57,50 @@ class FirstFailure(NamedTuple):
     """What the runtime knows about it."""
 
 
-class StaticPolicy:
-    """The job of a fixed set of ranks: it ends when all have ended, or soon after the first has failed.
+class Policy(ABC):
+    """What all kinds of jobs have in common: how the user ends one.
 
     Args:
-        ranks: that will be started.
-        reader: the one that reads standard input, or None.
+        reader: the process that reads standard input, or None.
         batch_job: what the batch system calls the job that the launcher runs in; "" where there is none.
 
     Attributes:
-        exits: how ranks ended, by rank.
-        verdict: which rank failed first; None if none has.
+        exits: how processes ended, by number.
+        first_failure: which process failed first; None if none has.
         interrupted: the signal that asked the launcher to end, or 0.
         ending: whether the job has been asked to end.
     """
 
-    def __init__(self, ranks: Collection[int], reader: int | None, batch_job: str = "") -> None:
-        self._running = set(ranks)
+    def __init__(self, reader: int | None, batch_job: str = "") -> None:
         self._reader = reader
         self._batch_job = batch_job
-        self._first_failed: int | None = None  # the first rank that ended badly by itself
         self._interrupt_passed_on = False
-        self._deciding = False
         self.exits: dict[int, Exit] = {}
         self.first_failure: FirstFailure | None = None
         self.interrupted = 0
         self.ending = False
 
     @property
+    @abstractmethod
     def running(self) -> frozenset[int]:
-        """Ranks that have not ended."""
-        return frozenset(self._running)
+        """Processes that have not ended."""
 
     @property
+    @abstractmethod
     def undecided(self) -> bool:
-        """Whether it waits for a moment before it says which rank failed first."""
-        return self._deciding and self.first_failure is None and not self.ending
+        """Whether the job goes on although no process of it may run."""
 
-    def ended(self, rank: int, end: Exit, reported: Failure | None) -> list[Decision]:
-        """A rank has ended.
+    @abstractmethod
+    def ended(self, number: int, end: Exit, reported: Failure | None) -> Decisions:
+        """A process has ended.
 
         Args:
-            accused: what the runtime of any rank has said about the first failure by now.
+            reported: what the runtime of any rank has said about the first failure by now.
         """
-        self._running.discard(rank)
-        self.exits[rank] = end
-        if self.ending:
-            return []
-        if self._interrupt_passed_on and rank == self._reader and end.code == 128 + signal.SIGINT:
-            self.interrupted = signal.SIGINT
-            return self._end_all()
-        if self.first_failure is not None:  # these were its last words
-            return [] if self._running else self._end_all()
-        if end.code and self._first_failed is None:
-            self._first_failed = rank
-        return self._lead(reported, wait_for_it=True)
 
-    def woken(self, reason: str, reported: Failure | None) -> list[Decision]:
+    @abstractmethod
+    def woken(self, reason: str, reported: Failure | None) -> Decisions:
         """The time that a decision asked for is over."""
-        if self.ending:
-            return []
-        if reason == "reported" and self.first_failure is None:
-            return self._lead(reported, wait_for_it=False)
-        return self._end_all() if reason == "last words" else []
 
     def signalled(self, number: int) -> list[Decision]:
         """A signal has asked the launcher, or one of its agents, to end."""
@@ -146,6 +131,58 @@ class StaticPolicy:
             )
         ]
 
+    def _end_all(self) -> list[Decision]:
+        if self.ending:
+            return []
+        self.ending = True
+        return [EndAll(GRACE_SECONDS)]
+
+
+class StaticPolicy(Policy):
+    """The job of a fixed set of ranks: it ends when all have ended, or soon after the first has failed.
+
+    Args:
+        ranks: that will be started.
+        reader: the one that reads standard input, or None.
+        batch_job: what the batch system calls the job that the launcher runs in; "" where there is none.
+    """
+
+    def __init__(self, ranks: Collection[int], reader: int | None, batch_job: str = "") -> None:
+        super().__init__(reader, batch_job)
+        self._running = set(ranks)
+        self._first_failed: int | None = None  # the first rank that ended badly by itself
+        self._deciding = False
+
+    @property
+    def running(self) -> frozenset[int]:
+        return frozenset(self._running)
+
+    @property
+    def undecided(self) -> bool:
+        # It waits for a moment before it says which rank failed first.
+        return self._deciding and self.first_failure is None and not self.ending
+
+    def ended(self, rank: int, end: Exit, reported: Failure | None) -> list[Decision]:
+        self._running.discard(rank)
+        self.exits[rank] = end
+        if self.ending:
+            return []
+        if self._interrupt_passed_on and rank == self._reader and end.code == 128 + signal.SIGINT:
+            self.interrupted = signal.SIGINT
+            return self._end_all()
+        if self.first_failure is not None:  # these were its last words
+            return [] if self._running else self._end_all()
+        if end.code and self._first_failed is None:
+            self._first_failed = rank
+        return self._lead(reported, wait_for_it=True)
+
+    def woken(self, reason: str, reported: Failure | None) -> list[Decision]:
+        if self.ending:
+            return []
+        if reason == "reported" and self.first_failure is None:
+            return self._lead(reported, wait_for_it=False)
+        return self._end_all() if reason == "last words" else []
+
     def _lead(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
         """Decide which rank failed first: one that suffers from another's failure may well end before it."""
         if self._first_failed is None:
@@ -170,9 +207,3 @@ class StaticPolicy:
             words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
             return [Say(words), Wake("last words", _FINAL_OUTPUT_SECONDS)]
         return [Say(words), *self._end_all()]
-
-    def _end_all(self) -> list[Decision]:
-        if self.ending:
-            return []
-        self.ending = True
-        return [EndAll(GRACE_SECONDS)]

@@ -23,9 +23,9 @@ _TIMEOUT_SECONDS = 60.0
 
 def main() -> int:
     """Returns the exit status: 1 if the function raised."""
-    rank = identity().rank
     task: RemoteCall = remote_call.loads(remote_call.from_parts(REMOTE_CALL_KEY, _fetch) or b"")
     result = _call(task)
+    rank = identity().rank  # only now: an elastic job may have given it another one
     with _connect() as client:
         for key, part in remote_call.to_parts(remote_call.result_key(rank), remote_call.dumps(result)):
             client.put(key, part)

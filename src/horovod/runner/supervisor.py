@@ -32,7 +32,7 @@ from horovod.runner.output import standard_input
 from horovod.runner.output.outcome import Failure, Outcome
 from horovod.runner.output.output import Output as JobOutput
 from horovod.runner.output.output import RankStream, ReaderGone
-from horovod.runner.policy import Decision, EndAll, Say, StaticPolicy, Wake
+from horovod.runner.policy import Decisions, EndAll, Policy, Say, Wake
 from horovod.runner.signals import Insisted, SignalPipe
 
 _PROMPT_SECONDS = 0.05
@@ -62,7 +62,7 @@ class Supervisor:
         self,
         loop: Loop,
         output: JobOutput,
-        policy: StaticPolicy,
+        policy: Policy,
         *,
         places: Mapping[int, str],
         reported_failure: Callable[[], Failure | None],
@@ -80,7 +80,7 @@ class Supervisor:
         self._reader = reader
         if signals is not None:
             signals.passes_interrupts_on = reader is not None and standard_input.is_terminal()
-        self._agents: Sequence[Agent] = ()
+        self._agents: list[Agent] = []
         self._home: dict[int, Agent] = {}  # where each rank runs
         self._streams: dict[tuple[int, str], RankStream] = {}  # those that are still open
         self._tails: dict[int, RankStream] = {}
@@ -100,15 +100,23 @@ class Supervisor:
             LaunchError: a host cannot take part, or a process could not be started; those that were have been ended.
             Insisted: a second signal came; everything has been killed.
         """
-        self._agents = agents
-        grace = GRACE_SECONDS
-        try:
-            if self._signals is not None:
-                self._loop.watch(self._signals.fileno(), self._on_signals)
+        self._agents = list(agents)
+
+        def begin() -> None:
             self._await_agents(seconds)
             if not self._policy.ending:
                 for agent, (environment, processes) in zip(agents, plans(), strict=True):
                     self._start(agent, environment, processes)
+
+        return self._supervise(begin)
+
+    def _supervise(self, begin: Callable[[], None]) -> Outcome:
+        """Start the job by ``begin()``, and stay with it to its end."""
+        grace = GRACE_SECONDS
+        try:
+            if self._signals is not None:
+                self._loop.watch(self._signals.fileno(), self._on_signals)
+            begin()
             self._loop.run(self._finished)
             if self._refusal:
                 raise LaunchError(self._refusal)
@@ -256,16 +264,19 @@ class Supervisor:
 
     # What it does about it.
 
-    def _do(self, decisions: Sequence[Decision]) -> None:
+    def _do(self, decisions: Decisions) -> None:
         for decision in decisions:
-            if isinstance(decision, Say):
-                self._output.say(decision.text)
-            elif isinstance(decision, Wake):
-                self._loop.after(("policy", decision.reason), decision.seconds, partial(self._wake, decision.reason))
-            elif isinstance(decision, EndAll):
-                for agent in self._agents:
-                    agent.end(decision.grace, hunt=True)
-                self._loop.after("overdue", decision.grace + _SWEEP_SECONDS, self._give_up)
+            self._carry_out(decision)
+
+    def _carry_out(self, decision: tuple[object, ...]) -> None:
+        if isinstance(decision, Say):
+            self._output.say(decision.text)
+        elif isinstance(decision, Wake):
+            self._loop.after(("policy", decision.reason), decision.seconds, partial(self._wake, decision.reason))
+        elif isinstance(decision, EndAll):
+            for agent in self._agents:
+                agent.end(decision.grace, hunt=True)
+            self._loop.after("overdue", decision.grace + _SWEEP_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
         """End without the agents that do not answer: stopped ones, or those on hosts that went silent a moment ago."""

@@ -326,3 +326,15 @@ def test_addresses_of_a_shared_network_are_tried_first_and_those_of_everybodys_b
     own = [IPv4Interface("172.17.0.1/16"), IPv4Interface("10.77.0.1/24"), IPv4Interface("127.0.0.1/8")]
     offered = ["172.17.0.1", "192.168.3.4", "10.77.0.2"]
     assert by_nearness(offered, own) == ["10.77.0.2", "192.168.3.4", "172.17.0.1"]
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_who_connects_to_a_rank_that_is_lost_can_be_told_so(meshes: Callable[..., list[Mesh]], waiting: int) -> None:
+    """Rank 0 waits for the other to dial, rank 1 dials where nobody listens any more."""
+    both = meshes(2)
+    both[1 - waiting].close()
+    call = partial(both[waiting].connect, endpoints_of(both), mesh(waiting, 2), "1", SECRET, soon(600))
+    running = Together(call)
+    both[waiting].cancel("rank 7 has ended")
+    with pytest.raises(MeshError, match="rank 7 has ended"):
+        running.results()

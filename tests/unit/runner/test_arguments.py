@@ -203,8 +203,12 @@ def test_a_missing_file() -> None:
         ("-np 2 --network-interface no-such-nic true", "no network interface no-such-nic"),
         ("-np 2 --output-filename /proc/nothing true", "cannot write output to /proc/nothing"),
         ("-np 2 --jsrun true", "Horovod did not detect an LSF job"),
-        ("-np 2 --min-np 1 true", "--min-np is not supported"),
-        ("-np 2 --host-discovery-script x true", "--host-discovery-script is not supported"),
+        ("-np 2 --max-np 3 true", "--max-np is for elastic jobs; give --min-np or --host-discovery-script with it"),
+        ("-np 2 --host-discovery-script no-such-program true", "ended with exit status 127"),
+        ("-np 2 --min-np 3 true", "-np (2) must be at least --min-np (3)"),
+        ("--min-np 2 --mpi true", "--mpi cannot start elastic jobs"),
+        ("--min-np 2 --stdin 0 true", "--stdin cannot be given for an elastic job"),
+        ("--min-np 2 --blacklist-cooldown-range 9 2 true", "give the shortest and the longest time"),
     ],
 )
 def test_one_clear_line_and_the_usage(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

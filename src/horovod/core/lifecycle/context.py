@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from horovod.core.config import Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError
-from horovod.core.lifecycle import crash, initial_process_sets
+from horovod.core.lifecycle import crash, elastic_process, initial_process_sets
+from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.world import choose
 from horovod.core.process_set import ProcessSet, global_process_set, membership
@@ -57,19 +58,10 @@ def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = 
                 _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
             initial_process_sets.look_up(sets, _running.world)
             return
-        launched = identify()
-        config = Config.from_env()
-        world = choose(comm, launched)
-        requested_sets = initial_process_sets.requested_sets(sets, world)
-        observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
-        crash.forget()
-        _calls[world.listed] += 1
-        generation = Generation(world, config, _latest, _calls[world.listed])
-        try:
-            settled = generation.start(requested_sets)
-        except BaseException:
-            generation.discard()
-            raise
+        process = elastic_process.this_process()
+        generation, settled = (
+            _start(identify, sets, comm) if process is None else _start_elastic(process, identify, sets, comm)
+        )
         _running, _latest = generation, generation.generation
         _hook()
         _register(sets, settled, generation)
@@ -78,6 +70,45 @@ def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = 
                 "Horovod could not be initialized because process_sets entry number "
                 f"{settled.duplicate} is a duplicate: {sets[settled.duplicate]} has the same ranks as another set."
             )
+
+
+def _start(
+    identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any
+) -> tuple[Generation, initial_process_sets.StaticSets]:
+    launched = identify()
+    config = Config.from_env()
+    world = choose(comm, launched)
+    requested_sets = initial_process_sets.requested_sets(sets, world)
+    observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
+    crash.forget()
+    _calls[world.listed] += 1
+    generation = Generation(world, config, _latest, _calls[world.listed])
+    try:
+        return generation, generation.start(requested_sets)
+    except BaseException:
+        generation.discard()
+        raise
+
+
+def _start_elastic(
+    process: ElasticProcess, identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any
+) -> tuple[Generation, initial_process_sets.StaticSets]:
+    """Begin the round that the launcher has a place for this process in; the next one if a rank is lost meanwhile."""
+    if comm is not None:
+        raise ValueError(
+            "Horovod initialization failed: comm cannot be given in an elastic job, whose ranks change; use hvd.init()."
+        )
+    while True:
+        process.take_place()
+        try:
+            started = _start(identify, sets, comm)
+        except NotImplementedError:
+            raise
+        except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
+            process.next(True, f"Round {process.round} could not begin: {str(error).rstrip('.')}.")
+            continue
+        process.connected()
+        return started
 
 
 def _register(sets: Sequence[ProcessSet], settled: initial_process_sets.StaticSets, generation: Generation) -> None:

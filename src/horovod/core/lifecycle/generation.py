@@ -35,7 +35,7 @@ from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.execution.device_engines import DeviceEngines
 from horovod.core.execution.worker import WorkerThread
-from horovod.core.lifecycle import crash
+from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.recording import Recording
@@ -127,7 +127,10 @@ class Generation:
         """
         deadline = time.monotonic() + self.config.start_timeout.total_seconds()
         mesh = self._mesh()
+        process = elastic_process.this_process()
         try:
+            if process is not None and mesh is not None:
+                process.call_when_over(mesh.cancel)
             with self._session() as all_gather:
                 rank_infos = self._exchange_rank_infos(mesh, process_sets, all_gather)
                 self._check_ways(mesh, all_gather, deadline)
@@ -135,6 +138,8 @@ class Generation:
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
         finally:
+            if process is not None:
+                process.call_when_over(None)
             if mesh is not None:
                 mesh.close()
         membership.rank = self.identity.rank

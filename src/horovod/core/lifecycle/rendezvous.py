@@ -19,7 +19,14 @@ from horovod.control.rendezvous_over_pmi import RendezvousOverPmi
 from horovod.control.rendezvous_point import AllGather, LauncherServer, OnThisHost, Rendezvous
 from horovod.control.secret import decode_secret, secret_of_text
 from horovod.control.slurm_address import address_of
-from horovod.core.config import RENDEZVOUS_ADDRESS, RENDEZVOUS_PORT, SECRET_KEY, USER_SECRET, network_interfaces
+from horovod.core.config import (
+    ELASTIC_ROUND,
+    RENDEZVOUS_ADDRESS,
+    RENDEZVOUS_PORT,
+    SECRET_KEY,
+    USER_SECRET,
+    network_interfaces,
+)
 from horovod.core.coordination.agreement import list_ranks
 from horovod.core.execution.cpu_affinity import CpuResources
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
@@ -113,8 +120,9 @@ def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezv
     variables = os.environ if env is None else env
     launched = world.launched
     address, port = variables.get(RENDEZVOUS_ADDRESS, ""), _port(variables)
+    round_number = int(variables.get(ELASTIC_ROUND) or 0)
     if address and port and variables.get(SECRET_KEY):
-        return LauncherServer((address, port), decode_secret(variables[SECRET_KEY]))
+        return LauncherServer((address, port), decode_secret(variables[SECRET_KEY]), round_number)
     if launched.local_size == launched.size and launched.job:
         return OnThisHost.of_job(launched.job)
     if not (address and port):

@@ -18,6 +18,7 @@ from horovod.control.rendezvous_client import RendezvousClient
 from horovod.control.rendezvous_point import LauncherServer, Rendezvous
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.worker import WorkerThread, still_in_use
+from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.rendezvous import RankInfo
 
 _log = logging.getLogger("horovod.core")
@@ -79,7 +80,7 @@ class Termination:
 
     def left(self, rank: int, reason: str, interrupted: bool) -> None:
         """Note that ``rank`` has shut down; ``interrupted``: this rank was still waiting for a collective."""
-        if interrupted and rank != self._rank:
+        if interrupted and rank != self._rank and elastic_process.this_process() is None:
             self._tell_launcher(rank, reason)
         if self.error is None:
             self._leaver = (rank, reason)
@@ -91,7 +92,8 @@ class Termination:
 
     def blame_leaver(self) -> None:
         """Tell the launcher that this process ends because another rank has left."""
-        if self._leaver is not None and self._leaver[0] != self._rank:
+        elastic = elastic_process.this_process() is not None  # its launcher sees by itself who leaves, and how
+        if self._leaver is not None and self._leaver[0] != self._rank and not elastic:
             self._tell_launcher(*self._leaver)
 
     def _launched(self, rank: int) -> int:
@@ -107,6 +109,10 @@ class Termination:
         return text
 
     def _tell_launcher(self, rank: int, reason: str) -> None:
+        process = elastic_process.this_process()
+        if process is not None:
+            process.failed(rank, reason)
+            return
         if not isinstance(self.point, LauncherServer):
             return
         try:

@@ -196,6 +196,13 @@ class LocalAgent(Agent):
         process.signal_group(signal.SIGKILL)
         for name in STREAMS:
             self._drain(process, name)
+        self._loop.after((process, "forget"), _GIVE_UP_SECONDS, partial(self._forget, process))
+
+    def _forget(self, process: Process) -> None:
+        """Let go of a process of which nothing is left: in an elastic job any number of them come and go."""
+        if not process_tree.members([process.session]):
+            self._let_go(process)
+            del self._processes[process.number]
 
     def _was_signalled(self, pid: int) -> bool:
         try:
@@ -229,18 +236,22 @@ class LocalAgent(Agent):
 
     def _release(self) -> None:
         for process in self._processes.values():
-            for name in STREAMS:
-                self._drain(process, name)
-            if process.number in self._input and process.input is not None:
-                self._loop.unwatch(process.input.fileno())
-            if self._loop.watches(process.ended):
-                self._loop.unwatch(process.ended)
-            self._loop.cancel((process, "leftovers"))
-            if process.look() is not None and self._guardian is not None:
-                self._guardian.forget(process.session)
-            process.reap()
+            self._let_go(process)
         self._loop.cancel((self, "kill"))
         self._loop.cancel((self, "give up"))
+
+    def _let_go(self, process: Process) -> None:
+        for name in STREAMS:
+            self._drain(process, name)
+        if process.number in self._input and process.input is not None:
+            self._loop.unwatch(process.input.fileno())
+        if self._loop.watches(process.ended):
+            self._loop.unwatch(process.ended)
+        for timer in ("leftovers", "forget"):
+            self._loop.cancel((process, timer))
+        if process.look() is not None and self._guardian is not None:
+            self._guardian.forget(process.session)
+        process.reap()
 
     def _running(self) -> bool:
         return any(process.exit is None for process in self._processes.values())

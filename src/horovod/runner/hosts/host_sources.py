@@ -131,6 +131,8 @@ def choose(options: Options, environment: Mapping[str, str]) -> HostSource:
     Raises:
         ValueError: the batch system's variables do not parse.
     """
+    if options.host_discovery_script is not None:
+        return HostScript(options.host_discovery_script, options.slots)
     if options.hosts is not None:
         return HostList(options.hosts)
     if options.hostfile is not None:

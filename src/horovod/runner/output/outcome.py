@@ -45,17 +45,21 @@ class Outcome:
     """The signal that asked the launcher to end, or 0."""
     immortal: frozenset[int] = frozenset()
     """Process ids of the job that SIGKILL did not end."""
+    called: str = "rank"
+    """What the numbers are of: an elastic job has numbered processes, whose ranks change."""
+    stopped: str = ""
+    """Why an elastic job could not go on."""
     unheard: Sequence[str] = ()
     """Hosts that did not confirm, at the end, that nothing of the job is left there."""
 
     @property
     def failed(self) -> bool:
-        return self.culprit is not None or bool(self.interrupted)
+        return self.culprit is not None or bool(self.interrupted) or bool(self.stopped)
 
     @property
     def status(self) -> int:
         """The launcher's own exit status."""
-        return 128 + self.interrupted if self.interrupted else self.exit.code
+        return 128 + self.interrupted if self.interrupted else self.exit.code or int(bool(self.stopped))
 
     def describe(self) -> str:
         """The final message about a job that failed or was interrupted; "" for one that succeeded."""
@@ -73,11 +77,17 @@ class Outcome:
             )
         if self.interrupted:
             words.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")
+        elif self.stopped and self.culprit is None:
+            words.append(f"horovodrun: the job ended: {self.stopped}.")
         elif self.culprit is not None:
             if self.tail:
-                words.append(f"horovodrun: the end of rank {self.culprit}'s stderr:")
+                words.append(f"horovodrun: the end of {self.called} {self.culprit}'s stderr:")
                 words += ["    " + line for line in self.tail]
-            words.append(f"horovodrun: the job failed. Rank {self.culprit} failed first ({self.place}).")
+            if self.stopped:
+                words.append(f"horovodrun: the job ended: {self.stopped}.")
+            words.append(
+                f"horovodrun: the job failed. {self.called.capitalize()} {self.culprit} failed first ({self.place})."
+            )
             reason = self.exit.reason or self.reason  # first, because other ranks only saw its connections close
             if reason:
                 words.append(f"Reason: {reason}")

@@ -250,6 +250,7 @@ class Output:
         if self._folder is not None:
             path = self._rank_folder(self._folder, rank) / name
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)  # elastic jobs have more processes than ranks
                 files.append(FileSink(path, self.say))
             except OSError as error:
                 raise UsageError(f"cannot write {path}: {error.strerror}") from None

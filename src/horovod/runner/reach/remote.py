@@ -129,6 +129,7 @@ class RemoteAgent(Agent):
         elif isinstance(event, AgentReady) and self._hello is not None:
             hello = self._hello
             self.facts = HostFacts(hello.python, hello.cores, hello.interfaces, event.rendezvous)
+            self._report(self, event)
         elif isinstance(event, Refused):
             self._refuse(event.reason)
         elif isinstance(event, Lost):
@@ -144,6 +145,7 @@ class RemoteAgent(Agent):
     def _refuse(self, reason: str) -> None:
         self.trouble = reason
         self._close()
+        self._report(self, Refused(reason))
 
     def _on_end(self, reason: str) -> None:
         while self._read_errors():

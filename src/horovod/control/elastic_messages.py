@@ -1,0 +1,123 @@
+"""What the processes of an elastic job and their launcher tell each other, at the rendezvous server that the launcher runs.
+
+The launcher gives each process a number, which it keeps for life, and which no other process of the job gets. Ranks change
+from round to round. A round is a meeting of certain processes in ``init()``, and the training that follows.
+
+A process tells the launcher something with a ``Put`` under :func:`told_key`. It asks for its place in the next round with
+:class:`Ready`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each process waits
+with a ``Get`` of :func:`news_key` for the launcher's word.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import msgspec
+
+TOLD = "elastic/told/"
+"""What keys begin with under which processes tell the launcher something. The server stores nothing of it."""
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """A process waits in ``init()``, or on the way to it, for its place in the next round."""
+
+    question: int
+    """How often it has asked before."""
+    round: int
+    """The one that it has left; 0 if it has been in none."""
+    failed: bool = False
+    """Whether it has left that round for a failure."""
+    reason: str = ""
+
+
+class Connected(msgspec.Struct, tag=True, frozen=True):
+    """The runtime of a process runs: its ``init()`` has succeeded."""
+
+    round: int
+
+
+class RankFailed(msgspec.Struct, tag=True, frozen=True):
+    """The runtime has found out which rank of a round failed first."""
+
+    round: int
+    rank: int
+    reason: str
+
+
+class Leaving(msgspec.Struct, tag=True, frozen=True):
+    """A process was asked to end (SIGTERM). It leaves at the next check for changed hosts."""
+
+    round: int
+
+
+ENDING = "elastic/ending"
+"""A key with a value once the launcher ends the job: who is asked to end need not ask for leave."""
+
+Told = Ready | Connected | RankFailed | Leaving
+
+
+class Place(msgspec.Struct, tag=True, frozen=True):
+    """The process is a rank of this round."""
+
+    round: int
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+class NoPlace(msgspec.Struct, tag=True, frozen=True):
+    """The process is not part of the next round."""
+
+    reason: str
+    job_ends: bool
+    """Whether there is no next round. If not, others go on, and the process ends well."""
+
+
+Answer = Place | NoPlace
+
+
+class HostUpdateResult(IntFlag):
+    """What has become of the hosts; two results are combined with ``|``."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = 3
+
+
+class HostsChanged(msgspec.Struct, tag=True, frozen=True):
+    """Ranks can be added, or have to be taken away: all meet at the next check."""
+
+    result: int
+    """A :class:`HostUpdateResult`."""
+
+
+class RoundOver(msgspec.Struct, tag=True, frozen=True):
+    """A rank of the round is lost: who still connects to it need not wait any longer."""
+
+    reason: str
+
+
+News = HostsChanged | RoundOver
+
+
+def told_key(process: int) -> str:
+    return f"{TOLD}{process}"
+
+
+def answer_key(process: int, question: int) -> str:
+    return f"elastic/answer/{process}/{question}"
+
+
+def news_key(round_number: int, number: int) -> str:
+    """Of the ``number``-th news, counted from 0, to all processes of a round."""
+    return f"elastic/news/{round_number}/{number}"
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_told = msgspec.msgpack.Decoder(Told).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_news = msgspec.msgpack.Decoder(News).decode

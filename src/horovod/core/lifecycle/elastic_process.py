@@ -1,0 +1,222 @@
+"""This process as one of an elastic job: its place in each round, and the launcher's word meanwhile.
+
+``init()`` asks for a place. Where ``hvd.elastic.run`` begins the next round, it has asked already, with the reason why the
+last one ended. Either way the answer becomes environment variables, from which the rest of the runtime learns who it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from horovod.control import elastic_messages as messages
+from horovod.control.dial import Address
+from horovod.control.elastic_messages import Connected, HostsChanged, Leaving, NoPlace, Place, RankFailed, Ready, Told
+from horovod.control.rendezvous import RendezvousError
+from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.secret import decode_secret
+from horovod.core import config
+from horovod.core.errors import NoNextRound
+
+_log = logging.getLogger("horovod.elastic")
+
+_PATIENCE_SECONDS = 60.0
+"""How long the launcher may take to answer what needs no thought."""
+_LONGEST_WAIT_SECONDS = 86400.0
+"""Of one question; then it is asked again."""
+
+
+class ElasticProcess:
+    """A process that an elastic launcher has started.
+
+    Args:
+        address, secret: of the launcher's rendezvous server.
+        number: of this process.
+        launched: the number of the process that has this object; forked children do not use it.
+    """
+
+    def __init__(self, address: Address, secret: bytes, number: int) -> None:
+        self.number = number
+        self.launched = os.getpid()
+        self._address = address
+        self._secret = secret
+        self._questions = 0
+        self._has_place = False  # one that no init() has used yet
+        self._listener: _Listener | None = None
+
+    @property
+    def round(self) -> int:
+        """The one that this process is, or was last, a rank of; 0 before the first."""
+        return 0 if self._listener is None else self._listener.round
+
+    def next(self, failed: bool, reason: str) -> None:
+        """Wait for the place in the next round, and put it into the environment.
+
+        Args:
+            failed: whether the last round has ended for a failure.
+            reason: why it has ended.
+
+        Raises:
+            NoNextRound: the job ends; the text says why.
+            SystemExit: the others go on without this process.
+        """
+        earlier = self.round
+        if self._listener is not None:
+            self._listener.stop()
+        question, self._questions = self._questions, self._questions + 1
+        try:
+            with RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS) as client:
+                self._tell(client, Ready(question, earlier, failed, reason))
+                answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
+        except RendezvousError as error:
+            raise NoNextRound(
+                f"{reason} The launcher cannot be asked for a place in the next round: {error}"
+            ) from error
+        if isinstance(answer, NoPlace):
+            if answer.job_ends:
+                raise NoNextRound(f"The job ends: {answer.reason}")
+            _log.info("this process is not needed any more: %s", answer.reason)
+            raise SystemExit(0)
+        os.environ.update(variables(answer))
+        self._listener = _Listener(RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS), answer.round)
+        self._has_place = True
+
+    def take_place(self) -> None:
+        """Called when ``init()`` begins: wait for a place, unless this process has one that is new.
+
+        Raises:
+            NoNextRound, SystemExit: as :meth:`next`.
+        """
+        if not self._has_place:
+            self.next(False, "hvd.init() was called.")
+        self._has_place = False
+
+    def connected(self) -> None:
+        """``init()`` has succeeded."""
+        self.tell(Connected(self.round))
+
+    def call_when_over(self, act: Callable[[str], None] | None) -> None:
+        """Have ``act(reason)`` called, on any thread, once the launcher says that the present round is over."""
+        if self._listener is not None:
+            self._listener.call_when_over(act)
+
+    def take_news(self) -> int:
+        """What the launcher has said of hosts since the last call: a ``HostUpdateResult``."""
+        return 0 if self._listener is None else self._listener.take()
+
+    def failed(self, rank: int, reason: str) -> None:
+        """A rank of this round has failed. May be called on any thread."""
+        self.tell(RankFailed(self.round, rank, reason))
+
+    def leave(self) -> bool:
+        """Tell the launcher that this process was asked to end. Whether it may leave at the next check for changed hosts.
+
+        If not, the job ends as a whole, or there is no launcher any more.
+        """
+        try:
+            with RendezvousClient(self._address, self._secret, 2.0) as client:
+                try:
+                    client.get(messages.ENDING, 0.0)
+                    return False
+                except TimeoutError:
+                    self._tell(client, Leaving(self.round))
+                    return True
+        except (RendezvousError, OSError):
+            return False
+
+    def tell(self, told: Told) -> None:
+        try:
+            with RendezvousClient(self._address, self._secret, 2.0) as client:
+                self._tell(client, told)
+        except (RendezvousError, OSError) as error:
+            _log.debug("the launcher could not be told %s: %s", told, error)
+
+    def _tell(self, client: RendezvousClient, told: Told) -> None:
+        client.put(messages.told_key(self.number), messages.encode(told))
+
+
+class _Listener:
+    """Hears the launcher's news of one round."""
+
+    def __init__(self, client: RendezvousClient, round_number: int) -> None:
+        self.round = round_number
+        self._client = client
+        self._lock = threading.Lock()
+        self._hosts = 0
+        self._over = ""
+        self._act: Callable[[str], None] | None = None
+        self._thread = threading.Thread(target=self._listen, name="horovod-elastic", daemon=True)
+        self._thread.start()
+
+    def take(self) -> int:
+        with self._lock:
+            hosts, self._hosts = self._hosts, 0
+        return hosts
+
+    def call_when_over(self, act: Callable[[str], None] | None) -> None:
+        with self._lock:
+            self._act = act
+            over = self._over
+        if over and act is not None:
+            act(over)
+
+    def stop(self) -> None:
+        self._client.interrupt()
+        self._thread.join()
+        self._client.close()
+
+    def _listen(self) -> None:
+        number = 0
+        while True:
+            try:
+                news = messages.decode_news(_wait(self._client, messages.news_key(self.round, number)))
+            except RendezvousError:
+                return  # stopped, or the launcher is gone, which the runtime need not know
+            number += 1
+            with self._lock:
+                if isinstance(news, HostsChanged):
+                    self._hosts |= news.result
+                    continue
+                self._over = news.reason
+                act = self._act
+            if act is not None:
+                act(news.reason)
+
+
+def variables(place: Place) -> dict[str, str]:
+    """A place as environment variables."""
+    return {
+        config.RANK: str(place.rank),
+        config.SIZE: str(place.size),
+        config.LOCAL_RANK: str(place.local_rank),
+        config.LOCAL_SIZE: str(place.local_size),
+        config.CROSS_RANK: str(place.cross_rank),
+        config.CROSS_SIZE: str(place.cross_size),
+        config.ELASTIC_ROUND: str(place.round),
+    }
+
+
+def _wait(client: RendezvousClient, key: str) -> bytes:
+    while True:
+        try:
+            return client.get(key, _LONGEST_WAIT_SECONDS)
+        except TimeoutError:
+            continue
+
+
+_process: ElasticProcess | None = None
+
+
+def this_process() -> ElasticProcess | None:
+    """This process as one of an elastic job; None in any other job, and in forked children."""
+    global _process
+    if _process is None:
+        variables = os.environ
+        number, address = variables.get(config.ELASTIC_PROCESS, ""), variables.get(config.RENDEZVOUS_ADDRESS, "")
+        port, secret = variables.get(config.RENDEZVOUS_PORT, ""), variables.get(config.SECRET_KEY, "")
+        if not (number.isdecimal() and address and port.isdecimal() and secret):
+            return None
+        _process = ElasticProcess((address, int(port)), decode_secret(secret), int(number))
+    return _process if _process.launched == os.getpid() else None

@@ -1,0 +1,60 @@
+"""Follows the elastic launcher that has started this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+from horovod.core.errors import HorovodInternalError
+from horovod.core.lifecycle import elastic_process
+from horovod.core.lifecycle.elastic_process import ElasticProcess
+from horovod.elastic import rounds
+from horovod.elastic.rounds import Reason
+from horovod.elastic.updates import HostUpdateResult
+
+_log = logging.getLogger("horovod.elastic")
+
+
+class LaunchedRounds:
+    """What the launcher says, as :class:`~horovod.elastic.rounds.Rounds` and :class:`~horovod.elastic.updates.HostUpdates`."""
+
+    def __init__(self, process: ElasticProcess) -> None:
+        self._process = process
+
+    def next(self, reason: Reason) -> None:
+        self._process.next(isinstance(reason, HorovodInternalError), str(reason))
+
+    def poll(self) -> HostUpdateResult:
+        return HostUpdateResult(self._process.take_news())
+
+
+def connect() -> None:
+    """Follow the elastic launcher, if there is one, and nobody has called :func:`~horovod.elastic.rounds.connect`."""
+    process = elastic_process.this_process()
+    if process is not None and not rounds.is_connected():
+        launched = LaunchedRounds(process)
+        rounds.connect(launched, launched)
+        _leave_when_asked_to_end(process)
+
+
+def _leave_when_asked_to_end(process: ElasticProcess) -> None:
+    """Have SIGTERM mean: leave in good order. A script that handles it itself keeps its handler."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def leave() -> None:
+        if process.leave():
+            _log.warning("asked to end (SIGTERM): this process leaves the job at its next commit")
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_signal(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one ends this process at once
+        if os.getpid() != process.launched:
+            os.kill(os.getpid(), signal.SIGTERM)  # a forked child, such as a loader of data
+            return
+        threading.Thread(target=leave, name="horovod-leave", daemon=True).start()
+
+    signal.signal(signal.SIGTERM, on_signal)

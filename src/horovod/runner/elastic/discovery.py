@@ -1,0 +1,71 @@
+"""Asks a source of hosts again and again, beside the launcher's loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from horovod.control.wakeup import WakeUp
+from horovod.runner.hosts.host_sources import HostSource
+from horovod.runner.hosts.slots import HostInfo
+from horovod.runner.loop import Loop
+
+PERIOD_SECONDS = 1.0
+
+Found = Sequence[HostInfo] | str
+"""The hosts of this moment, or why they could not be found out."""
+
+
+class Discovery:
+    """Polls ``source`` on a thread of its own, since a script may take its time. A context manager.
+
+    Args:
+        loop: calls ``found`` on its thread, with what differs from the last time.
+        ranks: as for :meth:`~horovod.runner.hosts.host_sources.HostSource.hosts`.
+        first: what is known already.
+    """
+
+    def __init__(
+        self, source: HostSource, ranks: int, loop: Loop, found: Callable[[Found], object], first: Sequence[HostInfo]
+    ) -> None:
+        self._source = source
+        self._ranks = ranks
+        self._loop = loop
+        self._found = found
+        self._last: Found = list(first)
+        self._lock = threading.Lock()
+        self._new: list[Found] = []
+        self._wake_up = WakeUp()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="horovod-discovery", daemon=True)
+
+    def __enter__(self) -> Discovery:
+        self._loop.watch(self._wake_up.fileno(), self._pass_on)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._loop.unwatch(self._wake_up.fileno())
+        self._wake_up.close()
+
+    def _poll(self) -> None:
+        while not self._stopping.wait(PERIOD_SECONDS):
+            found: Found
+            try:
+                found = self._source.hosts(self._ranks)
+            except (ValueError, OSError) as error:
+                found = str(error)
+            if found != self._last:
+                self._last = found
+                with self._lock:
+                    self._new.append(found)
+                self._wake_up.set()
+
+    def _pass_on(self) -> None:
+        self._wake_up.clear()
+        with self._lock:
+            new, self._new = self._new, []
+        for found in new:
+            self._found(found)

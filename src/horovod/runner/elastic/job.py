@@ -1,0 +1,214 @@
+"""An elastic job from the user's request to its outcome."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from horovod.core import config
+from horovod.runner import worker_environment
+from horovod.runner.agent.base import Agent, HostFacts
+from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.messages import ProcessPlan
+from horovod.runner.elastic.blacklist import Blacklist
+from horovod.runner.elastic.discovery import Discovery
+from horovod.runner.elastic.policy import ElasticPolicy, Limits, Start
+from horovod.runner.elastic.supervisor import ElasticSupervisor
+from horovod.runner.errors import UsageError
+from horovod.runner.hosts import host_sources
+from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
+from horovod.runner.job import LOOPBACK, Job, batch_job, is_here
+from horovod.runner.loop import Loop
+from horovod.runner.machine import usable_cores
+from horovod.runner.options import Options
+from horovod.runner.output.outcome import Outcome
+from horovod.runner.output.output import Output, Sink
+from horovod.runner.output.standard_input import NOBODY
+from horovod.runner.signals import SignalPipe
+from horovod.runner.supervisor import Plans
+
+PATIENCE_SECONDS = 600.0
+LONGEST_COOLDOWN_SECONDS = 3600
+
+
+def is_wanted(options: Options) -> bool:
+    """Whether the user asks for an elastic job.
+
+    Raises:
+        ValueError: the user asks for something that only elastic jobs have, but not for one.
+    """
+    if options.host_discovery_script is not None or options.min_num_proc is not None:
+        return True
+    only = {
+        "--max-np": options.max_num_proc,
+        "--slots-per-host": options.slots,
+        "--elastic-timeout": options.elastic_timeout,
+        "--reset-limit": options.reset_limit,
+        "--blacklist-cooldown-range": options.cooldown_range,
+    }
+    for flag, value in only.items():
+        if value is not None:
+            raise UsageError(f"{flag} is for elastic jobs; give --min-np or --host-discovery-script with it")
+    return False
+
+
+class ElasticJob(Job):
+    """See :class:`Job`.
+
+    Raises:
+        ValueError: the request cannot be met.
+    """
+
+    def __init__(self, options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> None:
+        _check(options)
+        source = host_sources.choose(options, environment)
+        start = options.num_proc or options.min_num_proc or source.ranks
+        if start is None:
+            raise UsageError("how many ranks? Say it with -np or --min-np, as in --min-np 2")
+        self._source = source
+        self._start = start
+        self._least = options.min_num_proc or start
+        self._most = options.max_num_proc
+        if self._least > start or (self._most is not None and self._most < start):
+            most = "" if self._most is None else f" and not more than --max-np ({self._most})"
+            raise UsageError(f"-np ({start}) must be at least --min-np ({self._least}){most}")
+        if isinstance(source, host_sources.ThisHost):
+            self._source = host_sources.HostList(f"localhost:{max(start, self._most or 0)}")
+        super().__init__(replace(options, num_proc=start, stdin=NOBODY), environment, hosts_python=hosts_python)
+        self._patience = _patience(options, environment)
+
+    @property
+    def result_ranks(self) -> Sequence[int]:
+        return range(self._least)
+
+    def _choose_source(self) -> host_sources.HostSource:
+        return self._source
+
+    def _assign(self, ranks: int) -> list[SlotInfo]:
+        return get_host_assignments(list(self._hosts.values()), 0 if self._changes else ranks, self._most)
+
+    @property
+    def _changes(self) -> bool:
+        """Whether other hosts may come."""
+        return isinstance(self._source, host_sources.HostScript)
+
+    @property
+    def _met_by_others(self) -> bool:
+        return self._changes or super()._met_by_others
+
+    def run(
+        self,
+        stdout: Sink,
+        stderr: Sink,
+        signals: SignalPipe | None = None,
+        published: Mapping[str, bytes] | None = None,
+    ) -> Outcome:
+        options = self._options
+        output = Output(
+            stdout, stderr, len(self.slots), options.output_filename, timestamps=options.prefix_output_with_timestamp
+        )
+        limits = Limits(
+            start=self._start,
+            least=self._least,
+            most=self._most,
+            resets=options.reset_limit,
+            patience=self._patience,
+            starting=self._seconds,
+            fixed=not self._changes,
+        )
+        policy = ElasticPolicy(limits, Blacklist(options.cooldown_range), batch_job(self._launcher_environment))
+        with ExitStack() as cleanup:
+            server, secret = self._make_server(cleanup, published or {})
+            mark = f"{config.SECRET_KEY}={secret}".encode()
+            self._say_what_has_no_effect(output)
+            loop = Loop()
+            cleanup.callback(loop.close)
+            here: list[Agent] = []
+
+            def reach(host: HostInfo) -> Agent:
+                if is_here(host, self._launcher_environment):
+                    if not here:
+                        guardian = self._start_guardian(cleanup, mark, output)
+                        facts = HostFacts(
+                            sys.executable, usable_cores(), [name for _, name in socket.if_nameindex()], None
+                        )
+                        here.append(
+                            LocalAgent(
+                                [host.hostname], loop, supervisor.report, facts,
+                                mark=mark, guardian=guardian, inherits_input=False,
+                            )
+                        )  # fmt: skip
+                    return here[0]
+                from horovod.runner.reach.reach import (
+                    reach as reach_by_network,  # costs time, which jobs on one host need not spend
+                )
+
+                return reach_by_network(
+                    [host], options, self._launcher_environment,
+                    loop=loop, report=supervisor.report, secret=secret, port=server.address[1], seconds=self._seconds,
+                )[0]  # fmt: skip
+
+            def plan(agent: Agent, start: Start) -> Plans:
+                return self._plan(agent, start, server.address[1], secret)
+
+            supervisor = ElasticSupervisor(
+                loop, output, policy, server, reach=reach, plan=plan, seconds=self._seconds, signals=signals
+            )
+            server.start()
+            hosts = list(self._hosts.values())
+            if self._changes:
+                cleanup.enter_context(Discovery(self._source, self._start, loop, supervisor.hosts_found, hosts))
+            return supervisor.run_elastic(hosts)
+
+    def _plan(self, agent: Agent, start: Start, port: int, secret: str) -> Plans:
+        """What to start a process with."""
+        facts = agent.facts
+        assert facts is not None
+        here = isinstance(agent, LocalAgent)
+        rendezvous = facts.rendezvous or (LOOPBACK, port)
+        shared = self._shared(start.host.hostname, facts, here, rendezvous, secret, start.host.slots)
+        own = {
+            **worker_environment.of_rank(start.place),
+            config.ELASTIC: "1",
+            config.ELASTIC_PROCESS: str(start.number),
+        }
+        return shared, [ProcessPlan(start.number, self._command(facts), own)]
+
+
+def _check(options: Options) -> None:
+    if options.use_mpi or options.use_jsrun:
+        raise UsageError(
+            f"{'--mpi' if options.use_mpi else '--jsrun'} cannot start elastic jobs: it ends all ranks when one is lost. Leave "
+            "it out, and horovodrun starts the ranks itself"
+        )
+    if options.stdin not in (None, NOBODY):
+        raise UsageError(
+            "--stdin cannot be given for an elastic job: ranks come and go, and nobody else could go on reading"
+        )
+    for flag, value in {"--min-np": options.min_num_proc, "--max-np": options.max_num_proc}.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} must be at least 1, not {value}")
+    if options.host_discovery_script is not None and (options.hosts is not None or options.hostfile is not None):
+        raise UsageError("give either --host-discovery-script or hosts, not both")
+    if options.cooldown_range is not None:
+        shortest, longest = options.cooldown_range
+        if not 1 <= shortest <= longest <= LONGEST_COOLDOWN_SECONDS:
+            raise UsageError(
+                f"--blacklist-cooldown-range {shortest} {longest}: give the shortest and the longest time in seconds, from 1 "
+                f"to {LONGEST_COOLDOWN_SECONDS}"
+            )
+
+
+def _patience(options: Options, environment: Mapping[str, str]) -> float:
+    if options.elastic_timeout is not None:
+        return float(options.elastic_timeout)
+    text = environment.get(config.ELASTIC_TIMEOUT, "").strip()
+    try:
+        return float(text) if text else PATIENCE_SECONDS
+    except ValueError:
+        raise UsageError(
+            f"environment variable {config.ELASTIC_TIMEOUT}={text!r}: expected a number of seconds"
+        ) from None

@@ -1,0 +1,293 @@
+"""An elastic job from its first process to its last: what happens goes to the policy, and what it decides is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from horovod.control import elastic_messages as messages
+from horovod.control.elastic_messages import HostsChanged, News, NoPlace, Place, Ready, RoundOver, Told
+from horovod.control.rendezvous_server import RendezvousServer
+from horovod.control.wakeup import WakeUp
+from horovod.runner.agent.base import Agent
+from horovod.runner.agent.messages import AgentReady, Closed, Event, Exit, NotStarted, Refused
+from horovod.runner.agent.process_tree import GRACE_SECONDS
+from horovod.runner.elastic.discovery import Found
+from horovod.runner.elastic.policy import (
+    Announce,
+    Begin,
+    Dismiss,
+    ElasticPolicy,
+    EndRound,
+    Kill,
+    Start,
+    Stop,
+)
+from horovod.runner.errors import LaunchError
+from horovod.runner.hosts.slots import HostInfo
+from horovod.runner.loop import Loop
+from horovod.runner.output.outcome import Outcome
+from horovod.runner.output.output import Output as JobOutput
+from horovod.runner.policy import Decisions, EndAll
+from horovod.runner.signals import SignalPipe
+from horovod.runner.supervisor import Plans, Supervisor
+
+
+class ElasticSupervisor(Supervisor):
+    """The processes of an elastic job.
+
+    Args:
+        server: where they tell this launcher things, and wait for its answers. It has not been started.
+        reach: gives the agent of a host; asked once for each host, and again after its agent was lost.
+        plan: what to start on a host whose agent is ready.
+        seconds: how long an agent may take to get ready.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        output: JobOutput,
+        policy: ElasticPolicy,
+        server: RendezvousServer,
+        *,
+        reach: Callable[[HostInfo], Agent],
+        plan: Callable[[Agent, Start], Plans],
+        seconds: float,
+        signals: SignalPipe | None,
+    ) -> None:
+        self._process_places: dict[int, str] = {}
+        super().__init__(
+            loop,
+            output,
+            policy,
+            places=self._process_places,
+            reported_failure=lambda: None,
+            departed=lambda *_: None,
+            signals=signals,
+        )
+        self._elastic = policy
+        self._server = server
+        self._reach = reach
+        self._plan = plan
+        self._seconds = seconds
+        self._by_host: dict[str, Agent] = {}
+        self._to_start: dict[Agent, list[Start]] = {}  # until the agent is ready
+        self._hosts: set[str] = set()
+        self._questions: dict[int, int] = {}  # the last that each process has asked
+        self._news: list[int] = [0, 0]  # of which round there are how many
+        self._decided: deque[tuple[object, ...]] = deque()
+        self._carrying_out = False
+        self._lock = threading.Lock()
+        self._told: list[tuple[int, Told]] = []
+        self._wake_up = WakeUp()
+        loop.watch(self._wake_up.fileno(), self._on_told)
+        server.pass_on(messages.TOLD, self._hear)
+
+    def run_elastic(self, hosts: Sequence[HostInfo]) -> Outcome:
+        """Run the job to its end.
+
+        Args:
+            hosts: those of the first moment.
+
+        Raises:
+            Insisted: a second signal came; everything has been killed.
+        """
+        try:
+            return self._supervise(lambda: self.hosts_found(hosts))
+        finally:
+            self._loop.unwatch(self._wake_up.fileno())
+            self._wake_up.close()
+
+    def hosts_found(self, found: Found) -> None:
+        """The hosts of this moment, or why they could not be found out."""
+        if isinstance(found, str):
+            self._output.say(f"horovodrun: {found}; going on with the hosts of before")
+            return
+        self._hosts = {host.hostname for host in found}
+        self._do(self._elastic.hosts_found(found))
+        self._release_hosts()
+
+    def report(self, agent: Agent, event: Event) -> None:
+        if isinstance(event, NotStarted):
+            self._on_end(event.process, Exit(255, reason=event.reason))
+        elif isinstance(event, AgentReady):
+            self._loop.cancel(("agent", agent))
+            for start in self._to_start.pop(agent, []):
+                self._start_process(agent, start)
+        elif isinstance(event, Refused):
+            self._on_lost(agent, f"host {agent.name} cannot take part: {event.reason}")
+        else:
+            super().report(agent, event)
+            if isinstance(event, Closed):
+                self._forget_agent(agent)
+
+    # What the loop hears.
+
+    def _hear(self, key: str, value: bytes) -> None:
+        """On the server's thread."""
+        number = key.removeprefix(messages.TOLD)
+        try:
+            told = messages.decode_told(value)
+        except msgspec.DecodeError:
+            return  # whoever wrote this is not our runtime
+        if number.isdecimal():
+            with self._lock:
+                self._told.append((int(number), told))
+            self._wake_up.set()
+
+    def _on_told(self) -> None:
+        self._wake_up.clear()
+        with self._lock:
+            told, self._told = self._told, []
+        for number, each in told:
+            if isinstance(each, Ready) and number in self._elastic.running:
+                self._forget_answer(number)
+                self._questions[number] = each.question
+            self._do(self._elastic.told(number, each))
+
+    def _on_end(self, number: int, end: Exit) -> None:
+        self._home.pop(number, None)
+        self._forget_answer(number)
+        super()._on_end(number, end)
+        self._release_hosts()
+
+    def _on_lost(self, agent: Agent, reason: str) -> None:
+        self._loop.cancel(("agent", agent))
+        waiting = self._to_start.pop(agent, [])
+        self._forget_agent(agent)
+        for start in waiting:
+            self._on_end(start.number, Exit(255, reason=reason))
+        super()._on_lost(agent, reason)
+
+    def _on_silence(self, agent: Agent) -> None:
+        agent.kill()
+        self._on_lost(agent, f"host {agent.name} has not answered within {self._seconds:.3g} seconds")
+
+    # What it does about it.
+
+    def _do(self, decisions: Decisions) -> None:
+        """Carry out decisions in their order, also where carrying out one leads to the next."""
+        self._decided.extend(decisions)
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._decided:
+                self._carry_out(self._decided.popleft())
+        finally:
+            self._carrying_out = False
+
+    def _carry_out(self, decision: tuple[object, ...]) -> None:
+        if isinstance(decision, Start):
+            self._start_on_host(decision)
+        elif isinstance(decision, Begin):
+            self._begin(decision)
+        elif isinstance(decision, Announce):
+            self._tell_round(decision.round, HostsChanged(int(decision.result)))
+        elif isinstance(decision, EndRound):
+            self._server.end_rounds(decision.round, decision.reason)
+            self._tell_round(decision.round, RoundOver(decision.reason))
+        elif isinstance(decision, Dismiss):
+            key = messages.answer_key(decision.number, decision.question)
+            self._server.put(key, messages.encode(NoPlace(decision.reason, decision.job_ends)))
+        elif isinstance(decision, Stop):
+            self._signal(decision.number, signal.SIGTERM)
+            kill = partial(self._signal, decision.number, signal.SIGKILL)
+            self._loop.after(("stop", decision.number), GRACE_SECONDS, kill)
+        elif isinstance(decision, Kill):
+            self._signal(decision.number, signal.SIGKILL)
+        else:
+            if isinstance(decision, EndAll):
+                self._server.put(messages.ENDING, b"")
+            super()._carry_out(decision)
+
+    def _start_on_host(self, start: Start) -> None:
+        name = start.host.hostname
+        agent = self._by_host.get(name)
+        if agent is None:
+            try:
+                agent = self._reach(start.host)
+            except (LaunchError, ValueError) as error:
+                self._on_end(start.number, Exit(255, reason=str(error)))
+                return
+            self._by_host[name] = agent
+            if agent not in self._agents:
+                self._agents.append(agent)
+        if agent.facts is not None:
+            self._start_process(agent, start)
+            return
+        if agent not in self._to_start:
+            self._loop.after(("agent", agent), self._seconds, partial(self._on_silence, agent))
+        self._to_start.setdefault(agent, []).append(start)
+
+    def _start_process(self, agent: Agent, start: Start) -> None:
+        if start.number not in self._elastic.running:
+            return  # it was given up before its host was ready
+        self._process_places[start.number] = f"on {start.host.hostname}"
+        try:
+            environment, plans = self._plan(agent, start)
+        except LaunchError as error:
+            self._on_end(start.number, Exit(255, reason=str(error)))
+            return
+        self._start(agent, environment, plans)
+
+    def _begin(self, begin: Begin) -> None:
+        for number in range(self._news[1]):
+            self._server.forget(messages.news_key(self._news[0], number))
+        self._news = [begin.round, 0]
+        running = self._elastic.running
+        for number in [each for each in self._tails if each not in running]:
+            del self._tails[number]
+            self._process_places.pop(number, None)
+        for number, question, slot in begin.places:
+            place = Place(
+                begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size
+            )
+            self._server.put(messages.answer_key(number, question), messages.encode(place))
+
+    def _tell_round(self, number: int, news: News) -> None:
+        if number == self._news[0]:
+            self._server.put(messages.news_key(number, self._news[1]), messages.encode(news))
+            self._news[1] += 1
+
+    def _signal(self, number: int, signal_number: int) -> None:
+        agent = self._home.get(number)
+        if agent is not None:
+            agent.signal(signal_number, [number])
+            if signal_number == signal.SIGKILL:
+                agent.signal(signal.SIGCONT, [number])
+        elif number in self._elastic.running and signal_number == signal.SIGTERM:  # its host is not ready yet
+            for starts in self._to_start.values():
+                starts[:] = [start for start in starts if start.number != number]
+            self._on_end(number, Exit(0))
+
+    def _forget_answer(self, number: int) -> None:
+        question = self._questions.pop(number, None)
+        if question is not None:
+            self._server.forget(messages.answer_key(number, question))
+        self._loop.cancel(("stop", number))
+
+    def _release_hosts(self) -> None:
+        """End the agents of hosts that are withdrawn, once nothing runs there."""
+        for name, agent in list(self._by_host.items()):
+            busy = agent in self._to_start or agent in self._home.values()
+            if not busy and not self._hosts.intersection(agent.hosts) and name not in self._hosts:
+                del self._by_host[name]
+                if agent not in self._by_host.values() and not self._elastic.ending:
+                    agent.end(GRACE_SECONDS, hunt=False)
+
+    def _forget_agent(self, agent: Agent) -> None:
+        for name in [name for name, each in self._by_host.items() if each is agent]:
+            del self._by_host[name]
+        if agent.closed and not agent.unheard and agent in self._agents:
+            agent.kill()
+            self._agents.remove(agent)
+
+    def _outcome(self) -> Outcome:
+        return dataclasses.replace(super()._outcome(), stopped=self._elastic.stopped, called="process")

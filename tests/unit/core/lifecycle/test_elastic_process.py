@@ -1,0 +1,193 @@
+"""A process of an elastic job asks a real server for its places; the test plays the launcher."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from horovod.control import elastic_messages as messages
+from horovod.control.elastic_messages import HostsChanged, Leaving, NoPlace, Place, Ready, RoundOver, Told
+from horovod.control.rendezvous import RendezvousError
+from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.rendezvous_server import RendezvousServer
+from horovod.core import config
+from horovod.core.errors import NoNextRound
+from horovod.core.lifecycle.elastic_process import ElasticProcess
+from unit.control.together import Together, wait_until
+
+SECRET = b"s" * 32
+SECONDS = 20.0
+NUMBER = 7
+
+
+class Launcher:
+    """The other side."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self.server = RendezvousServer(SECRET)
+        self.server.pass_on(messages.TOLD, self._hear)
+        self.server.start()
+
+    def _hear(self, key: str, value: bytes) -> None:
+        assert key == messages.told_key(NUMBER)
+        self.told.put(messages.decode_told(value))
+
+    def answer(self, answer: messages.Answer) -> Ready:
+        """Wait for the question, and answer it."""
+        ready = self.told.get(timeout=SECONDS)
+        assert isinstance(ready, Ready)
+        self.server.put(messages.answer_key(NUMBER, ready.question), messages.encode(answer))
+        return ready
+
+    def announce(self, round_number: int, number: int, news: messages.News) -> None:
+        self.server.put(messages.news_key(round_number, number), messages.encode(news))
+
+    def process(self) -> ElasticProcess:
+        return ElasticProcess(self.server.address, SECRET, NUMBER)
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    for name in (config.RANK, config.SIZE, config.LOCAL_RANK, config.LOCAL_SIZE, config.CROSS_RANK, config.CROSS_SIZE):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv(config.ELASTIC_ROUND, "0")
+    before = threading.active_count()
+    made = Launcher()
+    yield made
+    made.server.stop()
+    wait_until(lambda: threading.active_count() <= before, "the end of all threads")
+
+
+def place(round_number: int, rank: int = 2) -> Place:
+    return Place(round_number, rank, 5, 1, 3, 0, 2)
+
+
+def enter(launcher: Launcher, process: ElasticProcess, round_number: int) -> Ready:
+    running = Together(process.take_place)
+    ready = launcher.answer(place(round_number))
+    running.results()
+    return ready
+
+
+def test_the_place_becomes_the_environment(launcher: Launcher) -> None:
+    assert enter(launcher, launcher.process(), 1) == Ready(0, 0, False, "hvd.init() was called.")
+    names = (config.RANK, config.SIZE, config.LOCAL_RANK, config.LOCAL_SIZE, config.CROSS_RANK, config.CROSS_SIZE)
+    assert [os.environ[name] for name in names] == ["2", "5", "1", "3", "0", "2"]
+    assert os.environ[config.ELASTIC_ROUND] == "1"
+
+
+def test_a_place_that_was_asked_for_before_init_is_the_one_that_init_uses(launcher: Launcher) -> None:
+    process = launcher.process()
+    enter(launcher, process, 1)
+    running = Together(partial(process.next, True, "rank 3 failed"))
+    assert launcher.answer(place(2)) == Ready(1, 1, True, "rank 3 failed")
+    running.results()
+    process.take_place()  # does not ask
+    assert launcher.told.empty()
+
+
+def test_the_end_of_the_job_is_an_error_that_is_not_caught_by_the_loop(launcher: Launcher) -> None:
+    running = Together(launcher.process().take_place)
+    launcher.answer(NoPlace("too few are left", job_ends=True))
+    with pytest.raises(NoNextRound, match="The job ends: too few are left"):
+        running.results()
+
+
+def test_a_process_that_is_not_needed_ends_well(launcher: Launcher) -> None:
+    running = Together(launcher.process().take_place)
+    launcher.answer(NoPlace("its host is withdrawn", job_ends=False))
+    with pytest.raises(SystemExit) as ended:
+        running.results()
+    assert ended.value.code == 0
+
+
+def test_a_launcher_that_is_gone_ends_the_job(launcher: Launcher) -> None:
+    process = launcher.process()
+    running = Together(process.take_place)
+    launcher.told.get(timeout=SECONDS)
+    launcher.server.stop()
+    with pytest.raises(NoNextRound, match="cannot be asked"):
+        running.results()
+
+
+def test_news_of_hosts_are_told_once(launcher: Launcher) -> None:
+    process = launcher.process()
+    enter(launcher, process, 1)
+    launcher.announce(1, 0, HostsChanged(1))
+    launcher.announce(1, 1, HostsChanged(2))
+    heard: list[int] = []
+    wait_until(lambda: heard.append(process.take_news()) or sum(heard) == 3, "the news")
+    assert process.take_news() == 0
+
+
+def test_news_of_a_round_are_not_told_in_the_next_one(launcher: Launcher) -> None:
+    process = launcher.process()
+    enter(launcher, process, 1)
+    launcher.announce(1, 0, HostsChanged(2))
+    enter(launcher, process, 2)
+    assert process.take_news() == 0
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_whoever_connects_is_told_that_the_round_is_over(launcher: Launcher, early: bool) -> None:
+    process = launcher.process()
+    enter(launcher, process, 1)
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    if not early:
+        process.call_when_over(heard.put)
+    launcher.announce(1, 0, HostsChanged(1))
+    launcher.announce(1, 1, RoundOver("rank 1 has ended"))
+    if early:
+        listener = process._listener
+        assert listener is not None
+        wait_until(lambda: listener._over, "the news")
+        process.call_when_over(heard.put)
+    assert heard.get(timeout=SECONDS) == "rank 1 has ended"
+
+
+def test_who_is_asked_to_end_tells_the_launcher_unless_it_ends_the_job(launcher: Launcher) -> None:
+    process = launcher.process()
+    enter(launcher, process, 1)
+    assert process.leave()
+    assert launcher.told.get(timeout=SECONDS) == Leaving(1)
+    launcher.server.put(messages.ENDING, b"")
+    assert not process.leave()
+    assert launcher.told.empty()
+
+
+def test_nothing_accumulates_over_many_rounds(launcher: Launcher) -> None:
+    process = launcher.process()
+    enter(launcher, process, 1)
+    threads, descriptors = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(2, 30):
+        enter(launcher, process, number)
+    assert threading.active_count() <= threads + 1
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors + 2
+
+
+def test_a_late_rank_cannot_join_the_meeting_of_an_earlier_round(launcher: Launcher) -> None:
+    launcher.server.end_rounds(3, "rank 1 was lost")
+    with (
+        RendezvousClient(launcher.server.address, SECRET, SECONDS) as client,
+        pytest.raises(RendezvousError, match="rank 1 was lost"),
+    ):
+        client.exchange("init//3", 0, 2, b"", SECONDS, (), 3)
+
+
+def test_ranks_that_wait_in_a_round_that_ends_are_told(launcher: Launcher) -> None:
+    def meet() -> None:
+        with RendezvousClient(launcher.server.address, SECRET, SECONDS) as client:
+            client.exchange("init//4", 0, 2, b"", 600.0, (), 4)
+
+    running = Together(meet)
+    launcher.server.end_rounds(3, "an earlier one")
+    launcher.server.end_rounds(4, "rank 1 was lost")
+    with pytest.raises(RendezvousError, match="rank 1 was lost"):
+        running.results()

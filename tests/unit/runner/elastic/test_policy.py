@@ -1,0 +1,498 @@
+"""What an elastic job does about hosts and processes that come and go: decided without any process."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from horovod.control.elastic_messages import Connected, HostUpdateResult, Leaving, RankFailed, Ready
+from horovod.runner.agent.messages import Exit
+from horovod.runner.elastic.blacklist import Blacklist
+from horovod.runner.elastic.policy import (
+    Announce,
+    Begin,
+    Dismiss,
+    ElasticPolicy,
+    EndRound,
+    Kill,
+    Limits,
+    Start,
+    Stop,
+)
+from horovod.runner.hosts.slots import HostInfo, SlotInfo
+from horovod.runner.policy import EndAll, Say, Wake
+
+KILLED = Exit(137, signal.SIGKILL)
+
+
+class World:
+    """Plays the processes of a job: they do what the policy says, when the test lets them."""
+
+    def __init__(
+        self,
+        hosts: dict[str, int],
+        least: int = 1,
+        most: int | None = None,
+        start: int | None = None,
+        resets: int | None = None,
+        cooldown: tuple[int, int] | None = None,
+        fixed: bool = False,
+    ) -> None:
+        limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed)
+        self.policy = ElasticPolicy(limits, Blacklist(cooldown, lambda: 0.5))
+        self.alive: dict[int, str] = {}
+        self.asked: dict[int, int] = {}
+        self.places: dict[int, SlotInfo] = {}  # of those in the round that runs
+        self.announced = HostUpdateResult.no_update
+        self.timers: dict[str, float] = {}
+        self.said = ""
+        self.dismissed: dict[int, bool] = {}
+        self.ended_rounds: list[int] = []
+        self.hosts(hosts)
+
+    def hosts(self, hosts: dict[str, int]) -> None:
+        self.do(self.policy.hosts_found([HostInfo(name, slots) for name, slots in hosts.items()]))
+
+    def do(self, decisions: Sequence[object]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Start):
+                assert decision.number not in self.asked, "a number is given once"
+                self.alive[decision.number] = decision.host.hostname
+                self.asked[decision.number] = -1
+            elif isinstance(decision, Begin):
+                self.places = {number: slot for number, _, slot in decision.places}
+                self.announced = HostUpdateResult.no_update
+                assert all(number in self.alive for number in self.places)
+                assert all(self.asked[number] == question for number, question, _ in decision.places)
+            elif isinstance(decision, Announce):
+                self.announced |= decision.result
+            elif isinstance(decision, EndRound):
+                self.ended_rounds.append(decision.round)
+            elif isinstance(decision, Dismiss):
+                self.dismissed[decision.number] = decision.job_ends
+            elif isinstance(decision, Wake):
+                self.timers[decision.reason] = decision.seconds
+            elif isinstance(decision, Say):
+                self.said += decision.text + "\n"
+            elif isinstance(decision, Stop | Kill):
+                self.end(decision.number, KILLED)
+
+    def ready(self, *numbers: int, failed: bool = False) -> None:
+        """These processes have left the round, if they were in one, and wait for the next."""
+        for number in numbers:
+            before = self.policy.round if number in self.places else 0
+            self.asked[number] += 1
+            self.places.pop(number, None)
+            self.do(self.policy.told(number, Ready(self.asked[number], before, failed, "why")))
+
+    def connect(self) -> None:
+        for number in self.places:
+            self.do(self.policy.told(number, Connected(self.policy.round)))
+
+    def begin(self) -> None:
+        """All that are alive get ready, and their runtimes run."""
+        self.ready(*sorted(self.alive))
+        self.connect()
+
+    def end(self, number: int, end: Exit = KILLED) -> None:
+        del self.alive[number]
+        self.places.pop(number, None)
+        self.do(self.policy.ended(number, end))
+
+    def wake(self, reason: str) -> None:
+        del self.timers[reason]
+        self.do(self.policy.woken(reason))
+
+    def ranks(self) -> list[int]:
+        """The processes of the round that runs, by rank."""
+        return sorted(self.places, key=lambda number: self.places[number].rank)
+
+
+def test_the_first_round_begins_when_all_have_come() -> None:
+    world = World({"a": 2, "b": 1})
+    world.ready(0, 2)
+    assert not world.places
+    world.ready(1)
+    assert world.ranks() == [0, 1, 2]
+    assert [world.places[n].hostname for n in world.ranks()] == ["a", "a", "b"]
+    assert {slot.size for slot in world.places.values()} == {3}
+
+
+def test_the_first_round_does_not_wait_for_ever_for_ranks_that_are_not_needed() -> None:
+    world = World({"a": 3}, least=2)
+    world.ready(0, 1)
+    assert not world.places
+    world.wake("starting")
+    assert world.ranks() == [0, 1]
+    world.connect()
+    world.ready(2)
+    assert world.announced == HostUpdateResult.added
+
+
+def test_survivors_go_on_with_their_processes_when_a_rank_is_lost() -> None:
+    world = World({"a": 3}, least=2)
+    world.begin()
+    world.end(1)
+    assert world.ended_rounds == [1]
+    world.ready(0, failed=True)
+    assert world.policy.round == 1, "the other survivor has not come"
+    world.ready(2, failed=True)
+    assert world.ranks() == [0, 2]
+    assert world.policy.round == 2
+    assert set(world.alive) == {0, 2}, "nothing is started on a host where a process failed"
+
+
+def test_a_lost_rank_is_replaced_after_the_hosts_cooldown() -> None:
+    world = World({"a": 3}, least=2, cooldown=(10, 100))
+    world.begin()
+    world.end(1)
+    world.ready(0, 2, failed=True)
+    world.connect()
+    assert world.timers["cooldown a"] == pytest.approx(25.0)  # twice the shortest, and some
+    world.wake("cooldown a")
+    assert set(world.alive) == {0, 2, 3}
+    world.ready(3)
+    assert world.announced == HostUpdateResult.added
+    world.ready(0, 2)
+    assert sorted(world.ranks()) == [0, 2, 3]
+    assert world.ranks()[0] == 0, "rank 0 has the state of the job"
+    assert world.places[3].local_rank == 1, "it takes the device of the one it replaces"
+
+
+def test_a_host_that_fails_at_once_each_time_waits_longer_each_time() -> None:
+    world = World({"a": 1, "b": 1}, least=1, cooldown=(1, 60))
+    pauses = []
+    for _ in range(7):
+        number = max(number for number, host in world.alive.items() if host == "b")
+        world.end(number, Exit(1))
+        pauses.append(world.timers["cooldown b"])
+        world.wake("cooldown b")
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 3 < 60 == pauses[-1]
+
+
+def test_rank_0_is_never_one_that_is_new() -> None:
+    world = World({"a": 2, "b": 2}, least=1, cooldown=(1, 2))
+    world.begin()
+    world.end(0)
+    world.end(1)
+    world.ready(2, 3, failed=True)
+    world.connect()
+    assert world.ranks() == [2, 3]
+    world.wake("cooldown a")
+    world.ready(4, 5, 2, 3)
+    assert world.ranks() == [2, 3, 4, 5]
+
+
+def test_a_new_host_joins_when_its_processes_are_ready_and_not_before() -> None:
+    world = World({"a": 2})
+    world.begin()
+    world.hosts({"a": 2, "b": 2})
+    assert set(world.alive) == {0, 1, 2, 3}
+    assert not world.announced, "training goes on while they start"
+    world.ready(2)
+    assert not world.announced, "one interruption for both"
+    world.ready(3)
+    assert world.announced == HostUpdateResult.added
+    world.ready(0, 1)
+    assert world.ranks() == [0, 1, 2, 3]
+
+
+def test_a_new_rank_does_not_wait_long_for_another_that_is_slow_to_start() -> None:
+    world = World({"a": 2})
+    world.begin()
+    world.hosts({"a": 2, "b": 2})
+    world.ready(2)
+    world.wake("settle 1")
+    assert world.announced == HostUpdateResult.added
+    world.ready(0, 1)
+    assert world.ranks() == [0, 1, 2]
+
+
+def test_a_withdrawn_host_is_left_and_its_processes_end_well() -> None:
+    world = World({"a": 2, "b": 2}, least=2)
+    world.begin()
+    world.hosts({"b": 2})
+    assert world.announced == HostUpdateResult.removed
+    world.ready(0, 1, 2, 3)
+    assert world.ranks() == [2, 3]
+    assert world.dismissed == {0: False, 1: False}
+    world.end(0, Exit(0))
+    world.end(1, Exit(0))
+    world.connect()
+    assert world.policy.undecided
+    assert world.policy.first_failure is None
+
+
+def test_a_withdrawn_host_is_kept_as_long_as_too_few_would_be_left() -> None:
+    world = World({"a": 2, "b": 2}, least=3)
+    world.begin()
+    world.hosts({"a": 2})
+    assert not world.announced
+    world.hosts({"a": 2, "c": 1})
+    world.ready(4)
+    assert world.announced == HostUpdateResult.mixed
+    world.ready(0, 1, 2, 3)
+    assert world.ranks() == [0, 1, 4]
+
+
+def test_when_all_hosts_are_replaced_at_once_the_state_is_handed_on() -> None:
+    world = World({"a": 2}, least=2, most=2)
+    world.begin()
+    world.hosts({"b": 2})
+    assert set(world.alive) == {0, 1, 2, 3}
+    world.ready(2, 3)
+    assert world.announced == HostUpdateResult.mixed
+    world.ready(0, 1)
+    assert world.ranks()[0] == 0, "it has the state"
+    assert len(world.ranks()) == 2
+    world.connect()
+    assert world.announced, "and goes as soon as another one has it"
+    world.end(1, Exit(0))
+    world.ready(*world.ranks())
+    assert world.ranks() == [2, 3]
+
+
+def test_a_rank_that_is_told_to_end_leaves_without_an_error() -> None:
+    world = World({"a": 3}, least=2)
+    world.begin()
+    world.do(world.policy.told(1, Leaving(1)))
+    assert world.announced == HostUpdateResult.removed
+    world.ready(0, 1, 2)
+    assert world.ranks() == [0, 2]
+    world.end(1, Exit(0))
+    assert world.policy.first_failure is None
+    assert not world.said.count("exit")
+    assert set(world.alive) == {0, 2}, "its host is about to go"
+
+
+def test_a_newcomer_that_dies_while_it_connects_costs_one_more_round() -> None:
+    world = World({"a": 2, "b": 1}, least=2)
+    world.ready(0, 1)
+    world.wake("starting")
+    world.connect()
+    world.ready(2)
+    world.ready(0, 1)
+    assert len(world.places) == 3
+    world.end(2)
+    assert world.ended_rounds[-1] == 2, "those who still wait for it are told"
+    world.ready(0, 1, failed=True)
+    assert world.ranks() == [0, 1]
+
+
+def test_rounds_that_cannot_begin_although_nobody_is_lost_end_the_job_in_the_end() -> None:
+    world = World({"a": 2}, least=2)
+    for _ in range(3):
+        world.ready(0, 1, failed=True)
+    world.ready(0, 1, failed=True)
+    assert "3 rounds in a row could not begin. why" in world.policy.stopped
+
+
+def test_a_rank_that_is_stuck_is_ended_if_it_does_not_come_by_itself() -> None:
+    world = World({"a": 3}, least=2)
+    world.begin()
+    world.do(world.policy.told(0, RankFailed(1, 1, "does not answer")))
+    world.ready(0, 2, failed=True)
+    world.wake("hung 1 1")
+    assert set(world.alive) == {0, 2}
+    assert world.ranks() == [0, 2]
+
+
+def test_a_rank_that_was_accused_and_comes_is_not_ended() -> None:
+    world = World({"a": 3}, least=2)
+    world.begin()
+    world.do(world.policy.told(0, RankFailed(1, 1, "its connection broke")))
+    world.ready(0, 1, 2, failed=True)
+    world.wake("hung 1 1")
+    assert world.ranks() == [0, 1, 2]
+
+
+def test_too_few_ranks_and_no_hope_end_the_job_and_say_why() -> None:
+    world = World({"a": 2}, least=2, fixed=True)
+    world.begin()
+    world.end(0)
+    world.ready(1, failed=True)
+    assert world.policy.stopped == (
+        "1 rank of at least 2 is left, and no more can be started: processes have failed on a"
+    )
+    assert world.dismissed == {1: True}
+    world.end(1, Exit(1))
+    assert not world.policy.undecided
+    failure = world.policy.first_failure
+    assert failure is not None and failure.exit == KILLED
+
+
+def test_too_few_ranks_wait_for_a_host_and_go_on_with_it() -> None:
+    world = World({"a": 2}, least=2)
+    world.begin()
+    world.end(0)
+    world.ready(1, failed=True)
+    assert "1 rank of at least 2 is left; waiting for more" in world.said
+    world.hosts({"a": 2, "b": 1})
+    world.ready(2)
+    assert world.ranks() == [1, 2]
+    world.wake("patience 1")
+    assert not world.policy.stopped
+
+
+def test_who_waits_too_long_for_hosts_is_told() -> None:
+    world = World({"a": 2}, least=2)
+    world.begin()
+    world.end(0)
+    world.ready(1, failed=True)
+    world.wake("patience 1")
+    assert "1 rank of at least 2 is left" in world.policy.stopped
+
+
+def test_a_job_whose_hosts_do_not_come_says_so() -> None:
+    world = World({"a": 1}, least=2)
+    assert not world.alive
+    world.wake("slots")
+    assert world.policy.stopped.startswith("Timed out waiting for minimum number of slots to become available.")
+    assert not world.policy.undecided
+
+
+def test_nothing_is_left_of_the_state_when_all_are_lost() -> None:
+    world = World({"a": 1, "b": 1}, least=1)
+    world.begin()
+    world.end(0)
+    world.end(1)
+    assert world.policy.stopped == "no rank is left that has the state of the job"
+    assert not world.policy.undecided
+
+
+def test_the_reset_limit_ends_the_job() -> None:
+    world = World({"a": 4}, least=1, resets=2)
+    world.begin()
+    for number in range(2):
+        world.end(number)
+        world.ready(*sorted(world.alive), failed=True)
+        world.connect()
+    assert not world.policy.stopped
+    world.end(2)
+    world.ready(3, failed=True)
+    assert world.policy.stopped == (
+        "Horovod was shutdown because number of resets during elastic job exceeded limit: 2"
+    )
+
+
+def test_nobody_is_interrupted_for_a_new_host_once_the_resets_are_used_up() -> None:
+    world = World({"a": 2}, resets=0)
+    world.begin()
+    world.hosts({"a": 2, "b": 1})
+    world.ready(2)
+    assert not world.announced
+
+
+def test_a_job_whose_ranks_all_end_well_ends_well() -> None:
+    world = World({"a": 2})
+    world.begin()
+    world.end(1, Exit(0))
+    assert world.policy.undecided
+    world.end(0, Exit(0))
+    assert not world.policy.undecided
+    assert world.policy.first_failure is None
+    assert not world.policy.stopped
+
+
+def test_a_rank_lost_before_the_end_does_not_fail_a_job_that_ends_well() -> None:
+    world = World({"a": 3}, least=2)
+    world.begin()
+    world.end(2)
+    world.ready(0, 1, failed=True)
+    world.connect()
+    world.end(0, Exit(0))
+    world.end(1, Exit(0))
+    assert world.policy.first_failure is None
+
+
+def test_who_asks_for_a_round_after_another_rank_has_done_its_work_is_ended() -> None:
+    world = World({"a": 3}, least=1)
+    world.begin()
+    world.end(2)
+    world.end(0, Exit(0))
+    world.ready(1, failed=True)
+    assert world.dismissed == {1: True}
+    world.end(1, Exit(1))
+    assert world.policy.first_failure is None
+    assert not world.policy.undecided
+
+
+def test_a_rank_that_fails_after_another_has_done_its_work_fails_the_job() -> None:
+    world = World({"a": 2})
+    world.begin()
+    world.end(0, Exit(0))
+    world.end(1, Exit(3))
+    assert world.policy.first_failure is not None
+    assert world.policy.first_failure.exit == Exit(3)
+
+
+def test_a_signal_ends_the_job() -> None:
+    world = World({"a": 2})
+    world.begin()
+    assert any(isinstance(each, EndAll) for each in world.policy.signalled(signal.SIGTERM))
+    assert world.policy.ended(0, KILLED) == []
+
+
+def test_no_more_ranks_than_allowed() -> None:
+    world = World({"a": 4, "b": 4}, least=2, most=5)
+    world.begin()
+    assert len(world.places) == 5
+    world.end(4)
+    world.ready(0, 1, 2, 3, failed=True)
+    world.connect()
+    assert len(world.places) == 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hundreds_of_hosts_that_come_and_go(seed: int) -> None:
+    """Whatever happens: ranks are a permutation, sizes are within bounds, rank 0 has the state, and the job goes on."""
+    chance = random.Random(seed)
+    present = {f"host{number}": chance.randint(1, 4) for number in range(200)}
+    world = World(present, least=50, most=600, cooldown=(1, 8))
+    world.begin()
+    trained: set[int] = set(world.places)
+    spare = 200
+    for _ in range(60):
+        happens = chance.random()
+        if happens < 0.4:
+            for number in chance.sample(sorted(world.places), min(3, len(world.places))):
+                world.end(number)
+        elif happens < 0.6:
+            present[f"host{spare}"] = chance.randint(1, 4)
+            spare += 1
+            world.hosts(present)
+        elif happens < 0.75 and len(present) > 100:
+            del present[chance.choice(sorted(present))]
+            world.hosts(present)
+        for reason in [each for each in world.timers if each.startswith("cooldown")]:
+            if chance.random() < 0.5:
+                world.wake(reason)
+        waiting = [each for each in world.alive if each not in world.places and each not in world.dismissed]
+        world.ready(*[each for each in waiting if world.asked[each] < 0 and chance.random() < 0.8])
+        if world.announced or (world.ended_rounds and world.ended_rounds[-1] == world.policy.round):
+            world.ready(*sorted(world.places))
+        for number in [each for each in world.dismissed if each in world.alive]:
+            world.end(number, Exit(0))
+        check(world, trained)
+        world.connect()
+        trained |= set(world.places)
+    assert not world.policy.stopped
+    assert world.policy.round > 20
+
+
+def check(world: World, trained: Iterable[int]) -> None:
+    ranks = world.ranks()
+    assert 50 <= len(ranks) <= 600
+    assert [world.places[number].rank for number in ranks] == list(range(len(ranks)))
+    assert ranks[0] in set(trained)
+    by_host: dict[str, list[int]] = {}
+    for number in ranks:
+        by_host.setdefault(world.places[number].hostname, []).append(world.places[number].local_rank)
+    for host, local in by_host.items():
+        assert sorted(local) == list(range(len(local))), host
+    survivors = [number for number in ranks if number in set(trained)]
+    assert survivors == sorted(survivors, key=lambda number: world.places[number].rank)
