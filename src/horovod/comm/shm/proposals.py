@@ -1,7 +1,7 @@
 """Small collectives of one host in a single step: all ranks write what they ask for, and one rank compares.
 
-An agreement by messages takes longer than a small collective. Here every rank writes a proposal into shared memory: its request,
-byte by byte, and its contribution. The group's first rank, the leader, ends each try for all: either the proposals are alike,
+An agreement by messages takes longer than a small collective. Here every rank writes a proposal into shared memory: its
+request, byte by byte, and its contribution. The group's first rank, the leader, ends each try for all: either the proposals are alike,
 and every rank computes the result from the contributions; or the try has failed, and every rank announces its request.
 
 Words of the arena's counters, each with one writer::
@@ -13,8 +13,8 @@ Words of the arena's counters, each with one writer::
 1. Try a+1 begins when try a is over.
 2. A proposal cannot be withdrawn. Only the leader ends a try; a rank that has waited long enough asks for that by message.
 3. Contributions to success m are in slot m mod 2.
-4. Success m needed a proposal of every rank, made when it had finished success m-1. So no rank still reads success m-1, whose slot
-   the proposals for success m+1 are written to.
+4. Success m needed a proposal of every rank, made when it had finished success m-1. So no rank still reads success m-1, whose
+   slot the proposals for success m+1 are written to.
 """
 
 from __future__ import annotations
