@@ -33,7 +33,7 @@ _LOOK_AGAIN_SECONDS = 0.1
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
-    """Where rank 0 serves a meeting."""
+    """Where rank 0 serves a rendezvous."""
 
     addresses: list[tuple[str, int]]
     key: bytes
@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Directory(ABC):
-    """How the other ranks learn where rank 0 serves their meeting.
+    """How the other ranks learn where rank 0 serves their rendezvous.
 
     Attributes:
         port: at which rank 0 is to listen; 0 lets the kernel choose.
@@ -59,7 +59,7 @@ class Directory(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Called by every rank when its meeting is over; takes back what it has published. Never raises."""
+        """Called by every rank when its rendezvous is over; takes back what it has published. Never raises."""
 
     @abstractmethod
     def look_up(self, deadline: float) -> Entry | None:
@@ -95,7 +95,7 @@ class KnownAddress(Directory):
 
 
 class RendezvousAtRank0(Rendezvous):
-    """A meeting place that rank 0 of the launched job serves for the moments of ``init()``.
+    """A rendezvous that rank 0 of the launched job serves for the moments of ``init()``.
 
     Args:
         directory: how the others find it.
@@ -175,7 +175,7 @@ class RendezvousAtRank0(Rendezvous):
         return server, stack.enter_context(client)
 
     def _come(self, stack: ExitStack, rank: int, size: int, members: Sequence[int], deadline: float) -> AllGather:
-        """The first entry may be of a rank 0 that has been restarted since, or is just about to end an earlier meeting.
+        """The first entry may be of a rank 0 that has been restarted since, or is just about to end an earlier rendezvous.
 
         So a server counts as found only once it has answered.
         """

@@ -6,7 +6,7 @@ both sides are of the job is a secret:
 - that of the user, if all ranks have one in their environment, or else
 - a new one, which the server sends to everybody who connects, sealed by MUNGE for the processes of its own user::
 
-    server -> client   "HVDS"  length (2, big-endian)  credential of: secret (32)  SHA-256 of the meeting's name (32)
+    server -> client   "HVDS"  length (2, big-endian)  credential of: secret (32)  SHA-256 of the rendezvous's name (32)
 
   Somebody else can neither open the credential nor make one in this user's name. One that was recorded is worthless: its secret
   is unknown to who recorded it, and the handshake, which follows, shows who knows it.
@@ -36,14 +36,14 @@ from horovod.control.secret import LENGTH, make_secret
 PORTS = range(61000, 65536)
 """Above those that Linux gives to outgoing connections (``ip_local_port_range``), so mostly free."""
 CANDIDATES = 4
-"""How many of them a meeting may be at: the first may be in use."""
+"""How many of them a rendezvous may be at: the first may be in use."""
 _MAGIC = b"HVDS"
 _LONGEST_CREDENTIAL = 4096
 _LOOPBACK = "127.0.0.1"
 
 
 class RendezvousOnHosts(Rendezvous):
-    """A meeting place for a job on several hosts.
+    """A rendezvous for a job on several hosts.
 
     Args:
         job: what the launcher calls this job; no other job of this user has the same name at the same time.
@@ -55,7 +55,7 @@ class RendezvousOnHosts(Rendezvous):
 
     Attributes:
         address: the first at which the ranks of the whole job look, for messages.
-        secret: of the job, once it has met; another one at every meeting.
+        secret: of the job, once it has met; another one at every rendezvous.
 
     Raises:
         MungeError: there is neither a key nor MUNGE.
@@ -103,7 +103,7 @@ class RendezvousOnHosts(Rendezvous):
                 except OSError as error:
                     reason = error
             raise RendezvousError(
-                f"rank 0 cannot serve the meeting of the ranks at any of the ports {', '.join(map(str, ports))}: "
+                f"rank 0 cannot serve the rendezvous of the ranks at any of the ports {', '.join(map(str, ports))}: "
                 f"{reason.strerror}"
             )
 
@@ -122,14 +122,14 @@ class RendezvousOnHosts(Rendezvous):
 
 
 def candidates(name: str) -> list[int]:
-    """The ports at which the meeting ``name`` may be, the likeliest first: the same on all ranks."""
+    """The ports at which the rendezvous ``name`` may be, the likeliest first: the same on all ranks."""
     digest = hashlib.sha256(name.encode()).digest()
     first, step = int.from_bytes(digest[:4], "big"), 1 + digest[4]
     return [PORTS[(first + step * turn) % len(PORTS)] for turn in range(CANDIDATES)]
 
 
 class _Sealed:
-    """The secret of one meeting, on its way from the rank that serves it to the others.
+    """The secret of one rendezvous, on its way from the rank that serves it to the others.
 
     Attributes:
         secret: what the server has said, once :meth:`read` has heard it.

@@ -26,7 +26,7 @@ class Rounds(Protocol):
 
         Called in the script's thread, while the runtime does not run, once for each attempt to begin a round. When it
         returns, the environment has the new identity: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE,
-        HOROVOD_CROSS_RANK, HOROVOD_CROSS_SIZE, and whatever tells ``init()`` this meeting of the ranks from earlier ones.
+        HOROVOD_CROSS_RANK, HOROVOD_CROSS_SIZE, and whatever tells ``init()`` this rendezvous of the ranks from earlier ones.
         ``init()`` follows at once; if that fails because a rank was lost meanwhile, ``next`` is called again.
 
         Args:

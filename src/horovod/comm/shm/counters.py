@@ -96,7 +96,7 @@ class Counters:
         if seen >= _POISON:
             if self._aborted:
                 raise Aborted
-            # Another rank's abort. Mostly its verdict is on the way here as well; if not, this one must not wait for ever.
+            # Another rank's abort. Mostly its failure is on the way here as well; if not, this rank must not wait for ever.
             raise PeerFailure(
                 peer, "it, or another rank, gave up a collective that others were still in", suspected=True
             )

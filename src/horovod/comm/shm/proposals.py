@@ -1,18 +1,20 @@
-"""Small collectives of one host in a single step: all ranks lay down what they want, and one sees whether it is the same.
+"""Small collectives of one host in a single step: all ranks write what they ask for, and one rank compares.
 
-To agree by messages takes longer than a small collective does. Here every rank writes an offer into shared memory: what it asks
-for, to the last byte, and its contribution. The group's first rank, the judge, ends each attempt for all: either the offers are
-alike, and everybody computes the result from the contributions; or it is over, and everybody goes the ordinary way.
+An agreement by messages takes longer than a small collective. Here every rank writes a proposal into shared memory: its
+request, byte by byte, and its contribution. The group's first rank, the leader, ends each try for all: either the proposals are alike,
+and every rank computes the result from the contributions; or the try has failed, and every rank announces its request.
 
 Words of the arena's counters, each with one writer::
 
-    offer     of every rank: the number of the attempt it takes part in
-    verdict   of the judge: how many attempts are over, times two, plus one if an odd number of them succeeded
-    shut      of the judge: 1 while it goes the ordinary way, so that no offer can succeed
+    proposal  of every rank: the number of the try that it takes part in
+    outcome   of the leader: how many tries are over, times two, plus one if an odd number of them succeeded
+    closed    of the leader: 1 while it does not use the fast path, so that no proposal can succeed
 
-Attempt a+1 begins when attempt a is over. An offer cannot be taken back, only the judge ends an attempt; a rank that has waited
-long enough tells it so by message. Contributions to success m lie in slot m mod 2. Success m needed an offer of every rank,
-made when it had finished success m-1; so nobody still reads that one, whose slot the offers for success m+1 are written to.
+1. Try a+1 begins when try a is over.
+2. A proposal cannot be withdrawn. Only the leader ends a try; a rank that has waited long enough asks for that by message.
+3. Contributions to success m are in slot m mod 2.
+4. Success m needed a proposal of every rank, made when it had finished success m-1. So no rank still reads success m-1, whose
+   slot the proposals for success m+1 are written to.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Proposals:
 
     Args:
         arena: attached by every rank.
-        rank, size: this rank in the group; rank 0 is the judge.
+        rank, size: this rank in the group; rank 0 is the leader.
     """
 
     def __init__(self, arena: Arena, rank: int, size: int) -> None:
@@ -66,7 +68,7 @@ class Proposals:
     # For every rank.
 
     def propose(self, identity: bytes, vectors: Vectors, note: int = 0) -> int:
-        """Take part in the attempt that is on, whose number is returned.
+        """Take part in the present try, whose number is returned.
 
         Args:
             identity: what must be the same on all ranks, at most ``IDENTITY_BYTES``; none may be the beginning of another.
@@ -86,20 +88,20 @@ class Proposals:
         return number
 
     def closed(self) -> bool:
-        """Whether the judge goes the ordinary way. Asked after an offer, too: it may not have seen that one."""
+        """Whether the leader does not use the fast path. Ask after a proposal, too: it may not have seen that one."""
         return bool(self._words.values[self._closed])
 
     def over(self, number: int) -> bool:
-        """Whether the attempt has been judged."""
+        """Whether the leader has ended the try."""
         return self._words.values[self._outcome] >> 1 >= number
 
     def succeeded(self) -> bool:
-        """Whether the attempt succeeded that this rank's last offer took part in, and is :meth:`over`."""
+        """Whether the try of this rank's last proposal, which is :meth:`over`, succeeded."""
         self._words.read_fence()
         return self._words.values[self._outcome] & 1 == self._slot
 
     def await_outcome(self, number: int, spins: int, seconds: float) -> bool:
-        """Whether the attempt is over; looks ``spins`` times in a row, then sleeps for so long at most."""
+        """Whether the try is over; looks ``spins`` times in a row, then sleeps for so long at most."""
         return self._await(self._outcome, 2 * number, spins, seconds)
 
     def notes(self) -> list[int]:
@@ -127,10 +129,10 @@ class Proposals:
             output[start : start + count] = contribution[:count]
             start += count
 
-    # For the judge.
+    # For the leader.
 
     def await_proposal(self, peer: int, number: int, spins: int, seconds: float) -> bool:
-        """Whether a peer takes part in the attempt; looks ``spins`` times in a row, then sleeps for so long at most."""
+        """Whether a peer takes part in the try; looks ``spins`` times in a row, then sleeps for so long at most."""
         return self._await(word_index(peer, PROPOSAL), number, spins, seconds)
 
     def alike(self, peer: int, identity: bytes) -> bool:
@@ -138,38 +140,38 @@ class Proposals:
         self._words.read_fence()
         return bool(self._heads[self._slot][peer][: len(identity)] == identity)
 
-    def leader(self, success: bool) -> None:
-        """End the attempt that is on; a success if all ranks take part and are alike."""
+    def decide(self, success: bool) -> None:
+        """End the present try; a success if all ranks take part and ask for the same."""
         outcome = self._words.values[self._outcome]
         if success:
             self._last_success = (outcome >> 1) + 1
         self._words.publish(self._outcome, (outcome + 2) ^ success)
 
     def give_up(self, number: int) -> bool:
-        """A peer has given up an attempt: end it if it is still on. Returns whether it had succeeded.
+        """A peer has given up a try: end it if it is not over. Returns whether it had succeeded.
 
         Raises:
-            ValueError: there has been no such attempt.
+            ValueError: there has been no such try.
         """
         over = self._words.values[self._outcome] >> 1
         if not 0 < number <= over + 1:
-            raise ValueError(f"attempt {number} of {over + 1}")
+            raise ValueError(f"try {number} of {over + 1}")
         if number > over:
-            self.leader(False)
+            self.decide(False)
         return number == self._last_success
 
     def shut(self) -> None:
-        """The judge goes the ordinary way: nobody need wait for it."""
+        """The leader does not use the fast path: no rank needs to wait for it."""
         if self._words.values[self._closed]:
             return
         self._words.values[self._closed] = 1
-        futex.fence()  # a peer that does not see this has made its offer, which is seen here
+        futex.fence()  # a peer that does not see this has made its proposal, which is seen here
         number = (self._words.values[self._outcome] >> 1) + 1
         if any(self._words.values[word_index(peer, PROPOSAL)] == number for peer in self._peers):
-            self.leader(False)
+            self.decide(False)
 
     def reopen(self) -> None:
-        """The judge has nothing more on the ordinary way."""
+        """The leader uses the fast path again."""
         self._words.values[self._closed] = 0
 
     def _await(self, index: int, value: int, spins: int, seconds: float) -> bool:

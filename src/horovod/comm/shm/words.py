@@ -1,14 +1,14 @@
-"""The words of shared memory by which ranks wait for each other: each written by one rank, looked at and slept on by others.
+"""The words of shared memory by which ranks wait for each other: each written by one rank, read and waited for by others.
 
 Every rank has a line of 128 bytes with 64-bit words::
 
     packed | reduced | note 0 | note 1     see horovod.comm.shm.counters
-    offer | verdict | shut                 see horovod.comm.shm.proposals
+    proposal | outcome | closed            see horovod.comm.shm.proposals
     asleep                                 1 while this rank sleeps on a word of another
     progress                               see horovod.comm.shm.counters
 
-To wake somebody is a system call, which costs as much as a small collective's copies, and mostly nobody sleeps. So who writes a
-word first looks whether anybody does::
+A wake-up is a system call, which costs as much as a small collective's copies, and mostly no rank sleeps. So a rank that
+writes a word first checks whether any rank sleeps::
 
     writer                              sleeper
     word = value                        asleep = 1

@@ -97,7 +97,7 @@ class FastPath:
             self._proposes_in_time(peer, number) and proposals.alike(peer, identity)
             for peer in range(1, len(self._ranks))
         )
-        proposals.leader(success)
+        proposals.decide(success)
         return success
 
     def _proposes_in_time(self, peer: int, number: int) -> bool:

@@ -58,7 +58,7 @@ def judged(group: Group, identity: bytes = b"x") -> bool:
     success = all(
         leader.await_proposal(peer, number, 1, 0) and leader.alike(peer, identity) for peer in range(1, len(group))
     )
-    leader.leader(success)
+    leader.decide(success)
     return success
 
 
@@ -107,7 +107,7 @@ def test_what_others_still_read_is_not_overwritten_by_failures(pair: Group) -> N
     assert judged(pair)
     for _ in range(5):  # attempts of the judge, while the other has yet to read
         leader.propose(b"x", [np.full(5, 77, np.float32)])
-        leader.leader(False)
+        leader.decide(False)
     assert slow.succeeded()
     assert sums([slow]) == [[1.0] * 5]
 
@@ -127,7 +127,7 @@ def test_a_late_offer_meets_a_waiting_judge_and_the_other_way_round(pair: Group)
     waiting.results()
     waiting = Together(lambda: persist(lambda: member.await_outcome(1, 1, 10)))
     time.sleep(0.05)  # as above
-    leader.leader(True)
+    leader.decide(True)
     waiting.results()
 
 
@@ -139,7 +139,7 @@ def test_waiting_ends(pair: Group) -> None:
     assert not member.await_outcome(number, 10, 0)
     assert not member.await_outcome(number, 1, 0.01)
     assert leader.await_proposal(1, number, 0, 1e6)  # it is there, so there is no wait
-    leader.leader(False)
+    leader.decide(False)
     assert member.await_outcome(number, 0, 1e6)
 
 
@@ -169,7 +169,7 @@ def test_an_attempt_that_a_peer_gives_up_is_over_unless_it_succeeded(pair: Group
     assert judged(pair)
     assert leader.give_up(number + 1)
     for wrong in (0, -1, number + 3):
-        with pytest.raises(ValueError, match=f"attempt {wrong} of"):
+        with pytest.raises(ValueError, match=f"try {wrong} of"):
             leader.give_up(wrong)
 
 
@@ -261,7 +261,7 @@ def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch
             for peer in range(1, len(group)):
                 persist(lambda peer=peer, number=number: group[0].await_proposal(peer, number, 20, 20))
             success = turn % 3 != 1 and all(group[0].alike(peer, b"%d" % turn) for peer in range(1, len(group)))
-            group[0].leader(success)
+            group[0].decide(success)
             wins += success
             if success:
                 check(0, turn)

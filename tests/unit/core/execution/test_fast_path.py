@@ -419,7 +419,7 @@ def test_a_member_that_gave_up_what_had_succeeded_is_told(process_set: Set) -> N
     request = allreduce_request("x", (4,))
     number = member.propose(b"x", [])
     leader.propose(b"x", [])
-    leader.leader(True)
+    leader.decide(True)
     peers[1].say(Announce([definition(request), definition(allreduce_request("y", (4,)), 1)], number))
     assert isinstance(decode_from_coordinator(peers[1].hear()), Succeeded)
     rank.submit(allreduce_request("y", (4,)), ones()).wait(SECONDS)  # the rest of what it said counts
@@ -439,7 +439,7 @@ def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set) ->
     message = decode_from_member(said)
     assert isinstance(message, Announce) and message.proposal == 1
     leader.propose(b"", [ones(2)])
-    leader.leader(True)
+    leader.decide(True)
     rank.worker.start()
     peers[0].say(Succeeded())
     handle.wait(SECONDS)
@@ -456,7 +456,7 @@ def test_the_end_comes_before_the_word_on_what_was_given_up(process_set: Set, su
     handle = rank.allreduce("x", array)
     rank.worker.drive(handle)  # in vain: nobody is there
     leader.propose(b"", [ones(2)])
-    leader.leader(succeeded)
+    leader.decide(succeeded)
     rank.worker.start()
     peers[0].say(Stop(0, "it left"))
     if succeeded:
