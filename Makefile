@@ -39,7 +39,7 @@ HAVE_TEST := $(STAMPS)/test
 HAVE_MXNET := $(MXNET_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-mxnet lint bench bench-check bench-tensorflow docs clean
+.PHONY: help train test test-gpu test-mxnet lint bench bench-check bench-gpu bench-tensorflow docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -50,6 +50,15 @@ train: $(HAVE_TRAIN)  ## train a network on handwritten digits with two processe
 test: lint  ## lint, then run all tests
 	$(PYTEST) $(PYTEST_ARGUMENTS)
 	$(if $(PYTEST_ARGUMENTS),,$(MAKE) test-mxnet)
+
+test-gpu: $(HAVE_TEST)  ## run the tests of tensors on GPUs, where PyTorch finds one (NCCL: two)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "The tests on GPUs are skipped: \
+	PyTorch finds no CUDA or ROCm device here. (PyPI's build has CUDA: make TORCH_INDEX= test-gpu)" >&2; exit 0; }; \
+	$(BIN)/python -m pytest -rs -k cuda tests/parallel/torch/test_cuda.py tests/parallel/torch/test_nccl.py $(PYTEST_ARGUMENTS)
+
+bench-gpu: $(HAVE_BENCH)  ## measure NCCL beside torch.distributed's, and training beside DDP, one rank on each GPU
+	mkdir -p $(RESULTS)
+	$(BIN)/python benchmarks/gpu.py --json $(RESULTS)/gpu.json $(BENCH_ARGUMENTS)
 
 test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed here
 	@if $(MAKE) --no-print-directory $(HAVE_MXNET); then $(abspath $(MXNET_VENV))/bin/python -m pytest $(MXNET_TESTS); \

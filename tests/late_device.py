@@ -39,6 +39,22 @@ def violations() -> list[str]:
 
 
 @contextlib.contextmanager
+def with_nccl() -> Iterator[Any]:
+    """A block in which late devices have an engine that moves their memory: NCCL, as :mod:`recorded_nccl` plays it, whose
+    functions are the block's value. Begins before ``init()``."""
+    from horovod.torch.device import runtime
+    from recorded_nccl import RecordedNccl, loaded
+
+    functions = RecordedNccl(stream_at, touched)
+    runtime.IN_MEMORY["late"] = in_memory
+    try:
+        with loaded(functions), reachable():
+            yield functions
+    finally:
+        del runtime.IN_MEMORY["late"]
+
+
+@contextlib.contextmanager
 def reachable() -> Iterator[None]:
     """A block in which Horovod stages late tensors as it does those of CUDA devices, in memory that is not pinned."""
     from horovod.torch.device import staging
@@ -91,8 +107,9 @@ class Event:
 class Stream:
     """As ``torch.cuda.Stream``: ``push`` queues work behind all that was queued before."""
 
-    def __init__(self, device: Any = None, name: str = "side") -> None:
+    def __init__(self, device: Any = None, name: str = "side", priority: int = 0) -> None:
         self.device = _as_device(device)
+        self.cuda_stream = id(self)
         self.name = f"{name} stream of {self.device}"
         self.work: deque[tuple[Callable[[], Any], threading.Event | None]] = deque()
         with _engine.changed:
@@ -259,11 +276,49 @@ class _Uses:
 
 
 class _Block:
-    """Held by all tensors that share a piece of memory."""
+    """Held by all tensors that share a piece of memory, which is that of the storage of ``inner``."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, inner: torch.Tensor) -> None:
         self.uses = _Uses(stream)
+        self.storage = inner.untyped_storage()
+        self.start = self.storage.data_ptr()
+        self.stop = self.start + self.storage.nbytes()
+        _blocks.add(self)
         weakref.finalize(self, self.uses.freed).atexit = False
+
+
+_blocks: weakref.WeakSet[_Block] = weakref.WeakSet()
+
+
+def block_at(address: int) -> _Block:
+    """The piece of memory that an address lies in."""
+    return next(block for block in list(_blocks) if block.start <= address < block.stop)
+
+
+def stream_at(address: int) -> Stream:
+    """The stream that C functions know by an address."""
+    with _engine.changed:
+        return next(stream for stream in _engine.streams if stream.cuda_stream == address)
+
+
+def touched(stream: Stream, address: int) -> Callable[[], None]:
+    """Work on a stream uses memory, until what this returns is called."""
+    try:
+        uses = block_at(address).uses
+    except StopIteration:
+        _violations.append(f"work was put on the {stream.name} with memory that was freed already")
+        return lambda: None
+    uses.add(stream, 1)
+    return lambda: uses.add(stream, -1)
+
+
+def in_memory(device: torch.device, address: int, length: int, word: int) -> LateTensor:
+    """A tensor of ``length`` words of ``word`` bytes at an address, which does not hold the memory."""
+    dtype = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[word]
+    block = block_at(address)
+    view = torch.empty(0, dtype=torch.uint8).set_(block.storage)
+    first = address - block.start
+    return LateTensor(view[first : first + length * word].view(dtype), device, block)
 
 
 class LateTensor(torch.Tensor):
@@ -288,6 +343,9 @@ class LateTensor(torch.Tensor):
     def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
         self.block.uses.recorded.add(stream)
 
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
@@ -309,7 +367,7 @@ def _new(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, devic
     with torch.inference_mode(False):
         inner = torch.empty_strided(shape, strides, dtype=dtype)
     inner.fill_(float("nan") if dtype.is_floating_point or dtype.is_complex else _NONSENSE.get(dtype, -99))
-    return LateTensor(inner, device, _Block(current_stream(device)))
+    return LateTensor(inner, device, _Block(current_stream(device), inner))
 
 
 def _inner(value: Any) -> Any:
@@ -375,7 +433,7 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     except Exception:  # what it returns depends on the elements
         stream.synchronize()
         result = func(*inner_args, **inner_kwargs)
-        return tree_map(lambda made: LateTensor(made, here, _Block(stream)) if _is_tensor(made) else made, result)
+        return tree_map(lambda made: LateTensor(made, here, _Block(stream, made)) if _is_tensor(made) else made, result)
     outputs = tree_map(lambda like: _new(like.shape, like.stride(), like.dtype, here), wanted)
 
     def compute() -> None:

@@ -138,10 +138,9 @@ def test_a_rank_that_is_only_late_is_waited_for(launcher: Launcher) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("HOROVOD_CPU_OPERATIONS", "Gloo", "available are shm, tcp"),
-        ("HOROVOD_CPU_OPERATIONS", "MPI", "available are shm, tcp"),
-        ("HOROVOD_GPU_OPERATIONS", "nccl", "tensors on GPUs travel through host memory"),
-        ("HOROVOD_GPU_OPERATIONS", "NCCL", "tensors on GPUs travel through host memory"),
+        ("HOROVOD_CPU_OPERATIONS", "Pigeon", "available are shm, hierarchical, tcp"),
+        ("HOROVOD_GPU_OPERATIONS", "nccl", "only horovod.torch does"),
+        ("HOROVOD_GPU_OPERATIONS", "Pigeon", "available are nccl for the memory of GPUs"),
         ("HOROVOD_CONTROLLER", "MPI", "available is gloo"),
     ],
 )

@@ -72,6 +72,11 @@ class Aborted(Exception):
     """The collective was interrupted by :meth:`Communicator.abort`; whoever called that knows why."""
 
 
+class DeviceFailure(Exception):
+    """Collectives on a device have failed, or are not over within the limit. Who is to blame is not known: who says so may be
+    a victim."""
+
+
 class Event(Protocol):
     """The completion of a collective that a device carries out after the call has returned."""
 
@@ -179,6 +184,11 @@ class Communicator(ABC):
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
         """One new vector in the kind of memory that this engine moves, filled with ``value``, or with anything for None."""
         return host_vector(dtype, length, value)
+
+    def follow(self, ready: Any) -> None:
+        """What is called from now on comes after ``ready``, a marker of the device's
+        :class:`~horovod.comm.device.DeviceRuntime`. For engines of device memory."""
+        raise TypeError(f"the engine {self.name} moves host memory, which is there when it is handed over")
 
     def engines(self) -> list[str]:
         """The names of this engine and of those that it is composed of."""

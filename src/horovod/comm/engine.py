@@ -21,6 +21,9 @@ from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
 
 from horovod.comm.base import Communicator, OnStall, give_up
+from horovod.comm.datatypes import DataType
+from horovod.comm.device import NO_DEVICES, DeviceFacts, DeviceRuntime
+from horovod.comm.reduction import ReduceOp
 
 
 class EngineError(RuntimeError):
@@ -92,6 +95,8 @@ class Group:
             among them) from
             the named engines, best first. All members must call it together; the name tells groups that a rank is in apart.
         cross: the engine that is forced for what travels between hosts, or "".
+        facts: of this rank's devices, for engines of device memory.
+        runtime: the device that is to be served, where one is.
     """
 
     rank: int
@@ -104,6 +109,8 @@ class Group:
     connect_all: Callable[[], Mapping[int, Sequence[socket.socket]]] = _none_at_all
     subgroup: Callable[[str, Sequence[int], Sequence[str]], Communicator] = _no_subgroup
     cross: str = ""
+    facts: DeviceFacts = NO_DEVICES
+    runtime: DeviceRuntime | None = None
 
 
 class Bootstrap(NamedTuple):
@@ -133,6 +140,19 @@ class Engine(ABC):
     def obstacle(self, group: Group) -> str:
         """Why it cannot serve this group, as far as this rank can tell alone, with what to do about it; "" if nothing is known
         against it. Quick, and without effects: every rank of the group calls it before an engine is chosen."""
+
+    def not_alone(self) -> str:
+        """What to do where several ranks share a device, "" where it serves them all the same."""
+        return ""
+
+    def lacks(self, data_types: Sequence[DataType], op: ReduceOp | None, scaled: bool) -> str:
+        """What it has not for a collective on these types, "" where it has all. Pure: ranks that agree get the same answer.
+
+        Args:
+            op: the reduction; None for a collective that only moves elements.
+            scaled: the reduction is an average, or has factors.
+        """
+        return ""
 
     def installed(self) -> str:
         """The version of the library it stands on, or "" where that is not installed. Imports nothing large."""

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from horovod.comm.device import GPU
 from horovod.comm.engine import Engine, EngineError, Group
 from horovod.comm.gloo.engine import GlooEngine
 from horovod.comm.hierarchical.engine import HierarchicalEngine
 from horovod.comm.mpi.engine import MpiEngine
+from horovod.comm.nccl.engine import NcclEngine
 from horovod.comm.oneccl.engine import OneCclEngine
 from horovod.comm.shm.engine import ShmEngine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.engine import TcpEngine
 
-__all__ = ["ENGINES", "EngineError", "candidates", "engine", "obstacles"]
+__all__ = [
+    "ENGINES",
+    "EngineError",
+    "candidates",
+    "device_engine",
+    "engine",
+    "forced_host_engine",
+    "not_alone",
+    "obstacles",
+]
 
 ENGINES: Mapping[str, tuple[Engine, ...]] = {
     HOST: (ShmEngine(), HierarchicalEngine(), TcpEngine(), GlooEngine(), MpiEngine(), OneCclEngine()),
+    GPU: (NcclEngine(),),
 }
 """By kind of device, the engines that move its memory, best first. A group of one has an engine of its own, ``single``."""
 
@@ -52,7 +64,9 @@ def check(forced: str, variable: str, device: str = HOST) -> None:
         EngineError: there is not.
     """
     names = [each.name for each in ENGINES[device]]
-    if forced and forced not in names:
+    if device == GPU:
+        forced_host_engine(forced, "", variable, "")
+    elif forced and forced not in names:
         raise EngineError(
             f"{variable}={forced}: there is no such engine in this version; available are {', '.join(names)}. Unset it to let "
             "the best one be chosen."
@@ -93,6 +107,62 @@ def candidates(
         reasons = "; ".join(f"{each.name}: {_why_not(each.name, found)[0][1]}" for each in table)
         raise EngineError(f"no engine can serve this group ({reasons})")
     return possible
+
+
+STAGED = "host"
+"""What HOROVOD_GPU_OPERATIONS says for: copies in host memory travel. So do the names of engines for host memory."""
+
+
+def forced_host_engine(gpu: str, cpu: str, gpu_variable: str, cpu_variable: str) -> str:
+    """The engine that is forced for host memory, where copies of device memory may be to travel by a certain one.
+
+    Raises:
+        EngineError: there is no engine of the name for GPUs, or the two contradict each other.
+    """
+    hosts = [each.name for each in ENGINES[HOST]]
+    devices = [each.name for each in ENGINES[GPU]]
+    if gpu not in ("", STAGED, *devices, *hosts):
+        raise EngineError(
+            f"{gpu_variable}={gpu}: there is no such engine in this version; available are {', '.join(devices)} for the memory "
+            f"of GPUs, and for copies in host memory {STAGED} or one of {', '.join(hosts)}. Unset it to let the best one be "
+            "chosen."
+        )
+    if gpu not in hosts:
+        return cpu
+    if cpu and cpu != gpu:
+        raise EngineError(
+            f"{gpu_variable}={gpu} has copies of GPU memory travel by the engine for host memory, and {cpu_variable}={cpu} "
+            "forces another one for that: set both to one name, or unset one"
+        )
+    return gpu
+
+
+def device_engine(forced: Sequence[str], found: Sequence[Mapping[str, str]], variable: str) -> tuple[str, str]:
+    """The engine that moves the memory of all ranks' GPUs, and "", or "" and why copies in host memory travel instead.
+
+    Every rank calls it with the same arguments, by rank, as for :func:`candidates`, and gets the same answer.
+
+    Raises:
+        EngineError: one is forced that some rank cannot use; the message says why and what to do.
+    """
+    wishes = {wish for wish in forced if wish}
+    for wish in sorted(wishes):
+        check(wish, variable, GPU)
+    if wishes and not wishes & {each.name for each in ENGINES[GPU]}:
+        return "", f"{variable}={sorted(wishes)[0]}"
+    try:
+        return candidates(forced, found, variable, device=GPU)[0], ""
+    except EngineError as error:
+        if wishes:
+            raise EngineError(
+                f"{error}. Mend that or unset it; with {variable}=HOST copies in host memory travel."
+            ) from None
+        return "", str(error)
+
+
+def not_alone() -> str:
+    """What to do where several ranks share a GPU and its engine wants one for each; "" where that does not matter."""
+    return next((advice for each in ENGINES[GPU] if (advice := each.not_alone())), "")
 
 
 def cannot(variable: str, name: str, member: int, obstacle: str) -> EngineError:

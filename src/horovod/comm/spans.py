@@ -72,6 +72,16 @@ class Spans(msgspec.Struct, gc=False):
     addresses: Sequence[int]
     _arrays: list[Array] | None = None
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the elements, as arrays have it."""
+        return self.layout.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of all vectors, as arrays have it."""
+        return self.layout.nbytes
+
     def __len__(self) -> int:
         return len(self.addresses)
 
@@ -125,7 +135,8 @@ class Spans(msgspec.Struct, gc=False):
 
 
 Vectors = Sequence[Array] | Spans
-"""One-dimensional arrays of one dtype, or where they lie."""
+"""One-dimensional arrays of one dtype, or where they lie. Vectors of several dtypes are a list of arrays; in the memory of a
+device, a list of spans of one vector each, which :func:`joined` and :func:`vector_of` make and take."""
 
 
 def host_vector(dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
@@ -138,7 +149,8 @@ def vector_of(vectors: Vectors, index: int) -> Vectors:
     if isinstance(vectors, Spans):
         layout = vectors.layout
         return Spans(layout_of(layout.dtype, (layout.sizes[index],), layout.device), [vectors.addresses[index]])
-    return [vectors[index]]
+    found: Any = vectors[index]
+    return found if isinstance(found, Spans) else [found]
 
 
 def dtype_of(vectors: Vectors) -> np.dtype[Any]:
@@ -186,4 +198,11 @@ def joined(parts: Sequence[Vectors]) -> Vectors:
         if len(spans) == len(parts):
             layout = _joined_layout(tuple([part.layout for part in spans]))
             return Spans(layout, [address for part in spans for address in part.addresses])
-    return [vector for part in parts for vector in part]
+    return [vector for part in parts for vector in _each(part)]
+
+
+def _each(vectors: Vectors) -> Sequence[Any]:
+    """One by one: arrays, but spans of one vector each in the memory of a device."""
+    if isinstance(vectors, Spans) and vectors.layout.device != HOST:
+        return [vector_of(vectors, index) for index in range(len(vectors))]
+    return arrays_of(vectors)

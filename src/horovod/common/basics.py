@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from horovod.comm import select
+from horovod.comm.base import DeviceFailure
+from horovod.comm.nccl import library
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.lifecycle import context
 from horovod.core.process_set import ProcessSet
@@ -152,8 +154,11 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL engine, 0 while there is none."""
-    return 0
+    """The version code of the NCCL (or RCCL) that would be used, for example 22705; 0 where there is none."""
+    try:
+        return library.loaded().version()
+    except (OSError, DeviceFailure):
+        return 0
 
 
 def ddl_built() -> bool:
@@ -167,13 +172,13 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether an engine moves the memory of CUDA devices itself: not in this version, which stages it through host memory."""
-    return False
+    """Whether an engine can move the memory of CUDA devices itself: NCCL is there, for horovod.torch."""
+    return bool(nccl_built()) and "nccl" in library.find()
 
 
 def rocm_built() -> bool:
-    """As :func:`cuda_built`, for ROCm devices."""
-    return False
+    """As :func:`cuda_built`, for ROCm devices and RCCL."""
+    return bool(nccl_built()) and "rccl" in library.find()
 
 
 def module_available(name: str) -> bool:

@@ -154,15 +154,6 @@ def _controller(text: str) -> None:
         )
 
 
-def _device_engine(text: str) -> str:
-    if text.lower() != "host":
-        raise ValueError(
-            "there is no such engine for GPU memory in this version; available is host, with which tensors on GPUs travel "
-            f"through host memory by the engine that {CPU_OPERATIONS} names"
-        )
-    return "host"
-
-
 LONGEST = timedelta(days=20)
 """The longest duration; a longer one counts as this. The kernel counts the milliseconds of a sleep in 31 bits."""
 
@@ -269,7 +260,7 @@ class Config:
             disable_group_fusion=_read(env, DISABLE_GROUP_FUSION, False, _flag),
             dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),
             cpu_operations=env.get(CPU_OPERATIONS, "").strip().lower(),
-            gpu_operations=_read(env, GPU_OPERATIONS, "", _device_engine),
+            gpu_operations=env.get(GPU_OPERATIONS, "").strip().lower(),
             hierarchical_allreduce=_read(env, HIERARCHICAL_ALLREDUCE, torus, _flag),
             hierarchical_allgather=_read(env, HIERARCHICAL_ALLGATHER, None, _flag),
             mpi_threads_disable=_read(env, MPI_THREADS_DISABLE, False, _flag),

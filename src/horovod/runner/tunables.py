@@ -166,7 +166,7 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "num_nccl_streams", int, config.NUM_NCCL_STREAMS, ("library_options", "num_nccl_streams"),
-        "streams for NCCL (default 1)", minimum=0, without_effect="no engine uses NCCL in this version",
+        "streams for NCCL (default 1)", minimum=0, without_effect="one stream of each GPU carries all collectives",
     ),
     Tunable(
         "thread_affinity", str, config.THREAD_AFFINITY, ("library_options", "thread_affinity"),

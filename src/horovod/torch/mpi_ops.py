@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
+
 from horovod.common import basics, interface
 from horovod.common.basics import is_homogeneous
 from horovod.common.interface import *  # noqa: F403
@@ -13,6 +15,7 @@ from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.torch.device import staging
+from horovod.torch.device.runtime import own as devices
 from horovod.torch.ops import handles
 from horovod.torch.ops.allgather import (
     HorovodAllgather,
@@ -109,6 +112,7 @@ __all__ += interface.__all__
 @functools.wraps(basics.init)
 def init(*args: Any, **kwargs: Any) -> None:
     handles.clear()
+    devices.forget()
     basics.init(*args, **kwargs)
 
 
@@ -116,6 +120,7 @@ def init(*args: Any, **kwargs: Any) -> None:
 def shutdown() -> None:
     basics.shutdown()
     handles.clear()
+    devices.forget()
 
 
 def join(device: int = -1) -> int:
@@ -138,11 +143,14 @@ def join(device: int = -1) -> int:
     the beginning, so ranks may have made different numbers of them.
 
     Args:
-        device: accepted for compatibility: no zeros are made on devices.
+        device: the number of the GPU on which zeros are made, should an engine move the memory of GPUs and this rank have used
+            none for collectives yet; negative: the current one.
 
     Returns:
         The global rank that joined last.
     """
+    if running().device_engine:
+        devices.use(None if device < 0 else torch.device("cuda", device))
     staging.drain()  # what was submitted before comes before
     handle = collectives.join()
     handle.wait()

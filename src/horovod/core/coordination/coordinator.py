@@ -27,6 +27,7 @@ from horovod.core.coordination.negotiator import Negotiator, ReadyRequest
 from horovod.core.coordination.role import NOT_RECORDED, Role, Schedule, Watch
 from horovod.core.execution.batch import Batch
 from horovod.core.execution.connections import Connections
+from horovod.core.submission.devices import engine_of
 from horovod.observe.activities import activity
 from horovod.observe.stall import Stalled, StallInspector
 from horovod.observe.timeline import TensorLabel, Timeline
@@ -196,8 +197,8 @@ class Coordinator(Role):
         if first.error or first.operation in (Operation.BARRIER, Operation.JOIN):
             yield
             return
-        operation = first.operation.name
-        timeline.begin(operation, activity(self._engine, operation), self._engine, tensors)
+        operation, engine = first.operation.name, engine_of(first.device) or self._engine
+        timeline.begin(operation, activity(engine, operation), engine, tensors)
         try:
             yield
         finally:

@@ -51,6 +51,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
         device: the kind of device that the tensors lie on.
         caller: the line of the user's script, for errors.
         transient: the name will not come again, so no dictionary keeps it.
+        members: the global ranks that take part in a request on device memory of another process set than the one whose
+            coordinator gets it; empty for all.
     """
 
     # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
@@ -65,6 +67,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     device: str = HOST
     caller: str = ""
     transient: bool = False
+    members: tuple[int, ...] = ()
 
     @cached_property
     def identity(self) -> bytes:
@@ -103,6 +106,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
         template: the request, for ranks that have joined and have none of their own.
         last_joined: for join, the global rank that joined last.
         error: why it fails on every rank; "" if it runs.
+        device, members: as the requests have them.
     """
 
     identifier: int
@@ -113,6 +117,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     template: Request | None = None
     last_joined: int = -1
     error: str = ""
+    device: str = HOST
+    members: tuple[int, ...] = ()
 
 
 class Announce(msgspec.Struct, tag=0, array_like=True):

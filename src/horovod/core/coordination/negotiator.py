@@ -55,11 +55,12 @@ class Waiting(NamedTuple):
 class _Tally:
     """The announcements of one name, and what was agreed the last time."""
 
-    __slots__ = ("agreed", "count", "identifier", "ready", "requests", "since")
+    __slots__ = ("agreed", "count", "identifier", "ranks", "ready", "requests", "since")
 
-    def __init__(self, size: int, identifier: int) -> None:
+    def __init__(self, ranks: Sequence[int], identifier: int) -> None:
         self.identifier = identifier
-        self.requests: list[Request | None] = [None] * size
+        self.ranks = ranks
+        self.requests: list[Request | None] = [None] * len(ranks)
         self.count = 0
         self.since = 0.0
         self.agreed: list[Request | None] | None = None
@@ -71,7 +72,7 @@ class NegotiationError(Exception):
 
 
 class Negotiator:
-    """Coordinates one process set.
+    """Coordinates one process set, and requests on device memory that only some of its members take part in.
 
     Args:
         ranks: the members' global ranks, in set order; arguments named ``member`` are indices into it.
@@ -108,7 +109,7 @@ class Negotiator:
         Args:
             now: the time, for :meth:`waiting`.
         """
-        tallies, pending, size = self._tallies, self._pending, self._size
+        tallies, pending = self._tallies, self._pending
         self._moved = now
         for request in requests:
             if request.operation is _JOIN:
@@ -118,15 +119,25 @@ class Negotiator:
             tally = tallies.get(name)
             if tally is None:
                 tally = self._remember(request)
-            if tally.requests[member] is not None:
+            place = member
+            if request.members or tally.ranks is not self._ranks:
+                place = self._place(member, request, tally)
+            if tally.requests[place] is not None:
                 raise NegotiationError(f"rank {self._ranks[member]} announced {name!r} twice")
             if tally.count == 0:
                 tally.since = now
                 pending[name] = tally
-            tally.requests[member] = request
+            tally.requests[place] = request
             tally.count += 1
-            if tally.count == size or (self._joined and self._complete(tally)):
+            if tally.count == len(tally.requests) or (self._joined and self._complete(tally)):
                 self._decide(name, tally)
+
+    def _place(self, member: int, request: Request, tally: _Tally) -> int:
+        """Where the request of a member belongs among those of some of the members."""
+        rank = self._ranks[member]
+        if request.members != tuple(tally.ranks if tally.ranks is not self._ranks else ()) or rank not in tally.ranks:
+            raise NegotiationError(f"rank {rank} announced {request.name!r} for other ranks than those before it")
+        return tally.ranks.index(rank)
 
     def take(self) -> list[ReadyRequest]:
         """The decisions made since the last call, in order. The caller sends them before anything is announced again."""
@@ -141,11 +152,11 @@ class Negotiator:
         """
         found = []
         for tally in self._pending.values():
-            announced = [rank for rank, request in zip(self._ranks, tally.requests, strict=True) if request is not None]
+            announced = [rank for rank, request in zip(tally.ranks, tally.requests, strict=True) if request is not None]
             missing = [
                 rank
-                for member, rank in enumerate(self._ranks)
-                if tally.requests[member] is None and member not in self._joined
+                for place, rank in enumerate(tally.ranks)
+                if tally.requests[place] is None and not self._excused(tally, place)
             ]
             request = next(request for request in tally.requests if request is not None)
             found.append(Waiting(request, tally.since, announced, missing))
@@ -162,11 +173,11 @@ class Negotiator:
 
     def _remember(self, request: Request) -> _Tally:
         if request.transient or self._capacity == 0:
-            tally = _Tally(self._size, -1)
+            tally = _Tally(request.members or self._ranks, -1)
         else:
             if not self._free:
                 self._forget_one()
-            tally = _Tally(self._size, self._free.pop() if self._free else -1)
+            tally = _Tally(request.members or self._ranks, self._free.pop() if self._free else -1)
         self._tallies[request.name] = tally
         return tally
 
@@ -192,18 +203,22 @@ class Negotiator:
             self._ready.append(ReadyRequest(decision, None, 0, True))
 
     def _complete(self, tally: _Tally) -> bool:
-        return all(request is not None or member in self._joined for member, request in enumerate(tally.requests))
+        return all(request is not None or self._excused(tally, place) for place, request in enumerate(tally.requests))
+
+    def _excused(self, tally: _Tally, place: int) -> bool:
+        """Whether it has joined, which is said to all ranks and concerns what all take part in."""
+        return tally.ranks is self._ranks and place in self._joined
 
     def _decide(self, name: str, tally: _Tally) -> None:
         requests = tally.requests
         del self._pending[name]
-        tally.requests = [None] * self._size
+        tally.requests = [None] * len(requests)
         tally.count = 0
         self._unsent.add(tally.identifier)
         if requests == tally.agreed and tally.ready is not None:  # lists compare elements by identity first
             self._ready.append(tally.ready)
             return
-        ready = self._agree(name, requests, tally.identifier)
+        ready = self._agree(name, requests, tally.identifier, tally.ranks)
         self._ready.append(ready)
         if tally.identifier < 0:
             del self._tallies[name]
@@ -212,10 +227,10 @@ class Negotiator:
         else:
             tally.agreed, tally.ready = requests, ready._replace(fresh=False)
 
-    def _agree(self, name: str, requests: list[Request | None], identifier: int) -> ReadyRequest:
+    def _agree(self, name: str, requests: list[Request | None], identifier: int, ranks: Sequence[int]) -> ReadyRequest:
         first = next(request for request in requests if request is not None)
         operation = first.operation
-        error = disagreement(requests, self._ranks)
+        error = disagreement(requests, ranks)
         if error:
             return ReadyRequest(Decision(-1, name, operation, error=error), None, 0, True)
         template = first if None in requests else None
@@ -227,13 +242,15 @@ class Negotiator:
                 for index in range(len(first.tensors))
             )
         elif operation is Operation.ALLTOALL:
-            splits = tuple((0,) * self._size if request is None else request.splits for request in requests)
-        decision = Decision(-1 if template else identifier, name, operation, rows, splits, template)
+            splits = tuple((0,) * len(ranks) if request is None else request.splits for request in requests)
+        number = -1 if template else identifier
+        decision = Decision(number, name, operation, rows, splits, template, device=first.device, members=first.members)
         key: tuple[object, ...] | None = None
         if operation in _FUSIBLE:
             types = frozenset(tensor.data_type for tensor in first.tensors)
             joined = template is not None
-            key = (operation, types, first.reduce_op, first.prescale, first.postscale, first.device, joined)
+            how = (first.reduce_op, first.prescale, first.postscale)
+            key = (operation, types, *how, first.device, first.members, joined)
             if len(self._keys) > _KEYS:
                 self._keys.clear()
             key = self._keys.setdefault(key, key)

@@ -18,7 +18,7 @@ from horovod.comm.base import Communicator, Completion
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, neutral, scale
 from horovod.comm.spans import Spans, Vectors, arrays_of, dtype_of, host_vector, joined, size_in_bytes, vector_of
-from horovod.core.coordination.messages import Decision, Operation, Request
+from horovod.core.coordination.messages import Decision, Operation, Request, TensorSpec
 from horovod.core.errors import HorovodInternalError
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate
@@ -33,6 +33,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
         owner: what holds the vectors' memory, where they do not themselves.
         held: its inputs are not there yet, so it has not been announced.
         error: with what it fails on this rank alone, once it is carried out; None where it succeeds.
+        ready: of vectors on a device, the marker before which they must not be touched; None in host memory.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     owner: object = None
     held: bool = False
     error: BaseException | None = None
+    ready: Any = None
 
     def size(self) -> int:
         """Bytes that this rank contributes, or receives where it contributes nothing."""
@@ -65,18 +67,24 @@ def shard_rows(rows: int, size: int) -> list[int]:
     return [base + (rank < extra) for rank in range(size)]
 
 
-def execute(communicator: Communicator, ranks: Sequence[int], batch: Batch) -> Completion:
+def execute(
+    communicator: Communicator, ranks: Sequence[int], batch: Batch, held: list[object] | None = None
+) -> Completion:
     """Run the collective of one batch.
 
     Args:
         ranks: the group's global ranks, in group order.
         batch: of one operation (of compatible parameters, where there are several decisions).
+        held: gets what was made here and must live as long as the batch is not complete.
 
     Returns:
         What the batch is complete with: None where it is, or the event of its last collective, as one communicator's
         collectives are over in the order of their calls.
     """
     operation = batch[0][0].operation
+    for _, entry in batch:
+        if entry is not None and entry.ready is not None:
+            communicator.follow(entry.ready)
     if operation == Operation.BARRIER:
         return communicator.barrier()
     if operation == Operation.JOIN:
@@ -85,8 +93,10 @@ def execute(communicator: Communicator, ranks: Sequence[int], batch: Batch) -> C
                 entry.handle.result = decision.last_joined
         return None
     if operation in (Operation.ALLREDUCE, Operation.ADASUM):
-        return _allreduce(communicator, batch)
+        return _allreduce(communicator, batch, held)
     present = [(decision, entry or _stand_in(communicator, decision)) for decision, entry in batch]
+    if held is not None:
+        held.append(present)
     if operation == Operation.ALLGATHER:
         return _allgather(communicator, present)
     if operation == Operation.REDUCESCATTER:
@@ -101,32 +111,30 @@ def execute(communicator: Communicator, ranks: Sequence[int], batch: Batch) -> C
 
 
 def _stand_in(communicator: Communicator, decision: Decision) -> Entry:
-    """What a rank that has joined takes part with."""
+    """What a rank that has joined takes part with. Its owner are the vectors as they were made."""
     request = decision.template
     assert request is not None
     specs = request.tensors
+    made: list[Vectors] = []
+
+    def new(spec: TensorSpec, length: int, value: Any = None) -> Vectors:
+        made.append(communicator.allocate(spec.data_type.numpy, length, value))
+        return made[-1]
+
     if request.operation in (Operation.ALLREDUCE, Operation.ADASUM):
-        vectors = joined(
-            [
-                communicator.allocate(
-                    spec.data_type.numpy,
-                    _elements(spec.shape),
-                    neutral(request.reduce_op, spec.data_type.numpy),
-                )
-                for spec in specs
-            ]
-        )
-        return Entry(request, vectors, vectors, None, Handle(), 0.0)
+        op = request.reduce_op
+        vectors = joined([new(spec, _elements(spec.shape), neutral(op, spec.data_type.numpy)) for spec in specs])
+        return Entry(request, vectors, vectors, None, Handle(), 0.0, made)
     if request.operation == Operation.BROADCAST:
-        vectors = joined([communicator.allocate(spec.data_type.numpy, _elements(spec.shape)) for spec in specs])
-        return Entry(request, [], vectors, None, Handle(), 0.0)
+        vectors = joined([new(spec, _elements(spec.shape)) for spec in specs])
+        return Entry(request, [], vectors, None, Handle(), 0.0, made)
 
     def allocate(index: int, rows: int) -> Vectors:
-        return communicator.allocate(specs[index].data_type.numpy, rows * _elements(specs[index].shape[1:]))
+        return new(specs[index], rows * _elements(specs[index].shape[1:]))
 
     without_rows = msgspec.structs.replace(request, splits=(0,) * len(request.splits))
-    nothing = joined([communicator.allocate(spec.data_type.numpy, 0) for spec in specs])
-    return Entry(without_rows, nothing, [], allocate, Handle(), 0.0)
+    nothing = joined([new(spec, 0) for spec in specs])
+    return Entry(without_rows, nothing, [], allocate, Handle(), 0.0, made)
 
 
 def output_of(
@@ -145,7 +153,9 @@ def output_of(
         entry.error = HorovodInternalError(
             f"the output of {tensor.name!r} ({rows} rows) could not be made on this rank: {type(error).__name__}: {error}"
         )
-        return spare(tensor.data_type.numpy, rows * _elements(tensor.shape[1:]))
+        made = spare(tensor.data_type.numpy, rows * _elements(tensor.shape[1:]))
+        entry.owner = (entry.owner, made)
+        return made
     return [made] if isinstance(made, np.ndarray) else made
 
 
@@ -156,15 +166,18 @@ def scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
     return request.reduce_op, request.prescale, request.postscale
 
 
-def _allreduce(communicator: Communicator, batch: Batch) -> Completion:
+def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | None) -> Completion:
     first, entry = batch[0]
     request = first.template if entry is None else entry.request
     assert request is not None
     op, prescale, postscale = scaling(request, communicator.size)
     # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
     # decisions, or in none.
-    scale_here = first.template is not None and op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+    unlike_sum = op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+    scale_here = first.template is not None and unlike_sum and prescale != 1.0
     entries = [entry or _stand_in(communicator, decision) for decision, entry in batch]
+    if held is not None:
+        held.append(entries)
     parts = [entry.inputs for entry in entries]
     in_place = all(entry.outputs is entry.inputs for entry in entries)
     targets = parts if in_place else [entry.outputs for entry in entries]

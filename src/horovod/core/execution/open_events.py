@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from horovod.comm.base import Event
+from horovod.comm.base import DeviceFailure, Event
 
+FIRST_LOOK_MILLISECONDS = 1.0
 LOOK_MILLISECONDS = 100.0
-"""How long the worker thread sleeps at most while an event is open."""
-
-
-class DeviceFailure(Exception):
-    """A collective that was handed to a device has failed, or is not over within the limit."""
+"""How long the worker thread sleeps at most while an event is open: twice as long each time that it finds none over. So memory
+is held for not much longer than the device needs it, and a device that computes for long costs nothing."""
 
 
 class _Open(NamedTuple):
@@ -38,6 +36,7 @@ class OpenEvents:
         self._seconds = seconds
         self._open: deque[_Open] = deque()
         self._progress = 0.0
+        self._pause = FIRST_LOOK_MILLISECONDS
 
     def __len__(self) -> int:
         return len(self._open)
@@ -47,6 +46,11 @@ class OpenEvents:
         if not self._open:
             self._progress = now
         self._open.append(_Open(event, now, names, held))
+        self._pause = FIRST_LOOK_MILLISECONDS
+
+    def milliseconds(self) -> float | None:
+        """Until the next look; None where nothing is open."""
+        return self._pause if self._open else None
 
     def look(self, now: float) -> None:
         """Let go of what is over.
@@ -54,6 +58,7 @@ class OpenEvents:
         Raises:
             DeviceFailure: the engine reports an error, or there was no progress within the limit.
         """
+        self._pause = min(2 * self._pause, LOOK_MILLISECONDS)
         while self._open:
             first = self._open[0]
             error = first.event.error()
@@ -63,6 +68,7 @@ class OpenEvents:
                 break
             self._open.popleft()
             self._progress = now
+            self._pause = FIRST_LOOK_MILLISECONDS
         if self._open and now - self._progress > self._seconds:
             raise DeviceFailure(
                 f"{self._open[0].names} is not over on the device {now - self._open[0].since:.3g} seconds after it began: "

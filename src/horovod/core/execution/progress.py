@@ -25,7 +25,7 @@ QUICK_BYTES = 4 << 20
 
 def is_quick(entry: Entry) -> bool:
     """Whether a thread that waits for this request may carry it out itself."""
-    return entry.size() <= QUICK_BYTES and entry.request.operation not in SLOW
+    return entry.ready is None and entry.size() <= QUICK_BYTES and entry.request.operation not in SLOW
 
 
 def may_drive(batch: Batch) -> bool:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from horovod.comm.base import Aborted, Communicator, Completion, PeerFailure
+from horovod.comm.base import Aborted, Communicator, Completion, DeviceFailure, PeerFailure
+from horovod.comm.engine import EngineError
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import Config
@@ -34,10 +35,12 @@ from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.batch import Batch, Entry, execute, size_of
 from horovod.core.execution.connections import Connections, ReadyConnections
 from horovod.core.execution.cpu_affinity import ANYWHERE, Placement
+from horovod.core.execution.device_engines import DeviceEngines
 from horovod.core.execution.fast_path import FastPath
-from horovod.core.execution.open_events import LOOK_MILLISECONDS, OpenEvents
+from horovod.core.execution.open_events import OpenEvents
 from horovod.core.execution.progress import QUICK_BYTES, Progress, may_drive
 from horovod.core.execution.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
+from horovod.core.submission.devices import moves
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
@@ -71,6 +74,9 @@ class WorkerThread:
         role: coordinator or member.
         finished: the set has ended in good order, on all ranks.
         unnamed: how many calls without a name were made on this process set, by kind.
+        registration: a number that tells its process set from another of the same ranks, the same on all members.
+        devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
+            set before the thread starts.
     """
 
     def __init__(
@@ -89,6 +95,8 @@ class WorkerThread:
         self.ranks = list(ranks)
         self.index = index
         self.communicator = communicator
+        self.registration = 0
+        self.devices: DeviceEngines | None = None
         self.unnamed: Counter[str] = Counter()
         self.finished = False
         self._config = config
@@ -168,6 +176,8 @@ class WorkerThread:
         """Take no more requests, and wake the thread out of whatever it waits for. Returns at once."""
         self._requests.close()
         self.communicator.abort()
+        if self.devices is not None:
+            self.devices.abort()
         self._connections.wake()
 
     def await_exit(self, seconds: float) -> bool:
@@ -200,8 +210,19 @@ class WorkerThread:
             return
         if self._proposals is not None:
             self._proposals.release()
+        if self.devices is not None:
+            self.devices.close()
         self.communicator.close()
         self._connections.close()
+
+    def drop_members(self, members: Sequence[int], reason: str) -> None:
+        """These ranks are no process set any more: what they have not all submitted on device memory fails, and their
+        communicator goes. All ranks of the job call it, when everything else of that set is over."""
+        if self.devices is None:
+            return
+        for entry in self._requests.take_out(members):
+            entry.handle.complete(HorovodInternalError(reason))
+        self.devices.drop(members)
 
     def descriptors(self) -> list[int]:
         """The descriptors that a forked child must close."""
@@ -255,6 +276,9 @@ class WorkerThread:
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
             return f"rank {self.ranks[failure.rank]}: {failure.reason}"
+        except DeviceFailure as failure:
+            self._watch.report(self.ranks[self.index], str(failure), suspected=True)
+            return f"rank {self.ranks[self.index]}: {failure}"
         except Aborted:
             return "a collective was aborted"
         except Exception as error:
@@ -298,7 +322,7 @@ class WorkerThread:
         """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work."""
         if self._open_events:
             self._open_events.look(time.monotonic())
-        return LOOK_MILLISECONDS if self._open_events else None
+        return self._open_events.milliseconds()
 
     def _until_probe(self) -> float | None:
         """Have the other ranks probed if one is due. Returns the milliseconds until the next; None if nothing is in flight."""
@@ -387,9 +411,27 @@ class WorkerThread:
                     self._run_batch(batch)
 
     def _run_batch(self, batch: Batch) -> None:
-        failure = batch[0][0].error
-        completion = None if failure else execute(self.communicator, self.ranks, batch)
-        self._complete(batch, HorovodInternalError(failure) if failure else None, completion)
+        first = batch[0][0]
+        failure = first.error
+        completion: Completion = None
+        held: list[object] = []
+        if not failure:
+            try:
+                communicator, ranks = self._serving(first)
+            except EngineError as error:
+                failure = str(error)
+            else:
+                if communicator is None:
+                    return  # other ranks'
+                completion = execute(communicator, ranks, batch, held)
+        self._complete(batch, HorovodInternalError(failure) if failure else None, completion, held)
+
+    def _serving(self, decision: Decision) -> tuple[Communicator | None, Sequence[int]]:
+        """The communicator that carries out a decision, and its ranks; None where this rank does not take part."""
+        devices = self.devices
+        if devices is None or not moves(decision.device, devices.engine):
+            return self.communicator, self.ranks
+        return devices.of(decision.members)
 
     def _done(self, entry: Entry) -> None:
         """Complete a request that ran without an order."""
@@ -397,11 +439,13 @@ class WorkerThread:
             if known is not None:  # else an abort has completed it
                 known.handle.complete(known.error)
 
-    def _complete(self, batch: Batch, error: BaseException | None, completion: Completion = None) -> None:
+    def _complete(
+        self, batch: Batch, error: BaseException | None, completion: Completion = None, held: object = None
+    ) -> None:
         entries = self._requests.finish(decision.name for decision, _ in batch)
         if completion is not None:
             names = ", ".join(decision.name for decision, _ in batch[:3])
-            self._open_events.add(completion, names, entries, time.monotonic())
+            self._open_events.add(completion, names, (entries, held), time.monotonic())
         if self._requests.none():
             self.role.settled()
         for entry in entries:

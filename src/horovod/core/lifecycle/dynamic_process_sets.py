@@ -20,6 +20,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.coordination.messages import Operation, Request
+from horovod.core.errors import SHUT_DOWN
 from horovod.core.execution.worker import WorkerThread
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.context import current
@@ -47,6 +48,8 @@ class _Change(msgspec.Struct, array_like=True):
 
 
 _decode_change = msgspec.msgpack.Decoder(_Change).decode
+
+_REMOVED = "the process set was removed"
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -103,6 +106,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     membership.ranks[group] = ranks
     wanted.process_set_id = group
     if worker is not None:
+        worker.registration = context.changes
         _start(context, group, worker)
     return wanted
 
@@ -150,7 +154,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if worker is not None:
         # Everything that all members have submitted before the barrier is decided by then, and runs.
         collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
-        context.end_worker(group, "the process set was removed")
+        context.end_worker(group, _REMOVED)
+    if context.device_engine:
+        # The same for requests on device memory, which all go to the coordinator of all ranks.
+        collectives.submit(0, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        context.workers[0].drop_members(membership.ranks[group], f"{SHUT_DOWN} This was caused by {_REMOVED}.")
     process_set.process_set_id = None
     del membership.ranks[group]
     context.freed.append(group)

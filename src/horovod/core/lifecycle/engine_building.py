@@ -187,6 +187,53 @@ def build_engine(
     raise EngineError(f"no engine can serve this group; {rest[-1]}: member {member}: {obstacle}")
 
 
+def build_for_members(
+    name: str, group: Group | None, members: Sequence[int], meeting: Meeting, deadline: float, device: str
+) -> Communicator | None:
+    """This rank's communicator of one engine for some of those who meet; None where it is not among them.
+
+    Everybody who meets must call it.
+
+    Args:
+        group: as this rank sees the members, None where it is not one.
+        members: their indices in the meeting.
+
+    Raises:
+        EngineError: it could not be built on a member; everywhere.
+    """
+    kind = engine(name, device)
+    offer = _Offer(b"")
+    if group is not None and group.rank == 0:
+        try:
+            offer = _Offer(kind.bootstrap(group).data)
+        except (EngineError, OSError, ValueError) as error:
+            offer = _Offer(b"", str(error) or repr(error))
+    offer = _decode_offer(meeting.allgather(msgspec.msgpack.encode(offer))[members[0]])
+    communicator, obstacle = None, offer.obstacle
+    if group is not None and not obstacle:
+        try:
+            communicator = kind.build(group, Bootstrap(offer.data), deadline)
+        except (EngineError, OSError, ValueError, RuntimeError) as error:
+            obstacle = str(error) or repr(error)
+    try:
+        outcomes = [each.decode() for each in meeting.allgather(obstacle.encode())]
+    except BaseException:
+        if communicator is not None:
+            communicator.abort()
+            communicator.close()
+        raise
+    failed = [f"rank {rank}: {outcome}" for rank, outcome in enumerate(outcomes) if outcome]
+    if failed:
+        if communicator is not None:
+            communicator.abort()
+            communicator.close()
+        raise EngineError(
+            f"{name} could not be set up for the memory of GPUs: {failed[0]}. With HOROVOD_GPU_OPERATIONS=HOST copies in "
+            "host memory travel instead."
+        )
+    return communicator
+
+
 def _why(
     tried: Sequence[str], reasons: Mapping[str, tuple[int, str]], found: Sequence[Mapping[str, str]], chosen: str
 ) -> str:

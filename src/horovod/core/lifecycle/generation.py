@@ -7,6 +7,7 @@ Then everything is released.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -17,7 +18,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
-from horovod.comm.engine import MpiRanks
+from horovod.comm.device import GPU, DeviceFacts, shared_by
+from horovod.comm.engine import Group, MpiRanks
+from horovod.comm.select import device_engine, forced_host_engine, not_alone, obstacles
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
@@ -25,11 +28,12 @@ from horovod.control.processes import why_not_running
 from horovod.control.reachability import TRIAL_SECONDS, UnreachableError, find_unreachable
 from horovod.control.rendezvous_point import AllGather
 from horovod.control.secret import make_secret
-from horovod.core.config import AUTOTUNE, Config
+from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.coordination.messages import Operation
 from horovod.core.coordination.role import Watch
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
+from horovod.core.execution.device_engines import DeviceEngines
 from horovod.core.execution.worker import WorkerThread
 from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
@@ -45,6 +49,7 @@ from horovod.core.lifecycle.rendezvous import (
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.world import World, place_by_hosts
 from horovod.core.process_set import membership
+from horovod.core.submission import devices
 from horovod.observe import call_site
 
 _log = logging.getLogger("horovod.core")
@@ -73,6 +78,7 @@ class Generation:
             communication; the same on all ranks.
         placement: the cores that this rank's worker threads run on.
         mpi: where its ranks are in MPI, should it be used.
+        device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         process: the id of the process that started it; in a forked child the generation cannot be used.
     """
@@ -91,6 +97,7 @@ class Generation:
         self.placement = ANYWHERE
         self.watch: Watch = NoPeers(self.termination)
         self.mpi: MpiRanks | None = None
+        self.device_engine = ""
         self.freed: list[int] = []
         self.changes = 0
         self._calls = calls
@@ -174,10 +181,12 @@ class Generation:
             cpu_resources,
             self.config.common(),
             self.world.launched.node or identity.hostname,
+            *self._device_facts(),
         )
         seconds = self.config.start_timeout.total_seconds()
         rank_infos = exchange_rank_infos(own, all_gather, seconds)
         check_settings([each.settings for each in rank_infos])
+        self._choose_device_engine(rank_infos)
         self._endpoints = [each.endpoint for each in rank_infos]
         if self.world.communicator is None:
             launched = tuple(each.launched for each in rank_infos)
@@ -195,6 +204,27 @@ class Generation:
         core = asked[local_rank] if local_rank < len(asked) else None
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)
         return rank_infos
+
+    def _device_facts(self) -> tuple[str, dict[str, str], list[str]]:
+        """The engine for GPUs that is forced, why this rank cannot use which, and the GPUs that it must not share."""
+        identity, provider, forced = self.identity, devices.provider(), self.config.gpu_operations
+        facts = DeviceFacts() if provider is None else provider.facts()
+        group = Group(identity.rank, identity.size, ("",) * identity.size, facts=facts)
+        return forced, obstacles(group, forced, device=GPU), list(facts.gpus) if not_alone() else []
+
+    def _choose_device_engine(self, rank_infos: Sequence[RankInfo]) -> None:
+        forced = [each.device_engine for each in rank_infos]
+        found = [dict(each.device_obstacles) for each in rank_infos]
+        shared = shared_by([each.endpoint.host for each in rank_infos], [each.gpus for each in rank_infos])
+        for known, reason in zip(found, shared, strict=True):
+            for name, obstacle in known.items():
+                known[name] = obstacle or (reason and f"{reason}, and {not_alone()}")
+        config = self.config
+        host = forced_host_engine(config.gpu_operations, config.cpu_operations, GPU_OPERATIONS, CPU_OPERATIONS)
+        self.config = dataclasses.replace(config, cpu_operations=host)
+        self.device_engine, why = device_engine(forced, found, GPU_OPERATIONS)
+        if not self.device_engine and devices.provider() is not None:
+            _log.info("tensors on GPUs travel through host memory (%s)", why)
 
     def _check_ways(self, mesh: Mesh | None, all_gather: AllGather, deadline: float) -> None:
         """Find out whether the hosts reach each other before ranks wait for one another, and by which addresses."""
@@ -244,6 +274,11 @@ class Generation:
                 self.termination.left,
                 deadline,
                 self.mpi,
+            )
+        if self.device_engine:
+            everybody = self.workers[0]
+            everybody.devices = DeviceEngines(
+                self.device_engine, rank, size, everybody.communicator, self.config.timeout
             )
         self.recording.begin()
         if self._monitor is not None:

@@ -50,6 +50,12 @@ class RankInfo(msgspec.Struct, array_like=True):
     """The settings that must be the same on all ranks, by environment variable."""
     node: str = ""
     """What its launcher counts as one host, where the local and cross numbers follow from that."""
+    device_engine: str = ""
+    """The engine for GPUs that is forced, "" for none."""
+    device_obstacles: dict[str, str] = {}
+    """Why it cannot use which engine for GPUs, by name; "" where it can."""
+    gpus: list[str] = []
+    """Those it may use; none where it does not matter how many ranks share one."""
 
 
 _decode = msgspec.msgpack.Decoder(RankInfo).decode

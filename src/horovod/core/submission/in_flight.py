@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from horovod.core.execution.batch import Entry
 from horovod.core.execution.progress import is_quick
@@ -111,6 +111,15 @@ class InFlight:
             if known:
                 del self._known[entry.request.name]
         return known
+
+    def take_out(self, members: Sequence[int]) -> list[Entry]:
+        """Forget, and return, requests of some of the ranks, who will not take part in them any more."""
+        with self._lock:
+            found = [entry for entry in self._known.values() if entry.request.members == tuple(members)]
+            for entry in found:
+                del self._known[entry.request.name]
+            self._unannounced = [entry for entry in self._unannounced if entry not in found]
+        return found
 
     def close(self) -> None:
         """Take and announce nothing from now on. :meth:`fail` follows when no thread uses the tensors any more."""

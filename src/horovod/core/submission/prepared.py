@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from horovod.comm.spans import Layout, Spans, Vectors
+from horovod.comm.spans import Layout, Spans, Vectors, joined
 from horovod.core.coordination.messages import HOST, Request
 from horovod.core.execution.batch import Entry
 from horovod.core.lifecycle.context import running
+from horovod.core.submission.devices import Ready, members_of, of_members
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate, Tensor, Transfer
 
@@ -115,7 +116,10 @@ def submit(
     allocate: Allocate | None = None,
     awaited: bool = False,
 ) -> Handle:
-    """Submit a checked request for tensors, which may be on their way from a device. Raises as :func:`submit_arrays`."""
+    """Submit a checked request for tensors, on a device or on their way from one too. Raises as :func:`submit_arrays`."""
+    first = (inputs or outputs)[:1]
+    if first and first[0].ready is not None:
+        return _submit_on_device(process_set_id, request, inputs, outputs, allocate, first[0].ready)
     transfer = _transfer(inputs or outputs)
     arrays = [tensor.array for tensor in inputs]
     targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
@@ -133,8 +137,37 @@ def submit(
     return handle
 
 
+def _submit_on_device(
+    process_set_id: int | None,
+    request: Request,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    allocate: Allocate | None,
+    ready: Ready,
+) -> Handle:
+    """Submit a request for device memory that an engine moves. The coordinator of all ranks gets those of all process sets."""
+    context = running()
+    worker = context.worker(process_set_id, request.operation)
+    members = members_of(worker.ranks, process_set_id)
+    if members:
+        request = of_members(request, members, worker.registration)
+    sources: Vectors = _places(inputs)
+    targets = sources if outputs is inputs else _places(outputs)
+    handle = Handle()
+    entry = Entry(request, sources, targets, allocate, handle, time.monotonic(), ready.held, ready=ready.marker)
+    context.worker(0, request.operation).submit(entry)
+    return handle
+
+
+def _places(tensors: Sequence[Tensor]) -> Vectors:
+    places = [tensor.place for tensor in tensors if tensor.place is not None]
+    return joined(places) if places else []
+
+
 def device_of(tensors: Sequence[Tensor]) -> str:
     """The kind of device that the tensors lie on."""
+    if tensors and tensors[0].ready is not None:
+        return tensors[0].ready.device
     transfer = _transfer(tensors)
     return HOST if transfer is None else transfer.device
 

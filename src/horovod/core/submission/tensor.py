@@ -1,7 +1,8 @@
-"""A tensor as a binding passes it: host memory with a type and a shape. The core does not know which framework owns it.
+"""A tensor as a binding passes it: memory with a type and a shape. The core does not know which framework owns it.
 
-Where a tensor lies on a device, the binding hands over a copy in host memory that is still to come, and a transfer, which
-tells when it has come and takes the result back. The core knows no more of devices than that.
+Where a tensor lies on a device whose memory no engine moves, the binding hands over a copy in host memory that is still to
+come, and a transfer, which tells when it has come and takes the result back. Where an engine moves it, the binding hands over
+where it lies, and the marker of the device's work after which it may be touched.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Protocol
 import msgspec
 
 from horovod.comm.datatypes import Array, DataType
-from horovod.comm.spans import Vectors
+from horovod.comm.spans import Spans, Vectors
+from horovod.core.submission.devices import Ready
 
 
 class Transfer(Protocol):
@@ -40,19 +42,23 @@ class Transfer(Protocol):
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """One contiguous tensor in host memory.
+    """One contiguous tensor.
 
     Attributes:
         array: its elements as a one-dimensional NumPy view of ``data_type.numpy``; the collective reads or writes it.
         data_type: of the elements.
         shape: as the framework has it; () for a scalar, which has one element.
         transfer: how the elements come here from a device, and return; one for all tensors of a submission.
+        place: of elements on a device that an engine moves, where they lie; ``array`` is empty then.
+        ready: when those may be touched; one for all tensors of a submission.
     """
 
     array: Array
     data_type: DataType
     shape: tuple[int, ...]
     transfer: Transfer | None = None
+    place: Spans | None = None
+    ready: Ready | None = None
 
 
 Allocate = Callable[[int, int], Array | Vectors]

@@ -1,21 +1,43 @@
 """The memory of one submission's tensors, as the core reads and writes it.
 
 An operation calls :func:`memory_of` for its tensors and submits what ``read``, ``write``, ``reduce`` or ``grow`` return. When
-the handle is done, it calls ``arrive``. The core gets host memory as it is, and copies of device memory.
+the handle is done, it calls ``arrive``. The core gets host memory as it is, and device memory as it is where an engine moves it
+(:mod:`horovod.torch.device.direct`); otherwise it gets copies of device memory (:mod:`horovod.torch.device.staging`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from horovod.comm.datatypes import Array
+from horovod.comm.device import GPU
+from horovod.comm.nccl.engine import stream_of
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.select import engine
 from horovod.core.coordination.messages import HOST
+from horovod.core.lifecycle.context import running
+from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate, Tensor
 from horovod.torch.device import staging
+from horovod.torch.device.direct import Direct
+from horovod.torch.device.runtime import IN_MEMORY, own
 from horovod.torch.ops.tensors import check, check_apart, empty, flat_array, view
+
+
+class Reduction(NamedTuple):
+    """What decides whether an engine has a reduction."""
+
+    op: ReduceOp
+    prescale: float
+    postscale: float
+
+    @property
+    def scaled(self) -> bool:
+        """Whether anything is multiplied."""
+        return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
 
 
 class Memory(Protocol):
@@ -39,10 +61,10 @@ class Memory(Protocol):
     def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
         """Makes outputs with the columns and the type of ``tensors``, when their rows are known; puts them in ``outputs``."""
 
-    def arrive(self) -> None:
+    def arrive(self, handle: Handle) -> None:
         """Called when the handle is done: later work of the caller's current stream waits for the result."""
 
-    def arrived(self) -> bool:
+    def arrived(self, handle: Handle) -> bool:
         """Whether the result is where it belongs. Called when the handle is done."""
 
 
@@ -73,18 +95,21 @@ class HostMemory:
 
         return allocate
 
-    def arrive(self) -> None:
+    def arrive(self, handle: Handle) -> None:
         pass
 
-    def arrived(self) -> bool:
+    def arrived(self, handle: Handle) -> bool:
         return True
 
 
 host_memory = HostMemory()
 
 
-def memory_of(tensors: Sequence[torch.Tensor]) -> Memory:
+def memory_of(tensors: Sequence[torch.Tensor], reduction: Reduction | None = None) -> Memory:
     """The memory of a submission's tensors. The collective sees what the caller's current stream has done until now.
+
+    Args:
+        reduction: that is wanted; None for a collective that only moves elements.
 
     Raises:
         ValueError: the first tensor cannot be communicated. The others are checked when they are read or written.
@@ -92,4 +117,11 @@ def memory_of(tensors: Sequence[torch.Tensor]) -> Memory:
     if not tensors or (isinstance(tensors[0], torch.Tensor) and tensors[0].is_cpu):
         return host_memory
     check(tensors[0])
-    return staging.Staged(staging.port(tensors[0].device))
+    device = tensors[0].device
+    name = running().device_engine
+    if name and device.type in IN_MEMORY:
+        op, scaled = (None, False) if reduction is None else (reduction.op, reduction.scaled)
+        if not engine(name, GPU).lacks([check(tensor) for tensor in tensors], op, scaled):
+            runtime = own.use(device)
+            return Direct(runtime, name, stream_of(runtime))
+    return staging.Staged(staging.port(device))

@@ -1,8 +1,9 @@
 """Staging: collectives on device tensors work on copies in host memory.
 
-No engine moves device memory yet. A submission on a device gets a copy in page-locked host memory, the engine works on the
-copy, and the result is copied back. Each device has a :class:`Port`: one stream for copies to the host, one for copies to the
-device, and a thread that waits for the former.
+A submission is staged where no engine moves the memory of its device, or where that engine lacks the operation or the data
+type. It gets a copy in page-locked host memory, an engine for host memory works on the copy, and the result is copied back.
+Each device has a :class:`Port`: one stream for copies to the host, one for copies to the device, and a thread that waits for
+the former.
 
     caller's stream   ──kernels──┐mark()          ┌───────────── arrive() ──▶ kernels that use the result
     out stream                   └──copies──┐     │
@@ -37,6 +38,7 @@ import torch
 
 from horovod.comm.datatypes import Array
 from horovod.core.errors import HorovodInternalError
+from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate, Tensor
 from horovod.torch.device.pinned import Buffer, PinnedPool
 from horovod.torch.ops.tensors import DATA_TYPES, check, flat_array
@@ -211,11 +213,11 @@ class Staged:
 
         return allocate
 
-    def arrive(self) -> None:
+    def arrive(self, handle: Handle) -> None:
         if self._returned is not None:
             self._port.follow(self._returned, self._outputs)
 
-    def arrived(self) -> bool:
+    def arrived(self, handle: Handle) -> bool:
         return self._returned is None or bool(self._returned.query())
 
     # The interface that the core uses: horovod.core.submission.tensor.Transfer.

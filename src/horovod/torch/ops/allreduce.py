@@ -17,7 +17,7 @@ from horovod.core.submission.arguments import full_name, set_id
 from horovod.core.submission.prepared import Prepared, recall, remember
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.device.memory import Reduction, host_memory, memory_of
 from horovod.torch.ops.arguments import Reducing, compressed, tracked
 from horovod.torch.ops.handles import register, synchronize
 from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain
@@ -42,7 +42,7 @@ def _start(
         for tensor in tensors:
             check(tensor)
     outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
-    memory = memory_of(tensors)
+    memory = memory_of(tensors, Reduction(how.op, how.prescale, how.postscale))
     sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(
         prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited

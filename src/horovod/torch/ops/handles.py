@@ -60,7 +60,7 @@ def poll(handle: int) -> bool:
     if not known.promise.done():
         known.promise.leave_to_worker()
         return False
-    return known.memory.arrived()
+    return known.memory.arrived(known.promise)
 
 
 def synchronize(handle: int) -> Any:
@@ -87,5 +87,5 @@ def synchronize(handle: int) -> Any:
             _open.pop(handle, None)
         raise
     _open.pop(handle, None)
-    known.memory.arrive()
+    known.memory.arrive(promise)
     return known.output if known.make is None else known.make(promise)

@@ -14,7 +14,7 @@ from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.device.memory import memory_of
+from horovod.torch.device.memory import Reduction, memory_of
 from horovod.torch.ops.allgather import grouped_allgather
 from horovod.torch.ops.arguments import Average, Reducing, Sum, compressed, tracked
 from horovod.torch.ops.handles import register, synchronize
@@ -39,7 +39,7 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
             raise ValueError("Reducescatter does not support scalar inputs.")
         rows = shard_rows(tensor.shape[0], size)[index]
         outputs.append(empty((rows, *tensor.shape[1:]), tensor.dtype, tensor.device))
-    memory = memory_of(tensors)
+    memory = memory_of(tensors, Reduction(how.op, how.prescale, how.postscale))
     sources, targets = memory.read(tensors), memory.write(outputs)
     handle = collectives.reducescatter(
         prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter, eq, is_
 from typing import Any
 
@@ -19,6 +20,7 @@ from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import Reduction
+from horovod.torch.device.memory import Reduction as DeviceReduction
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.tensors import check_sign, flat_array, layout_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
@@ -157,7 +159,7 @@ class Bucket:
             tensors: contiguous, on one device.
             line: the line of the user's code, for errors.
         """
-        memory = memory_of(tensors)
+        memory = memory_of(tensors, DeviceReduction(op, prescale, postscale))
         prepared = self._prepared
         if not self.matches(memory.device, slots, tensors):
             prepared = None
@@ -183,7 +185,7 @@ class Bucket:
             prepared = self._prepared = Prepared(key, request, layout)
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
         handle = submit(process_set_id, prepared.request, sources, targets)
-        self.after.insert(0, memory.arrive)
+        self.after.insert(0, partial(memory.arrive, handle))
         return handle
 
     def matches(self, device: str, slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> bool:

@@ -601,3 +601,46 @@ def _order_with_joined(job: Job, joined: Sequence[int]) -> None:
                 job.members[rank].in_flight[item.decision.name] = item.decision.template
     job.negotiator._ready = [*ready]
     job.order()
+
+
+# Requests on device memory that only some of the ranks take part in
+
+
+def some(name: str, members: tuple[int, ...], **keywords: Any) -> Request:
+    spec = TensorSpec(name, DataType.FLOAT32, (4,))
+    return Request(Operation.ALLREDUCE, name, (spec,), device="gpu:nccl", members=members, **keywords)
+
+
+def test_a_request_of_some_ranks_is_ready_when_these_have_announced_it() -> None:
+    negotiator = Negotiator([0, 1, 2], 8)
+    request = some("x", (0, 2))
+    negotiator.announce(2, [request], 0.0)
+    (waiting,) = negotiator.waiting()
+    assert (waiting.announced, waiting.missing) == ([2], [0])
+    negotiator.announce(0, [request], 0.0)
+    (ready,) = negotiator.take()
+    assert ready.decision.members == (0, 2) and ready.decision.device == "gpu:nccl" and not ready.decision.error
+
+
+def test_what_different_ranks_take_part_in_never_travels_together() -> None:
+    negotiator = Negotiator([0, 1], 8)
+    for name, members in (("x", (0, 1)), ("y", (0,)), ("z", ())):
+        for member in members or (0, 1):
+            negotiator.announce(member, [some(name, members)], 0.0)
+    keys = [ready.key for ready in negotiator.take()]
+    assert len(set(keys)) == 3
+
+
+def test_who_has_joined_is_still_waited_for_by_another_process_set() -> None:
+    negotiator = Negotiator([0, 1, 2], 8)
+    negotiator.announce(0, [Request(Operation.JOIN, "join", transient=True)], 0.0)
+    negotiator.announce(1, [some("x", (0, 1))], 0.0)
+    assert not negotiator.has_ready and negotiator.waiting()[0].missing == [0]
+
+
+def test_who_disagrees_on_the_members_breaks_the_protocol() -> None:
+    for members, rank in (((0, 1), 2), ((0, 2), 1)):
+        negotiator = Negotiator([0, 1, 2], 8)
+        negotiator.announce(0, [some("x", (0, 1))], 0.0)
+        with pytest.raises(NegotiationError, match="for other ranks"):
+            negotiator.announce(rank, [some("x", members)], 0.0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from horovod.comm.base import Completion
+from horovod.comm.base import Completion, DeviceFailure
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
@@ -16,7 +18,7 @@ from horovod.core.config import Config
 from horovod.core.coordination.messages import Decision, Operation, Request, TensorSpec
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution.batch import Entry, execute
-from horovod.core.execution.open_events import DeviceFailure, OpenEvents
+from horovod.core.execution.open_events import FIRST_LOOK_MILLISECONDS, LOOK_MILLISECONDS, OpenEvents
 from horovod.core.execution.worker import WorkerThread
 from horovod.core.submission.handle import Handle
 from unit.control.together import wait_until
@@ -38,16 +40,36 @@ class Event:
         return self.failure
 
 
-def test_memory_is_held_until_the_device_is_done_with_it() -> None:
+class Memory:
+    """What is held; weak references tell when it is let go of."""
+
+
+def test_memory_is_held_until_the_device_is_done_with_it_and_with_what_came_before() -> None:
     events, first, second = OpenEvents(10), Event(), Event()
-    events.add(first, "a", "memory", 0.0)
-    events.add(second, "b", "more", 0.0)
+    memory = [Memory(), Memory()]
+    known = [weakref.ref(each) for each in memory]
+    events.add(first, "a", memory.pop(0), 0.0)
+    events.add(second, "b", memory.pop(0), 0.0)
     second.over = True
     events.look(1.0)
-    assert len(events) == 2  # they are over in their order
+    gc.collect()
+    assert len(events) == 2 and all(each() is not None for each in known)  # they are over in their order
     first.over = True
     events.look(2.0)
-    assert len(events) == 0
+    gc.collect()
+    assert [each() for each in known] == [None, None] and events.milliseconds() is None
+
+
+def test_a_device_that_is_quick_is_looked_at_soon_and_a_slow_one_rarely() -> None:
+    events = OpenEvents(10)
+    events.add(Event(), "a", None, 0.0)
+    found = []
+    for _ in range(12):
+        found.append(events.milliseconds())
+        events.look(1.0)
+    assert found[0] == FIRST_LOOK_MILLISECONDS and found[-1] == LOOK_MILLISECONDS
+    events.add(Event(), "b", None, 1.0)
+    assert events.milliseconds() == FIRST_LOOK_MILLISECONDS
 
 
 def test_an_error_of_the_device_names_the_collective() -> None:

@@ -25,7 +25,7 @@ from horovod.runner.output.notices import without_effect
         ("--hierarchical-allreduce", "--hierarchical-allreduce has no effect: all ranks run on this machine"),
         ("--hierarchical-allgather", "--hierarchical-allgather has no effect: all ranks run on this machine"),
         ("--torus-allreduce", "--torus-allreduce has no effect: all ranks run on this machine"),
-        ("--num-nccl-streams 2", "--num-nccl-streams has no effect: no engine uses NCCL"),
+        ("--num-nccl-streams 2", "--num-nccl-streams has no effect: one stream of each GPU"),
         ("--autotune-log-file x", "--autotune-log-file has no effect: it needs --autotune"),
         ("--autotune-warmup-samples 0", "--autotune-warmup-samples has no effect: it needs --autotune"),
         ("--no-autotune --autotune-log-file x", "--autotune-log-file has no effect: it needs --autotune"),

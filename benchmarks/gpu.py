@@ -1,0 +1,245 @@
+"""GPUs: allreduce bandwidth beside torch.distributed's NCCL, and training steps beside DistributedDataParallel.
+
+    python benchmarks/gpu.py                          # one rank on each GPU
+    python benchmarks/gpu.py --np 2 --rounds 9 --json gpu.json
+
+What is measured, and how
+    allreduce     in place, float32, of one tensor and of ResNet-50's gradients as 161 tensors (hvd: one group;
+                  torch.distributed: one call each, coalesced). *Bus bandwidth* is bytes * 2 (n - 1) / n / seconds.
+    steps         of a CNN (ResNet-50's layout) and a transformer, from the forward pass to the end of the optimizer's step:
+                  alone (no communication), with ``DistributedOptimizer``, and in ``DistributedDataParallel``.
+    All contenders take turns in one run and in the same processes, in another order each round. Times are the GPU's own,
+    between two of its events, after a warm-up, and the slowest rank counts; the table has the best round of each, and ratios
+    of bests.
+
+It has not been run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+SIZES = [1 << power for power in range(12, 31, 3)]
+"""Bytes of one tensor."""
+WORKER = "HOROVOD_BENCHMARK_GPU_WORKER"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--np", type=int, default=0, help="ranks (default: one for each GPU)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=32, help="samples of a rank's step")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    options = parser.parse_args()
+    if os.environ.get(WORKER):
+        work(options)
+        return
+    ranks = options.np or torch.cuda.device_count()
+    if not torch.cuda.is_available() or ranks > torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        sys.exit(f"PyTorch finds {found} CUDA or ROCm devices; one for each of {ranks or 'some'} ranks is needed.")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    env = {
+        **os.environ,
+        WORKER: "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+    }
+    command = ["horovodrun", "-np", str(ranks), sys.executable, __file__, *sys.argv[1:]]
+    sys.exit(subprocess.run(command, env=env).returncode)
+
+
+def work(options: argparse.Namespace) -> None:
+    """One rank."""
+    import torch.distributed as dist
+
+    import horovod.torch as hvd
+
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank())
+    dist.init_process_group("nccl", rank=hvd.rank(), world_size=hvd.size())
+    figures: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "nccl": hvd.nccl_built(),
+        "ranks": hvd.size(),
+    }
+    try:
+        figures["allreduce"] = bandwidths(options.rounds)
+        figures["steps"] = {name: steps(make, options) for name, make in MODELS.items()}
+    finally:
+        dist.destroy_process_group()
+        hvd.shutdown()
+    if os.environ.get("HOROVOD_RANK") == "0":
+        show(figures)
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=1))
+
+
+def seconds(run: Callable[[], Any], times: int) -> float:
+    """Of one call, on the GPU, of the slowest rank."""
+    import horovod.torch as hvd
+
+    hvd.barrier()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(times):
+        run()
+    end.record()
+    end.synchronize()
+    own = torch.tensor([begin.elapsed_time(end) / 1000 / times], dtype=torch.float64)
+    return float(hvd.allreduce(own, op=hvd.Max, name="seconds"))
+
+
+def in_turns(contenders: dict[str, Callable[[], Any]], rounds: int, times: int) -> dict[str, list[float]]:
+    """Each contender's seconds, by round. All ranks go through them in the same order."""
+    order, shuffled = list(contenders), random.Random(1)
+    found: dict[str, list[float]] = {name: [] for name in order}
+    for run in contenders.values():
+        seconds(run, 3)  # connects, and fills caches
+    for _ in range(rounds):
+        shuffled.shuffle(order)
+        for name in order:
+            found[name].append(seconds(contenders[name], times))
+    return found
+
+
+def bandwidths(rounds: int) -> list[dict[str, Any]]:
+    import torch.distributed as dist
+
+    import horovod.torch as hvd
+
+    def compare(label: str, tensors: Sequence[torch.Tensor], times: int) -> dict[str, Any]:
+        def ours() -> None:
+            hvd.synchronize(hvd.grouped_allreduce_async_(list(tensors), name=label, op=hvd.Sum))
+
+        def theirs() -> None:
+            with dist._coalescing_manager(async_ops=False):
+                for tensor in tensors:
+                    dist.all_reduce(tensor)
+
+        found = in_turns(
+            {"hvd": ours, "torch.distributed": theirs if len(tensors) > 1 else lambda: dist.all_reduce(tensors[0])},
+            rounds,
+            times,
+        )
+        length = sum(tensor.nbytes for tensor in tensors)
+        factor = 2 * (hvd.size() - 1) / hvd.size() or 1.0  # of one rank, what goes through memory
+        return {
+            "what": label,
+            "bytes": length,
+            "seconds": found,
+            "bus": {k: length * factor / min(v) for k, v in found.items()},
+        }
+
+    rows = [
+        compare(f"{size} bytes", [torch.zeros(size // 4, device="cuda")], 50 if size < 1 << 24 else 10)
+        for size in SIZES
+    ]
+    gradients = [torch.zeros_like(parameter) for parameter in cnn()[0].parameters()]
+    return [*rows, compare("gradients of the CNN", gradients, 10)]
+
+
+def cnn() -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
+    """Bottleneck blocks with the sizes of ResNet-50."""
+
+    class Block(nn.Module):
+        def __init__(self, before: int, width: int, stride: int) -> None:
+            super().__init__()
+            after = 4 * width
+            self.body = nn.Sequential(
+                nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+                nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+                nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(after),
+            )  # fmt: skip
+            direct = stride == 1 and before == after
+            self.around = nn.Identity() if direct else nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )  # fmt: skip
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.body(x) + self.around(x))
+
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    before = 64
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for index in range(blocks):
+            layers.append(Block(before, width, stride if index == 0 else 1))
+            before = 4 * width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)]
+    return nn.Sequential(*layers).cuda(), lambda batch: torch.randn(batch, 3, 224, 224, device="cuda")
+
+
+def transformer() -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
+    """Twelve layers of width 768."""
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 12).cuda(), lambda batch: torch.randn(batch, 128, 768, device="cuda")
+
+
+MODELS = {"CNN": cnn, "transformer": transformer}
+
+
+def steps(
+    make: Callable[[], tuple[nn.Module, Callable[[int], torch.Tensor]]], options: argparse.Namespace
+) -> dict[str, Any]:
+    import horovod.torch as hvd
+
+    def stepping(kind: str) -> Callable[[], None]:
+        torch.manual_seed(0)
+        model, data = make()
+        x = data(options.batch)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+        if kind == "hvd":
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        elif kind == "ddp":
+            model = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    found = in_turns({kind: stepping(kind) for kind in ("alone", "hvd", "ddp")}, options.rounds, 10)
+    return {"seconds": found, "best": {kind: min(times) for kind, times in found.items()}}
+
+
+def show(figures: dict[str, Any]) -> None:
+    print(f"{figures['ranks']} ranks, {figures['device']}, PyTorch {figures['torch']}, NCCL {figures['nccl']}\n")
+    print(f"{'allreduce':>24} {'hvd GB/s':>10} {'torch GB/s':>11} {'ratio':>6}   the higher the better")
+    for row in figures["allreduce"]:
+        ours, theirs = row["bus"]["hvd"], row["bus"]["torch.distributed"]
+        print(f"{row['what']:>24} {ours / 1e9:>10.2f} {theirs / 1e9:>11.2f} {ours / theirs:>6.2f}")
+    print(f"\n{'step':>24} {'alone ms':>10} {'hvd ms':>8} {'ddp ms':>8} {'ddp/hvd':>8}   above 1: hvd is quicker")
+    for name, row in figures["steps"].items():
+        best = row["best"]
+        spread = statistics.pstdev(row["seconds"]["hvd"]) * 1e3
+        print(
+            f"{name:>24} {best['alone'] * 1e3:>10.1f} {best['hvd'] * 1e3:>8.1f} {best['ddp'] * 1e3:>8.1f} "
+            f"{best['ddp'] / best['hvd']:>8.2f}   (hvd deviates by {spread:.1f} ms)"
+        )
+
+
+if __name__ == "__main__":
+    main()

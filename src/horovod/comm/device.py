@@ -1,0 +1,110 @@
+"""What an engine for devices needs of the framework that the memory belongs to: streams, events, memory, copies.
+
+A binding implements :class:`DeviceRuntime` with its framework's own streams and allocator, so that no engine imports a
+framework. What a stream or a marker is, only the runtime knows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.spans import Spans
+
+GPU = "gpu"
+"""The kind of device whose engines HOROVOD_GPU_OPERATIONS names."""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a rank knows of its devices before any is used.
+
+    Attributes:
+        gpus: what tells those that this process may use from all others of the host.
+        missing: why none can be used, with what to do about it; "" where one can.
+    """
+
+    gpus: tuple[str, ...] = ()
+    missing: str = "the framework hands over no device memory: only horovod.torch does"
+
+
+NO_DEVICES = DeviceFacts()
+
+
+def shared_by(hosts: Sequence[str], gpus: Sequence[Sequence[str]]) -> list[str]:
+    """By rank, why not each rank of its host can have a GPU of its own, "" where each can.
+
+    Args:
+        gpus: as of :class:`DeviceFacts`, by rank; none where it does not matter.
+    """
+    reasons = []
+    for host in hosts:
+        there = [set(each) for each, other in zip(gpus, hosts, strict=True) if other == host]
+        seen = set[str]().union(*there)
+        few = all(there) and len(seen) < len(there)
+        reasons.append(
+            f"{len(there)} ranks of host {host} share {len(seen)} GPU{'s' * (len(seen) != 1)}" if few else ""
+        )
+    return reasons
+
+
+class OwnedSpans(Spans, gc=True):
+    """Spans that hold their memory.
+
+    Attributes:
+        owner: what must live as long as they are used.
+    """
+
+    owner: Any = None
+
+
+class DeviceRuntime(ABC):
+    """One device, as its framework knows it. Every method may be called by any thread; none waits for the device.
+
+    Attributes:
+        device: its name, for example ``cuda:1``.
+    """
+
+    device: str
+
+    @abstractmethod
+    def chosen(self) -> AbstractContextManager[Any]:
+        """A block in which the device is the calling thread's current one."""
+
+    @abstractmethod
+    def new_stream(self) -> Any:
+        """A stream whose work goes before that of ordinary streams."""
+
+    @abstractmethod
+    def current_stream(self) -> Any:
+        """That of the calling thread."""
+
+    @abstractmethod
+    def stream_address(self, stream: Any) -> int:
+        """As C functions take it: a ``cudaStream_t`` or ``hipStream_t``."""
+
+    @abstractmethod
+    def record(self, stream: Any) -> Any:
+        """A marker of the present end of the stream's work."""
+
+    @abstractmethod
+    def wait(self, stream: Any, marker: Any) -> None:
+        """What is given to the stream from now on comes after the marker."""
+
+    @abstractmethod
+    def query(self, marker: Any) -> bool:
+        """Whether all work before the marker is done. An error of the device is raised."""
+
+    @abstractmethod
+    def allocate(self, dtype: np.dtype[Any], length: int, stream: Any, value: Any = None) -> OwnedSpans:
+        """One vector, filled on the stream with ``value`` (with anything for None). When it is let go of, its memory may serve
+        what is given to the same stream later."""
+
+    @abstractmethod
+    def copy(self, stream: Any, sources: Spans, targets: Spans) -> None:
+        """Copy each source to the target of the same index and size, in as few steps as can be."""

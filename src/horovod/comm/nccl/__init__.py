@@ -1,0 +1,1 @@
+"""NCCL, and RCCL on ROCm: the engine for the memory of GPUs."""

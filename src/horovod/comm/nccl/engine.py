@@ -1,0 +1,102 @@
+"""How NCCL is chosen and built: wherever each rank has a GPU of its own and PyTorch hands over its memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from horovod.comm.base import Communicator, DeviceFailure
+from horovod.comm.datatypes import COMPLEX, FLOATING, DataType
+from horovod.comm.device import DeviceRuntime
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.nccl import library
+from horovod.comm.reduction import ReduceOp
+
+SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""NCCL 2.30 and newer serve several ranks on one GPU where this is 1; for tests, as it is slow."""
+
+ONE_EACH = (
+    "NCCL wants one for each: start at most as many ranks as there are GPUs, or, with NCCL 2.30 or newer, set "
+    f"{SEVERAL_RANKS}=1"
+)
+
+_streams: WeakKeyDictionary[DeviceRuntime, Any] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def stream_of(runtime: DeviceRuntime) -> Any:
+    """The one stream of a device that all communicators use."""
+    with _making:
+        if runtime not in _streams:
+            with runtime.chosen():
+                _streams[runtime] = runtime.new_stream()
+        return _streams[runtime]
+
+
+class NcclEngine(Engine):
+    """Ranks with a GPU each, on any hosts."""
+
+    name: ClassVar[str] = "nccl"
+
+    def installed(self) -> str:
+        return library.find()
+
+    def not_alone(self) -> str:
+        return "" if os.environ.get(SEVERAL_RANKS) == "1" else ONE_EACH
+
+    def obstacle(self, group: Group) -> str:
+        facts = group.facts
+        if facts.missing:
+            return facts.missing
+        if not library.find():
+            try:
+                library.loaded()
+            except OSError as error:
+                return str(error)
+        return ""
+
+    def lacks(self, data_types: Sequence[DataType], op: ReduceOp | None, scaled: bool) -> str:
+        if op is None:
+            return ""
+        if op is ReduceOp.ADASUM:
+            return "NCCL has no Adasum"
+        for data_type in data_types:
+            if data_type in COMPLEX or data_type.numpy not in library.DATA_TYPES:
+                return f"NCCL does not reduce {data_type.label}"
+            if scaled and data_type not in FLOATING:
+                return f"NCCL does not scale {data_type.label} as hvd.allreduce does"
+        if scaled and op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            return f"NCCL has no {op.label} with factors"
+        return ""
+
+    def bootstrap(self, group: Group) -> Bootstrap:
+        try:
+            return Bootstrap(library.loaded().unique_id())
+        except DeviceFailure as error:
+            raise EngineError(str(error)) from error
+
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Communicator:
+        from horovod.comm.nccl.communicator import NcclCommunicator
+
+        runtime = group.runtime
+        if runtime is None:
+            raise EngineError("this rank has used no device, so none can be served")
+        if len(bootstrap.data) != library.UNIQUE_ID_BYTES:
+            raise EngineError(f"a unique id of {len(bootstrap.data)} bytes was handed out")
+        limit = group.settings.stall_timeout.total_seconds()
+        try:
+            return NcclCommunicator(
+                group.rank,
+                group.size,
+                library.loaded(),
+                runtime,
+                stream_of(runtime),
+                bootstrap.data,
+                deadline,
+                limit,
+            )
+        except DeviceFailure as error:
+            raise EngineError(f"{error}. The device is {runtime.device}.") from error

@@ -1,0 +1,276 @@
+"""NCCL's C interface, called through ctypes; RCCL has the same one.
+
+Why ctypes, and not NVIDIA's own package nccl4py: nccl4py (0.6.0, Apache-2.0) needs cuda-core, and cuda-bindings of PyTorch's
+CUDA release, and does not know RCCL. Some twenty functions are used here, which are the same since NCCL 2.18. PyTorch's wheel
+depends on the wheel with libnccl.so.2, so there is nothing left to install. Each function's C prototype stands beside its
+types.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from horovod.comm.base import DeviceFailure
+from horovod.comm.reduction import ReduceOp
+
+OLDEST = (2, 18, 1)
+"""The oldest NCCL that has all that is used here: non-blocking communicators whose configuration has this layout."""
+
+SUCCESS = 0
+IN_PROGRESS = 7
+UNIQUE_ID_BYTES = 128
+
+_MAGIC = 0xCAFEBEEF
+_UNDEFINED = -(2**31)
+_HOST_IMMEDIATE = 1  # ncclScalarHostImmediate
+
+# ncclDataType_t
+DATA_TYPES: dict[np.dtype[Any], int] = {
+    np.dtype(np.int8): 0,
+    np.dtype(np.uint8): 1,
+    np.dtype(np.int32): 2,
+    np.dtype(np.uint32): 3,
+    np.dtype(np.int64): 4,
+    np.dtype(np.uint64): 5,
+    np.dtype(np.float16): 6,
+    np.dtype(np.float32): 7,
+    np.dtype(np.float64): 8,
+    np.dtype(ml_dtypes.bfloat16): 9,
+}
+BYTES = DATA_TYPES[np.dtype(np.uint8)]
+"""The type by which elements travel that are moved and not reduced."""
+
+# ncclRedOp_t
+OPERATIONS = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3}
+AVERAGE = 4
+
+
+class NcclError(DeviceFailure):
+    """A call of NCCL failed."""
+
+
+class UniqueId(ctypes.Structure):
+    """``typedef struct { char internal[128]; } ncclUniqueId;``"""
+
+    _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]
+
+    def data(self) -> bytes:
+        return ctypes.string_at(ctypes.addressof(self), UNIQUE_ID_BYTES)
+
+
+class Config(ctypes.Structure):
+    """``ncclConfig_t`` of NCCL 2.18. Newer ones append fields and take this size for "as if they were not set"."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+        ("cgaClusterSize", ctypes.c_int),
+        ("minCTAs", ctypes.c_int),
+        ("maxCTAs", ctypes.c_int),
+        ("netName", ctypes.c_char_p),
+        ("splitShare", ctypes.c_int),
+    ]
+
+    @classmethod
+    def non_blocking(cls) -> Config:
+        """Calls return before they are done; whoever calls asks with ``ncclCommGetAsyncError`` until they are."""
+        unset = _UNDEFINED
+        return cls(ctypes.sizeof(cls), _MAGIC, code_of(OLDEST), 0, unset, unset, unset, None, unset)
+
+
+def code_of(version: tuple[int, int, int]) -> int:
+    """``NCCL_VERSION(major, minor, patch)`` of NCCL 2.9 and newer."""
+    major, minor, patch = version
+    return major * 10000 + minor * 100 + patch
+
+
+def text_of(code: int) -> str:
+    """A version code as people write it."""
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+_comm = ctypes.c_void_p
+_stream = ctypes.c_void_p
+_address = ctypes.c_void_p
+_count = ctypes.c_size_t
+_int = ctypes.c_int
+_pointer = ctypes.POINTER
+
+_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
+    # ncclResult_t ncclGetVersion(int *version)
+    "ncclGetVersion": (_int, [_pointer(_int)]),
+    # ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId)
+    "ncclGetUniqueId": (_int, [_pointer(UniqueId)]),
+    # const char *ncclGetErrorString(ncclResult_t result)
+    "ncclGetErrorString": (ctypes.c_char_p, [_int]),
+    # const char *ncclGetLastError(ncclComm_t comm)
+    "ncclGetLastError": (ctypes.c_char_p, [_comm]),
+    # ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t *config)
+    "ncclCommInitRankConfig": (_int, [_pointer(_comm), _int, UniqueId, _int, _pointer(Config)]),
+    # ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
+    "ncclCommGetAsyncError": (_int, [_comm, _pointer(_int)]),
+    # ncclResult_t ncclCommFinalize(ncclComm_t comm)
+    "ncclCommFinalize": (_int, [_comm]),
+    # ncclResult_t ncclCommDestroy(ncclComm_t comm)
+    "ncclCommDestroy": (_int, [_comm]),
+    # ncclResult_t ncclCommAbort(ncclComm_t comm)
+    "ncclCommAbort": (_int, [_comm]),
+    # ncclResult_t ncclGroupStart(void), ncclGroupEnd(void)
+    "ncclGroupStart": (_int, []),
+    "ncclGroupEnd": (_int, []),
+    # ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
+    #                                       ncclScalarResidence_t residence, ncclComm_t comm)
+    "ncclRedOpCreatePreMulSum": (_int, [_pointer(_int), _address, _int, _int, _comm]),
+    # ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
+    "ncclRedOpDestroy": (_int, [_int, _comm]),
+    # ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+    #                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+    "ncclAllReduce": (_int, [_address, _address, _count, _int, _int, _comm, _stream]),
+    # ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
+    #                         int root, ncclComm_t comm, cudaStream_t stream)
+    "ncclReduce": (_int, [_address, _address, _count, _int, _int, _int, _comm, _stream]),
+    # ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
+    #                            ncclComm_t comm, cudaStream_t stream)
+    "ncclBroadcast": (_int, [_address, _address, _count, _int, _int, _comm, _stream]),
+    # ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
+    #                            ncclComm_t comm, cudaStream_t stream)
+    "ncclAllGather": (_int, [_address, _address, _count, _int, _comm, _stream]),
+    # ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype,
+    #                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+    "ncclReduceScatter": (_int, [_address, _address, _count, _int, _int, _comm, _stream]),
+    # ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+    #                       cudaStream_t stream)
+    "ncclSend": (_int, [_address, _count, _int, _int, _comm, _stream]),
+    # ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+    #                       cudaStream_t stream)
+    "ncclRecv": (_int, [_address, _count, _int, _int, _comm, _stream]),
+}
+
+
+class Nccl:
+    """One loaded library.
+
+    Args:
+        functions: has the C functions as attributes: a :class:`ctypes.CDLL` with their types set, or something that plays one.
+        where: the file it came from, for messages.
+    """
+
+    def __init__(self, functions: Any, where: str) -> None:
+        self.functions = functions
+        self.where = where
+
+    @classmethod
+    def load(cls, path: str) -> Nccl:
+        """Load a file, and check that it has everything.
+
+        Raises:
+            OSError: it cannot be loaded, or is too old; the message says what to do.
+        """
+        functions = ctypes.CDLL(path)
+        for name, (result, arguments) in _PROTOTYPES.items():
+            try:
+                function = getattr(functions, name)
+            except AttributeError:
+                raise OSError(f"{path} has no {name}: it is older than NCCL {text_of(code_of(OLDEST))}") from None
+            function.restype, function.argtypes = result, arguments
+        nccl = cls(functions, path)
+        if nccl.version() < code_of(OLDEST):
+            raise OSError(f"{path} is NCCL {text_of(nccl.version())}; {text_of(code_of(OLDEST))} or newer is needed")
+        return nccl
+
+    def version(self) -> int:
+        """Its version code, for example 22705 for 2.27.5."""
+        version = _int(0)
+        self.check("ncclGetVersion", self.functions.ncclGetVersion(ctypes.byref(version)))
+        return version.value
+
+    def unique_id(self) -> bytes:
+        """What the ranks of one communicator find each other by."""
+        made = UniqueId()
+        self.check("ncclGetUniqueId", self.functions.ncclGetUniqueId(ctypes.byref(made)))
+        return made.data()
+
+    def check(self, call: str, result: int, communicator: int | None = None) -> None:
+        """Raises NcclError, in NCCL's words, unless ``result`` is success."""
+        if result != SUCCESS:
+            raise NcclError(f"{call}: {self.words(result, communicator)}")
+
+    def words(self, result: int, communicator: int | None = None) -> str:
+        """What a result code means, with what NCCL says of the circumstances."""
+        text = (self.functions.ncclGetErrorString(result) or b"").decode(errors="replace")
+        more = (self.functions.ncclGetLastError(communicator) or b"").decode(errors="replace").strip()
+        return f"NCCL says {text!r} (code {result}){f': {more}' if more else ''}"
+
+    def async_error(self, communicator: int) -> int:
+        """The state of a communicator: success, in progress, or what has gone wrong since.
+
+        Raises:
+            NcclError: it cannot be asked.
+        """
+        state = _int(0)
+        result = self.functions.ncclCommGetAsyncError(communicator, ctypes.byref(state))
+        self.check("ncclCommGetAsyncError", result, communicator)
+        return state.value
+
+
+def scalar(value: float, dtype: np.dtype[Any]) -> ctypes.Array[ctypes.c_char]:
+    """One element in host memory, as ``ncclRedOpCreatePreMulSum`` wants the factor."""
+    return ctypes.create_string_buffer(np.array([value]).astype(dtype).tobytes(), dtype.itemsize)
+
+
+def residence() -> int:
+    """Of :func:`scalar`."""
+    return _HOST_IMMEDIATE
+
+
+def _places() -> Iterator[str]:
+    """Where a library may be, best first: where it is PyTorch's own, another copy must not be loaded beside it."""
+    for package, folder, names in (
+        ("nvidia.nccl", "lib", ("libnccl.so.2",)),
+        ("torch", "lib", ("librccl.so.1", "librccl.so", "libnccl.so.2")),
+    ):
+        try:
+            spec = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            continue
+        for location in (spec.submodule_search_locations or []) if spec is not None else []:
+            yield from (str(path) for name in names if (path := Path(location, folder, name)).exists())
+    for name in ("nccl", "rccl"):
+        found = ctypes.util.find_library(name)
+        if found is not None:
+            yield found
+
+
+def find() -> str:
+    """The library that would be loaded, "" where there is none. Loads nothing."""
+    return next(_places(), "")
+
+
+_loaded: dict[str, Nccl] = {}
+
+
+def loaded() -> Nccl:
+    """The library, loaded once.
+
+    Raises:
+        OSError: there is none, or it cannot be loaded; the message says what to do.
+    """
+    path = find()
+    if not path:
+        raise OSError(
+            "libnccl.so.2 was not found: pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13, as PyTorch's CUDA is), or install "
+            "the system's package libnccl2; for ROCm, librccl.so comes with PyTorch"
+        )
+    if path not in _loaded:
+        _loaded[path] = Nccl.load(path)
+    return _loaded[path]

@@ -1,0 +1,198 @@
+"""PyTorch's devices for engines that move device memory: its streams, events, allocator and copies.
+
+Everything a device must do is in ``torch.cuda`` (which is ROCm's name in PyTorch too), or in the module of another kind of
+device with the same functions.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod.comm.device import DeviceFacts, DeviceRuntime, OwnedSpans
+from horovod.comm.spans import Spans, layout_of
+from horovod.core.submission import devices
+from horovod.torch.ops.tensors import DATA_TYPES
+
+_TORCH_TYPES = {data_type.numpy: dtype for dtype, data_type in DATA_TYPES.items()}
+_WORDS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
+"""To copy, elements are words of their size."""
+_HIGHEST = -1
+_VIEWS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+InMemory = Callable[[torch.device, int, int, int], torch.Tensor]
+"""``in_memory(device, address, length, word)``: a tensor of ``length`` words of ``word`` bytes, which lies there and does not
+hold the memory."""
+
+
+class _Place:
+    """Memory of a CUDA device, as its array interface describes it."""
+
+    def __init__(self, address: int, length: int, word: str) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (length,),
+            "typestr": word,
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+@lru_cache(maxsize=8192)
+def _in_cuda_memory(device: torch.device, address: int, length: int, word: int) -> torch.Tensor:
+    """Gradients mostly lie where they lay in the last step, so the tensors are kept."""
+    return torch.as_tensor(_Place(address, length, _WORDS[word][1]), device=device)
+
+
+IN_MEMORY: dict[str, InMemory] = {"cuda": _in_cuda_memory}
+"""By kind of device whose memory an engine can move."""
+
+
+class TorchRuntime(DeviceRuntime):
+    """One device of PyTorch's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.torch_device = device
+        self.device = str(device)
+        self._module: Any = getattr(torch, device.type)
+
+    def __repr__(self) -> str:
+        return self.device
+
+    def chosen(self) -> AbstractContextManager[Any]:
+        chosen: AbstractContextManager[Any] = self._module.device(self.torch_device)
+        return chosen
+
+    def new_stream(self) -> Any:
+        return self._module.Stream(device=self.torch_device, priority=_HIGHEST)
+
+    def current_stream(self) -> Any:
+        return self._module.current_stream(self.torch_device)
+
+    def stream_address(self, stream: Any) -> int:
+        return int(stream.cuda_stream)
+
+    def record(self, stream: Any) -> Any:
+        return stream.record_event()
+
+    def wait(self, stream: Any, marker: Any) -> None:
+        stream.wait_event(marker)
+
+    def query(self, marker: Any) -> bool:
+        return bool(marker.query())
+
+    def capturing(self) -> bool:
+        """Whether the calling thread's stream is being captured into a graph."""
+        return bool(self._module.is_current_stream_capturing())
+
+    def allocate(self, dtype: np.dtype[Any], length: int, stream: Any, value: Any = None) -> OwnedSpans:
+        kind = _TORCH_TYPES[dtype]
+        with self.on(stream):
+            made = torch.empty(length, dtype=kind, device=self.torch_device)
+            if value is not None:
+                made.fill_(_plain(dtype, value))
+        return OwnedSpans(layout_of(dtype, (length,), self.device), [made.data_ptr()], owner=made)
+
+    def copy(self, stream: Any, sources: Spans, targets: Spans) -> None:
+        layout = sources.layout
+        word = layout.dtype.itemsize
+        pairs = [
+            (source, target, length)
+            for source, target, length in zip(sources.addresses, targets.addresses, layout.sizes, strict=True)
+            if length and source != target
+        ]
+        if not pairs:
+            return
+        if word not in _WORDS:  # complex128
+            word, pairs = 8, [(source, target, length * word // 8) for source, target, length in pairs]
+        at = IN_MEMORY[self.torch_device.type]
+        with self.on(stream), torch.no_grad():
+            torch._foreach_copy_(
+                [at(self.torch_device, target, length, word) for _, target, length in pairs],
+                [at(self.torch_device, source, length, word) for source, _, length in pairs],
+                non_blocking=True,
+            )
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """A block in which the stream is the thread's current one. What is made there is an ordinary tensor."""
+        with self.chosen(), self._module.stream(stream), torch.inference_mode(False):
+            yield
+
+
+def _plain(dtype: np.dtype[Any], value: Any) -> Any:
+    """A value of a NumPy type as Python's own."""
+    return np.array(value, dtype).astype(np.float64).item() if dtype.kind == "V" else np.array(value, dtype).item()
+
+
+class Devices:
+    """The devices of this process, for the core. The first that is used in a generation serves all its collectives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runtime: TorchRuntime | None = None
+
+    def facts(self) -> DeviceFacts:
+        gpus = tuple(name for kind in IN_MEMORY for name in _names(kind))
+        missing = ""
+        if not gpus:
+            built = torch.version.cuda or torch.version.hip
+            missing = (
+                f"PyTorch finds no GPU (it was built for {built}): nvidia-smi or rocm-smi shows whether the driver does, and "
+                "CUDA_VISIBLE_DEVICES may hide it"
+                if built
+                else "this PyTorch was built without CUDA and ROCm: install one from pytorch.org that has it"
+            )
+        return DeviceFacts(gpus, missing)
+
+    def runtime(self) -> TorchRuntime:
+        return self.use(None)
+
+    def use(self, device: torch.device | None) -> TorchRuntime:
+        """The device of this rank's collectives; ``device``, or the calling thread's current one, where there is none yet."""
+        with self._lock:
+            if self._runtime is None:
+                if device is None:
+                    kind = next((kind for kind in IN_MEMORY if _count(kind)), "cuda")
+                    device = torch.device(kind, int(getattr(torch, kind).current_device()))
+                self._runtime = TorchRuntime(device)
+            return self._runtime
+
+    def forget(self) -> None:
+        """A generation ends; the next may use another device."""
+        with self._lock:
+            self._runtime = None
+
+
+def _count(kind: str) -> int:
+    module: Any = getattr(torch, kind)
+    return int(module.device_count())
+
+
+def _names(kind: str) -> list[str]:
+    """What tells the visible devices of a kind from others of the host, without taking memory on any.
+
+    Two processes that are shown different devices, under the same numbers, must not be taken to share them. So it is the
+    device's own identity, where PyTorch can ask the driver for it, and else what restricts the view, with the number.
+    """
+    count = _count(kind)
+    try:
+        identities = torch.cuda._raw_device_uuid_nvml() if kind == "cuda" else None
+        visible = torch.cuda._parse_visible_devices() if kind == "cuda" else []
+    except Exception:  # not public, so it may not be there
+        identities, visible = None, []
+    if identities and len(visible) == count and all(isinstance(n, int) and n < len(identities) for n in visible):
+        return [str(identities[int(n)]) for n in visible]
+    view = ";".join(os.environ.get(name, "") for name in _VIEWS)
+    return [f"{kind} {view} {number}" for number in range(count)]
+
+
+own = Devices()
+devices.provide(own)

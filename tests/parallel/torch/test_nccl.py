@@ -1,0 +1,443 @@
+"""Tensors on devices whose memory NCCL moves: on ranks with a GPU each, where there are, and on the stand-ins everywhere.
+
+The stand-ins are a device that is late (``late_device``) and a library that plays NCCL on it (``recorded_nccl``). The scenarios
+are those of :mod:`test_cuda`, where copies in host memory travel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import horovod.torch as hvd
+from horovod.torch import HorovodInternalError
+from horovod.torch.device import staging
+from jobs import Job, make_job
+from parallel.torch.test_cuda import NEEDS_STAND_IN, SCENARIOS, Found, batch_norm, host, made
+from ranks import RankPool
+
+LATE = "late:0"
+STAND_IN = {"TEST_DEVICES": "late nccl", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+NEEDS_GPUS = pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason=f"PyTorch finds {torch.cuda.device_count()} CUDA or ROCm devices; NCCL needs 2",
+)
+EVERYWHERE = [pytest.param("late", marks=NEEDS_STAND_IN), pytest.param("cuda", marks=NEEDS_GPUS)]
+
+
+@pytest.fixture
+def job(ranks: Callable[..., RankPool]) -> Job:
+    """In processes of their own, one a rank."""
+    return make_job(lambda size: ranks(size, STAND_IN, framework="torch"), "horovod.torch")
+
+
+@contextlib.contextmanager
+def generation(device: str, sets: list[list[int]], breaches: bool = True) -> Iterator[list[Any]]:
+    """On a rank: a generation in which NCCL moves the device's memory; nothing is left, and no rule was broken."""
+    hvd.shutdown()
+    made_sets = [hvd.ProcessSet(ranks) for ranks in sets]
+    if device != "late":
+        torch.cuda.set_device(hvd_local_rank())
+        hvd.init(process_sets=made_sets)
+        yield made_sets
+        hvd.shutdown()
+        return
+    late_device: Any = importlib.import_module("late_device")
+    with late_device.with_nccl() as library:
+        hvd.init(process_sets=made_sets)
+        yield made_sets
+        gc.collect()  # an exception's traceback may hold some
+        assert staging.pool.bytes_in_use() == 0
+        hvd.shutdown()
+        late_device.drain()
+        assert late_device.violations() == []
+        assert not breaches or library.breaches == []
+
+
+def hvd_local_rank() -> int:
+    return int(os.environ["HOROVOD_LOCAL_RANK"])
+
+
+def where(device: str) -> str:
+    return LATE if device == "late" else f"cuda:{hvd_local_rank()}"
+
+
+def on(job: Job, device: str, size: int, function: Callable[..., Any], *args: Any, **keywords: Any) -> list[Any]:
+    """``function(*args)`` on every rank, in a generation with NCCL. Keyword ``sets``: process sets, its first argument."""
+    sets = keywords.pop("sets", None)
+    breaches = keywords.pop("breaches", True)
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        with generation(device, sets or [], breaches) as found:
+            return function(*args) if sets is None else function(found, *args)
+
+    result: list[Any] = job(size, run, *args, **keywords)
+    return result
+
+
+def calls() -> list[str]:
+    """What this rank has called of the library that plays NCCL."""
+    from horovod.comm.nccl import library
+
+    found: list[str] = library.loaded().functions.names()
+    return found
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_the_same_results_as_in_host_memory(job: Job, device: str, scenario: Callable[[str], Found]) -> None:
+    def on_device() -> Found:
+        found = scenario(where(device))
+        assert device != "late" or len(calls()) > 5
+        return found
+
+    found_by_rank = on(job, device, 2, on_device)
+    in_host_memory = job(2, scenario, "cpu")
+    for rank, (found, wanted) in enumerate(zip(found_by_rank, in_host_memory, strict=True)):
+        assert len(found) == len(wanted) > 0
+        for number, ((dtype, one), (same, other)) in enumerate(zip(found, wanted, strict=True)):
+            equal = torch.equal(one, other) if device == "late" else torch.allclose(one, other, rtol=1e-2, atol=1e-5)
+            assert dtype == same and equal, (rank, number, one, other)
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_sync_batch_norm(job: Job, device: str) -> None:
+    found = on(job, device, 2, lambda: batch_norm(where(device)))
+    for one_rank, wanted in zip(found, job(2, batch_norm, "cpu"), strict=True):
+        for number, ((_, one), (_, other)) in enumerate(zip(one_rank, wanted, strict=True)):
+            assert torch.allclose(one, other, rtol=1e-5, atol=1e-5), (number, one, other)
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_averages_of_three_ranks_are_right_in_every_floating_type(job: Job, device: str) -> None:
+    def check() -> None:
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            x = made(where(device), (40,), dtype)
+            assert torch.allclose(hvd.allreduce(x).cpu().double(), (torch.arange(40) % 7 + 2.0).double(), rtol=1e-2)
+            rows = hvd.reducescatter(made(where(device), (7, 2), dtype))
+            start = [0, 3, 5][hvd.rank()]
+            wanted = (torch.arange(14) % 7 + 2.0).reshape(7, 2)[start : start + rows.shape[0]].double()
+            assert torch.allclose(rows.cpu().double(), wanted, rtol=1e-2)
+
+    on(job, device, 3, check)
+
+
+@NEEDS_STAND_IN
+def test_nothing_waits_for_the_device_neither_the_caller_nor_the_worker_thread(job: Job) -> None:
+    def check() -> None:
+        gate = threading.Event()
+        x = made(LATE, (3,))
+        torch.late.current_stream().push(after=gate)  # type: ignore[attr-defined]  # the stand-in's
+        x.add_(1)
+        handle = hvd.allreduce_async(x, name="held", op=hvd.Sum)
+        rows = hvd.allgather_async(x, name="rows")
+        hvd.barrier()
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
+        assert not hvd.poll(handle) and not hvd.poll(rows)
+        result, gathered = hvd.synchronize(handle), hvd.synchronize(rows)  # the device has not begun
+        doubled = result * 2
+        del x, result
+        gate.set()
+        assert doubled.tolist() == [10.0, 14.0, 18.0]
+        assert gathered.tolist() == [2.0, 3.0, 4.0, 3.0, 4.0, 5.0]
+        assert calls().count("allreduce") == calls().count("allgather") == 1
+
+    on(job, "late", 2, check)
+
+
+@NEEDS_STAND_IN
+def test_what_nccl_lacks_travels_through_host_memory(job: Job) -> None:
+    def check() -> None:
+        whole = made(LATE, (4,), torch.int32)
+        assert hvd.allreduce(whole).tolist() == [1, 2, 3, 4]  # 1.5, ... towards zero
+        assert hvd.allreduce(made(LATE, (2,), torch.int16), op=hvd.Sum).tolist() == [3, 5]
+        assert hvd.allreduce(made(LATE, (2,), torch.complex64), op=hvd.Sum).tolist() == [3, 5]
+        assert hvd.allreduce(made(LATE, (2,)), op=hvd.Max, postscale_factor=0.5).tolist() == [1.0, 1.5]
+        hvd.allreduce(made(LATE, (2,)), op=hvd.Adasum)
+        assert calls() == []
+        assert hvd.allgather(made(LATE, (1,), torch.int16)).tolist() == [1, 2]
+        assert "allgather" in calls()
+
+    on(job, "late", 2, check)
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_join_makes_zeros_on_the_device(job: Job, device: str) -> None:
+    def check() -> None:
+        before = hvd.allreduce_async(made(where(device), (2,)), name="before", op=hvd.Sum)
+        if hvd.rank() == 0:
+            assert hvd.join() == 1
+            assert hvd.synchronize(before).tolist() == [6.0, 9.0]
+            return
+        assert hvd.synchronize(before).tolist() == [6.0, 9.0]
+        mixed = [made(where(device), (2,)), made(where(device), (3,), torch.float64)]
+        found = hvd.grouped_allreduce(mixed, name="left", op=hvd.Sum)
+        assert [each.tolist() for each in found] == [[5.0, 7.0], [5.0, 7.0, 9.0]]
+        assert hvd.allreduce(made(where(device), (1,)), name="most", op=hvd.Min).tolist() == [2.0]
+        assert hvd.allgather(made(where(device), (1,))).tolist() == [2.0, 3.0]
+        assert hvd.broadcast(made(where(device), (1,)), 2).tolist() == [3.0]
+        with pytest.raises(HorovodInternalError, match="not supported with Join"):
+            hvd.reducescatter(made(where(device), (3,)))
+        assert hvd.allreduce(torch.ones(1), name="last", op=hvd.Sum).tolist() == [2.0]
+        if hvd.rank() == 1:
+            time.sleep(0.2)
+        assert hvd.join() == 1
+
+    on(job, device, 3, check)
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_a_rank_that_has_never_used_a_device_joins(job: Job, device: str) -> None:
+    def check() -> None:
+        if hvd.rank() == 0:
+            assert hvd.join() == 1
+        else:
+            assert hvd.allreduce(made(where(device), (2,)), name="x", op=hvd.Sum).tolist() == [2.0, 3.0]
+            hvd.join()
+
+    on(job, device, 2, check)
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_overlapping_process_sets_that_submit_in_different_orders(job: Job, device: str) -> None:
+    """Each rank is in three sets, and begins with another one."""
+
+    def check(sets: list[Any]) -> None:
+        mine = [each for each in [*sets, hvd.global_process_set] if each.included()]
+        order = mine[hvd.rank() % len(mine) :] + mine[: hvd.rank() % len(mine)]
+        for turn in range(15):
+            handles = {}
+            for each in order:
+                x = made(where(device), (100,), factor=turn)
+                handles[each.process_set_id] = hvd.allreduce_async(x, name="same", op=hvd.Sum, process_set=each)
+                rows = x[: hvd.rank() + 1].clone()
+                handles[-1 - each.process_set_id] = hvd.allgather_async(rows, name="rows", process_set=each)
+            for each in mine:
+                first = sum(rank + 1 for rank in each.ranks)
+                wanted = [len(each.ranks) * turn * (n % 7) + first for n in range(100)]
+                assert hvd.synchronize(handles[each.process_set_id]).tolist() == wanted
+                gathered = hvd.synchronize(handles[-1 - each.process_set_id]).tolist()
+                assert gathered == [float(turn * n + rank + 1) for rank in each.ranks for n in range(rank + 1)]
+
+    on(job, device, 3, check, sets=[[0, 1], [1, 2], [0, 2]])
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_process_sets_that_come_and_go(job: Job, device: str) -> None:
+    def check() -> int:
+        for _ in range(2):
+            pair = hvd.add_process_set([0, 2])
+            if pair.included():
+                assert hvd.allreduce(made(where(device), (1,)), op=hvd.Sum, process_set=pair).tolist() == [4.0]
+                assert hvd.broadcast(made(where(device), (1,)), 2, process_set=pair).tolist() == [3.0]
+            if hvd.rank() == 2:  # the other member does not submit it
+                pending = hvd.allreduce_async(made(where(device), (1,)), name="alone", process_set=pair)
+            hvd.remove_process_set(pair)
+            if hvd.rank() == 2:
+                with pytest.raises(HorovodInternalError, match="the process set was removed"):
+                    hvd.synchronize(pending)
+        return calls().count("destroy") if device == "late" else -1
+
+    found = on(job, device, 3, check, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    assert found in ([2, 0, 2], [-1, -1, -1])
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_what_cannot_work_is_an_error_and_the_job_goes_on(job: Job, device: str) -> None:
+    def check(sets: list[Any]) -> None:
+        here = where(device)
+
+        def still_works() -> bool:
+            return bool(hvd.allreduce(made(here, (3,)), op=hvd.Sum).tolist() == [3.0, 5.0, 7.0])
+
+        with pytest.raises(ValueError, match="same device"):
+            hvd.grouped_allreduce([made(here, (2,)), torch.ones(2)])
+        with pytest.raises(ValueError, match="contiguous"):
+            hvd.allreduce(made(here, (4, 4)).t())
+        with pytest.raises(ValueError, match="share memory"):
+            x = made(here, (4,))
+            hvd.grouped_allreduce_([x, x])
+        if hvd.rank() == 1:
+            with pytest.raises(ValueError, match="not a member"):
+                hvd.allreduce(made(here, (2,)), process_set=sets[0])
+        assert still_works()
+        with pytest.raises(HorovodInternalError, match=r"(?s)Mismatched ALLREDUCE tensor shapes.*rank 0: .*on gpu"):
+            hvd.allreduce(made(here, (2 + hvd.rank(),)), name="shapes")
+        mine = made(here, (2,)) if hvd.rank() else torch.ones(2)
+        with pytest.raises(HorovodInternalError, match=r"CPU/GPU device selection: One rank's tensor is on cpu"):
+            hvd.allreduce(mine, name="devices")
+        with pytest.raises(HorovodInternalError, match=r"(?s)Mismatched data types.*test_nccl"):
+            hvd.allreduce(made(here, (2,), torch.int16 if hvd.rank() else torch.float32), name="route", op=hvd.Sum)
+        assert still_works()
+
+    on(job, device, 2, check, sets=[[0]])
+
+
+@NEEDS_STAND_IN
+def test_a_second_device_of_a_process_is_refused_with_what_to_do(job: Job) -> None:
+    def check() -> None:
+        hvd.allreduce(made("late:0", (2,)))
+        with pytest.raises(ValueError, match=r"late:1.*HOROVOD_GPU_OPERATIONS=HOST"):
+            hvd.allreduce(made("late:1", (2,)))
+
+    on(job, "late", 2, check)
+
+
+@NEEDS_STAND_IN
+def test_a_communicator_that_cannot_be_made_is_an_error_on_all_ranks_and_host_memory_goes_on(job: Job) -> None:
+    def check() -> str:
+        from horovod.comm.nccl import library
+
+        if hvd.rank() == 1:
+            library.loaded().functions.ncclCommInitRankConfig = lambda *_: 5
+        else:  # else it would wait for rank 1 until the limit
+            real = library.loaded().functions.ncclCommGetAsyncError
+
+            def late(comm: int, state: Any) -> int:
+                real(comm, state)
+                state._obj.value = 6
+                return 0
+
+            library.loaded().functions.ncclCommGetAsyncError = late
+        with pytest.raises(HorovodInternalError) as error:
+            hvd.allreduce(made(LATE, (2,)))
+        with pytest.raises(HorovodInternalError, match="could not be set up"):
+            hvd.allreduce(made(LATE, (2,)))
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
+        return str(error.value)
+
+    one, other = on(job, "late", 2, check)
+    assert one == other
+    assert "nccl could not be set up for the memory of GPUs: rank 0: " in one and "HOROVOD_GPU_OPERATIONS=HOST" in one
+
+
+@NEEDS_STAND_IN
+def test_an_error_of_nccl_ends_the_job_with_its_words(job: Job) -> None:
+    def check() -> str:
+        from horovod.comm.nccl import library
+
+        functions = library.loaded().functions
+        x = hvd.allreduce(made(LATE, (2,)))
+        torch.late.synchronize()  # type: ignore[attr-defined]  # what is held from now on holds up the whole device
+        hvd.barrier()
+        if hvd.rank() == 1:
+            functions.hold.clear()
+        handle = hvd.allreduce_async(x, name="x")
+        hvd.synchronize(handle)  # it is queued
+        if hvd.rank() == 1:
+            functions.comms[1].state = 6
+        with pytest.raises(HorovodInternalError) as error:
+            for _ in range(300):
+                hvd.allreduce(torch.ones(1), name="y")
+                threading.Event().wait(0.02)
+        functions.hold.set()
+        return str(error.value)
+
+    for text in on(job, "late", 2, check):
+        assert "rank 1" in text and "remote process exited" in text, text
+
+
+@NEEDS_STAND_IN
+def test_a_rank_that_dies_ends_what_the_others_have_queued(job: Job) -> None:
+    def check() -> str:
+        x = hvd.allreduce(made(LATE, (2,)))
+        hvd.barrier()
+        if hvd.rank() == 1:
+            os._exit(7)
+        with pytest.raises(HorovodInternalError) as error:
+            for turn in range(300):
+                hvd.synchronize(hvd.allreduce_async(x, name=f"x{turn}"))
+                threading.Event().wait(0.01)
+        deadline = threading.Event()
+        while "abort" not in calls():
+            deadline.wait(0.01)
+        torch.late.synchronize()  # type: ignore[attr-defined]  # the abort lets the device end
+        return str(error.value)
+
+    found = on(job, "late", 3, check, dies=[1])
+    for text in (found[0], found[2]):
+        assert "rank 1" in text.lower() or "Rank 1" in text, text
+
+
+@NEEDS_STAND_IN
+def test_host_is_forced_and_what_is_forced_must_exist(job: Job) -> None:
+    def check() -> None:
+        x = made(LATE, (3,))
+        assert hvd.allreduce(x, op=hvd.Sum).tolist() == [3.0, 5.0, 7.0]
+        assert calls() == []
+        hvd.shutdown()
+        os.environ["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+        hvd.init()
+        assert hvd.allreduce(x, op=hvd.Sum).tolist() == [3.0, 5.0, 7.0] and "allreduce" in calls()
+        hvd.shutdown()
+        os.environ["HOROVOD_GPU_OPERATIONS"] = "pigeon"
+        with pytest.raises(RuntimeError, match=r"HOROVOD_GPU_OPERATIONS=pigeon: there is no such engine.*nccl.*host"):
+            hvd.init()
+
+    on(job, "late", 2, check, env={"HOROVOD_GPU_OPERATIONS": "Host"})
+
+
+def test_forced_without_a_gpu_is_an_error_that_says_what_to_install(job: Job) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+
+    def check() -> None:
+        hvd.shutdown()
+        os.environ["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+        with pytest.raises(
+            RuntimeError,
+            match=r"HOROVOD_GPU_OPERATIONS=nccl cannot serve this group: member 0: .*without CUDA.*install",
+        ):
+            hvd.init()
+
+    job(2, check, env={"HOROVOD_GPU_OPERATIONS": "HOST"})
+
+
+@NEEDS_STAND_IN
+def test_more_ranks_than_devices_travel_through_host_memory(job: Job) -> None:
+    def check() -> None:
+        hvd.shutdown()
+        del os.environ["NCCL_MULTI_RANK_GPU_ENABLE"]
+        try:
+            hvd.init()
+            assert hvd.allreduce(made(LATE, (2,)), op=hvd.Sum).tolist() == [6.0, 9.0] and calls() == []
+            hvd.shutdown()
+            os.environ["HOROVOD_GPU_OPERATIONS"] = "nccl"
+            with pytest.raises(RuntimeError, match=r"3 ranks of host .* share 2 GPUs.*NCCL wants one for each"):
+                hvd.init()
+        finally:
+            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+
+    on(job, "late", 3, check, env={"HOROVOD_GPU_OPERATIONS": ""})
+
+
+@NEEDS_STAND_IN
+def test_an_optimizer_trains_as_in_host_memory_while_memory_is_used_again(job: Job) -> None:
+    def train(device: str) -> Found:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 2)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        for turn in range(6):
+            optimizer.zero_grad(set_to_none=True)
+            (model(made(device, (8, 20), factor=turn) * 0.1) ** 2).sum().backward()
+            optimizer.step()
+        return host(list(model.parameters()))
+
+    found, wanted = on(job, "late", 2, train, LATE), job(2, train, "cpu")
+    for one, other in zip(found, wanted, strict=True):
+        for (_, a), (_, b) in zip(one, other, strict=True):
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,88 @@
+"""When NCCL is chosen, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod.comm.datatypes import DataType
+from horovod.comm.device import GPU, DeviceFacts, shared_by
+from horovod.comm.engine import EngineError, Group
+from horovod.comm.nccl import library
+from horovod.comm.nccl.engine import NcclEngine
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.select import device_engine, forced_host_engine, obstacles
+
+V = "HOROVOD_GPU_OPERATIONS"
+FREE, BLOCKED = {"nccl": ""}, {"nccl": "no GPU: install one"}
+
+
+def test_a_rank_without_a_gpu_says_what_to_do() -> None:
+    group = Group(0, 2, ("a", "a"), facts=DeviceFacts((), "PyTorch was built without CUDA"))
+    assert obstacles(group, device=GPU) == {"nccl": "PyTorch was built without CUDA"}
+    assert "only horovod.torch" in obstacles(Group(0, 2, ("a", "a")), device=GPU)["nccl"]
+
+
+def test_a_rank_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_places", lambda: iter(()))
+    group = Group(0, 2, ("a", "a"), facts=DeviceFacts(("one",), ""))
+    assert "pip install nvidia-nccl-cu12" in NcclEngine().obstacle(group)
+
+
+def test_it_is_chosen_where_every_rank_can() -> None:
+    assert device_engine(["", ""], [FREE, FREE], V) == ("nccl", "")
+    engine, why = device_engine(["", ""], [FREE, BLOCKED], V)
+    assert engine == "" and "no GPU" in why
+
+
+def test_forced_and_impossible_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        EngineError, match=rf"{V}=nccl cannot serve this group: member 1: no GPU: install one.*{V}=HOST"
+    ):
+        device_engine(["", "nccl"], [FREE, BLOCKED], V)
+
+
+@pytest.mark.parametrize("name", ["host", "mpi", "gloo", "tcp", "shm"])
+def test_host_memory_can_be_forced(name: str) -> None:
+    assert device_engine([name, ""], [{}, FREE], V)[0] == ""
+
+
+def test_an_engine_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
+    with pytest.raises(
+        EngineError, match=rf"{V}=pigeon: there is no such engine .*nccl.*host or one of shm.*gloo, mpi"
+    ):
+        device_engine(["", "pigeon"], [FREE, {}], V)
+
+
+def test_the_name_of_a_host_engine_forces_that_for_the_copies() -> None:
+    assert forced_host_engine("mpi", "", V, "C") == forced_host_engine("mpi", "mpi", V, "C") == "mpi"
+    assert forced_host_engine("host", "tcp", V, "C") == forced_host_engine("nccl", "tcp", V, "C") == "tcp"
+    with pytest.raises(EngineError, match=f"{V}=mpi has copies .* and C=tcp forces another one"):
+        forced_host_engine("mpi", "tcp", V, "C")
+
+
+def test_ranks_of_a_host_that_share_a_gpu_are_told() -> None:
+    assert shared_by(["a", "a"], [["0", "1"], ["0", "1"]]) == ["", ""]
+    assert shared_by(["a", "a"], [["one"], ["other"]]) == ["", ""]
+    assert shared_by(["a", "a", "b"], [["0"], ["0"], ["0"]]) == ["2 ranks of host a share 1 GPU"] * 2 + [""]
+    assert shared_by(["a", "a"], [[], ["0"]]) == ["", ""]  # it does not matter there
+
+
+@pytest.mark.parametrize(
+    ("data_type", "op", "scaled", "lack"),
+    [
+        (DataType.FLOAT16, ReduceOp.AVERAGE, True, ""),
+        (DataType.BFLOAT16, ReduceOp.SUM, True, ""),
+        (DataType.INT64, ReduceOp.PRODUCT, False, ""),
+        (DataType.UINT32, ReduceOp.MIN, False, ""),
+        (DataType.FLOAT32, ReduceOp.ADASUM, False, "no Adasum"),
+        (DataType.INT16, ReduceOp.SUM, False, "does not reduce int16"),
+        (DataType.BOOL, ReduceOp.SUM, False, "does not reduce bool"),
+        (DataType.COMPLEX64, ReduceOp.SUM, False, "does not reduce complex64"),
+        (DataType.INT32, ReduceOp.AVERAGE, True, "does not scale int32"),
+        (DataType.FLOAT32, ReduceOp.MAX, True, "no Max with factors"),
+    ],
+)
+def test_what_it_lacks(data_type: DataType, op: ReduceOp, scaled: bool, lack: str) -> None:
+    found = NcclEngine().lacks([DataType.FLOAT32, data_type], op, scaled)
+    assert lack in found and bool(lack) == bool(found)
+    assert NcclEngine().lacks([data_type], None, False) == ""

@@ -1,0 +1,98 @@
+"""NCCL's C interface as it is declared here, and what is said of a library that will not do."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from horovod.comm.base import DeviceFailure
+from horovod.comm.nccl import communicator, library
+from horovod.comm.nccl.library import Config, Nccl, UniqueId, code_of, text_of
+from recorded_nccl import RecordedNccl
+
+
+def test_every_function_that_is_called_has_its_types() -> None:
+    called = set(re.findall(r"\bnccl[A-Z]\w+", inspect.getsource(communicator) + inspect.getsource(library)))
+    called -= {name for name in called if name.startswith(("ncclScalar", "ncclDataType", "ncclRedOp_t", "ncclResult"))}
+    called -= {"ncclConfig_t", "ncclUniqueId"}
+    types = {name for name in called if name.endswith("_t")}
+    assert called - types == set(library._PROTOTYPES)
+    assert {name for name in vars(RecordedNccl) if name.startswith("nccl")} == set(library._PROTOTYPES)
+
+
+def test_the_types_are_those_of_the_prototype_beside_them() -> None:
+    """One argument for each of the prototype's, and an address for each pointer."""
+    text = re.sub(r"\n +#  +", " ", inspect.getsource(library))
+    for name, (_, arguments) in library._PROTOTYPES.items():
+        found = re.search(rf"# [^\n]*\b{name}\(([^)]*)\)", text)
+        assert found is not None, name
+        declared = [each for each in found[1].split(", ") if each != "void"]
+        assert len(declared) == len(arguments), name
+        for prototype, kind in zip(declared, arguments, strict=True):
+            wide = "*" in prototype or "size_t" in prototype or "_t comm" in prototype or "Stream_t" in prototype
+            if "ncclUniqueId commId" not in prototype:
+                assert ctypes.sizeof(kind) == (8 if wide else 4), (name, prototype)
+
+
+def test_the_layout_of_what_is_handed_over() -> None:
+    assert ctypes.sizeof(UniqueId) == 128
+    config = Config.non_blocking()
+    assert ctypes.sizeof(Config) == config.size == 48 and Config.blocking.offset == 16 and Config.netName.offset == 32
+    assert (config.magic, config.version, config.blocking) == (0xCAFEBEEF, 21801, 0)
+    assert config.minCTAs == config.splitShare == -(2**31) and config.netName is None
+
+
+def test_versions_and_their_codes() -> None:
+    assert code_of((2, 18, 1)) == 21801 and text_of(23203) == "2.32.3"
+
+
+def test_factors_are_elements_of_the_type() -> None:
+    assert np.frombuffer(library.scalar(0.5, np.dtype(np.float16)), np.float16).tolist() == [0.5]
+    assert len(library.scalar(1 / 3, np.dtype(ml_dtypes.bfloat16)).raw) == 2
+
+
+def test_an_error_is_told_in_the_words_of_nccl() -> None:
+    nccl = Nccl(RecordedNccl({}.__getitem__), "recorded")
+    with pytest.raises(DeviceFailure, match=r"ncclX: NCCL says 'remote process .* network error' \(code 6\): recorded"):
+        nccl.check("ncclX", 6)
+
+
+def test_a_library_without_a_function_is_too_old() -> None:
+    with pytest.raises(OSError, match=r"has no ncclGetVersion: it is older than NCCL 2\.18\.1"):
+        Nccl.load(ctypes.util.find_library("m") or "libm.so.6")  # type: ignore[attr-defined]
+
+
+def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(made: SimpleNamespace) -> int:
+        made._obj.value = 21703
+        return 0
+
+    functions = SimpleNamespace(**{name: lambda *_: 0 for name in library._PROTOTYPES})
+    functions.ncclGetVersion = type("F", (), {"__call__": lambda self, made: version(made)})()
+    for name in library._PROTOTYPES:
+        if name != "ncclGetVersion":
+            setattr(functions, name, type("F", (), {"__call__": lambda self, *_: 0})())
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: functions)
+    with pytest.raises(OSError, match=r"libold is NCCL 2.17.3; 2.18.1 or newer is needed"):
+        Nccl.load("libold")
+
+
+def test_no_library_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find", lambda: "")
+    with pytest.raises(OSError, match="pip install nvidia-nccl-cu12"):
+        library.loaded()
+
+
+def test_the_wheel_beside_pytorch_is_found_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libnccl.so.2").touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: spec if name == "nvidia.nccl" else None)
+    assert library.find() == str(tmp_path / "lib" / "libnccl.so.2")
