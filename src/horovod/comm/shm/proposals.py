@@ -1,8 +1,9 @@
 """Small collectives of one host in a single step: all ranks write what they ask for, and one rank compares.
 
 An agreement by messages takes longer than a small collective. Here every rank writes a proposal into shared memory: its
-request, byte by byte, and its contribution. The group's first rank, the leader, ends each try for all: either the proposals are alike,
-and every rank computes the result from the contributions; or the try has failed, and every rank announces its request.
+request, byte by byte, and its contribution. The group's first rank, the leader, ends each try for all: either the proposals
+are alike, and every rank computes the result from the contributions; or the try has failed, and every rank announces its
+request.
 
 Words of the arena's counters, each with one writer::
 
