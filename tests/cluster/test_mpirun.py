@@ -50,6 +50,10 @@ def start(cluster: Cluster, kind: str, hosts: str, *command: str | Path) -> subp
     return cluster.start_command(mpirun, *words, "-np", str(size), *command, **variables)
 
 
+IN_RANK_ORDER = "import os; os.environ['HOROVOD_HIERARCHICAL_ALLREDUCE'] = '0'\n"
+"""In steps, what the hosts contribute is added host by host."""
+
+
 @pytest.fixture(scope="module")
 def one_host(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the training comes to when horovodrun starts it on this machine alone."""
@@ -75,7 +79,7 @@ def test_a_training_on_two_hosts_has_the_bits_of_one_host(
     cluster: Cluster, one_host: str, kind: str, first: str
 ) -> None:
     script = cluster.folder / "train.py"
-    script.write_text(first + TRAINING.format(steps=20))
+    script.write_text(first + IN_RANK_ORDER + TRAINING.format(steps=20))
     two = cluster.finish(start(cluster, kind, "hostA:2,hostB:2", "python", script), PATIENCE_SECONDS)
     assert two.returncode == 0, two.stdout + two.stderr
     assert re.findall(r"4 2 [0-9a-f]{64}", two.stdout) == [f"4 2 {one_host}"] * 4

@@ -359,7 +359,7 @@ def test_optimizers_for_parts_of_a_model(job: Any) -> None:
 
         model = fit(network(keras), hvd.DistributedOptimizer(make()), hvd.size(), hvd.rank())
         assert_close(model, alone(keras, make(), hvd.size()))
-        with np.testing.assert_raises_regex(ValueError, "gradient_accumulation_steps of the optimizers"):
+        with np.testing.assert_raises_regex(ValueError, "gradient_accumulation_steps of its optimizers"):
             hvd.DistributedOptimizer(make(), backward_passes_per_step=2)
         return digest(model)
 
