@@ -9,6 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 import horovod
+from horovod.comm import select
+from horovod.comm.device import GPU
+from horovod.comm.spans import HOST
 from horovod.runner import probes
 from horovod.runner.probes import Finding
 
@@ -20,6 +23,13 @@ _FRAMEWORKS = {
 }
 _SHM, _TCP = "Shared memory (built in)", "TCP (built in)"
 _ENGINES = {_SHM: "shm", _TCP: "tcp"}
+_LIBRARIES = {
+    "NCCL": ("nccl", GPU, "pip install nvidia-nccl-cu12"),
+    "CCL": ("ccl", HOST, "pip install oneccl"),
+    "MPI": ("mpi", HOST, "pip install mpi4py mpich"),
+    "Gloo": ("gloo", HOST, "pip install torch"),
+}
+"""Engines that stand on a library: their name and kind of device in the table of engines."""
 _PROGRAMS = {
     "ssh": (("-V",), "apt-get install openssh-client"),
     "mpirun": (("--version",), "pip install mpich"),
@@ -44,14 +54,19 @@ def check_build() -> str:
         {name: partial(probes.framework, *words) for name, words in _FRAMEWORKS.items()}
         | {name: partial(probes.program, name, words, remedy) for name, (words, remedy) in _PROGRAMS.items()}
     )
-    return render(engines | frameworks)
+    return render(engines | frameworks | {name: _library(*words) for name, words in _LIBRARIES.items()})
+
+
+def _library(name: str, device: str, remedy: str) -> Finding:
+    version = select.engine(name, device).installed()
+    return Finding(bool(version), version or "not installed", remedy)
 
 
 def render(findings: dict[str, Finding]) -> str:
     """The text for findings of all probes. Pure."""
     launches = any(findings[name].usable for name in _ENGINES)
     findings = {
-        **dict.fromkeys(("NCCL", "DDL", "CCL", "MPI"), _LATER),
+        **dict.fromkeys((*_LIBRARIES, "DDL"), _LATER),
         **findings,
         "horovodrun": Finding(launches, "starts ranks on this host, and by ssh on others"),
     }
@@ -63,12 +78,14 @@ def render(findings: dict[str, Finding]) -> str:
             usable = launches if (title, name) == ("Available Controllers", "Gloo") else _of(findings, name).usable
             lines.append(f"    [{'X' if usable else ' '}] {name}")
     lines += ["", "Details:"]
-    rows = (*_FRAMEWORKS, *_ENGINES, "NCCL", "DDL", "CCL", "MPI", "horovodrun", *_PROGRAMS)
+    rows = (*_FRAMEWORKS, *_ENGINES, "NCCL", "DDL", "CCL", "MPI", "Gloo", "horovodrun", *_PROGRAMS)
     lines += [f"  {name}: {_of(findings, name).detail}{_advice(_of(findings, name))}" for name in rows]
     engines = [engine for name, engine in _ENGINES.items() if findings[name].usable]
     lines += [
         f"  tensors in CPU memory travel by: {', '.join(engines) or 'nothing that works here'}",
-        "  tensors in GPU memory travel by: the same, through host memory; there is no engine for devices yet",
+        "  tensors in GPU memory travel by: "
+        + ("NCCL, in PyTorch and where each rank has a GPU; else " if findings["NCCL"].usable else "")
+        + "the same, through host memory",
     ]
     return "\n".join(lines)
 
