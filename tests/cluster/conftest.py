@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from cluster.hosts import LIMIT_SECONDS, Hosts, obstacle
+from cluster.training import STEPS, TRAINING, Outcome, outcomes
 from launcher.harness import Launcher
 
 
@@ -120,3 +121,17 @@ def shared_cluster(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> It
     """For several tests of one file, which do no more than look."""
     with _cluster(hosts, tmp_path_factory.mktemp("shared")) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def one_host(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What the training comes to when horovodrun starts it on this machine alone."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("one_host")
+    (folder / "train.py").write_text(TRAINING.format(steps=STEPS))
+    process = Launcher(folder).start("-np", "4", "python", "train.py")
+    out, err = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 0, err
+    (found,) = set(outcomes(out))
+    assert found.places == "4 1"
+    return found

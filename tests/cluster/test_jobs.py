@@ -6,43 +6,37 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from cluster.conftest import Cluster
 from cluster.hosts import ADDRESSES, INTERFACES, Hosts
+from cluster.training import IN_RANK_ORDER, STEPS, TRAINING, Outcome, outcomes
 from horovod.control.secret import decode_secret
-
-TRAINING = """
-import hashlib, torch, horovod.torch as hvd
-hvd.init()
-torch.manual_seed(7)
-model = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3))
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters())
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-generator = torch.Generator().manual_seed(hvd.rank())
-for _ in range({steps}):
-    optimizer.zero_grad()
-    x = torch.randn(8, 6, generator=generator)
-    model(x).square().mean().backward()
-    optimizer.step()
-text = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-print(hvd.size(), hvd.cross_size(), hashlib.sha256(text).hexdigest(), flush=True)
-"""
 
 
 def results(text: str) -> list[str]:
     return [line.partition(":")[2] for line in text.splitlines()]
 
 
-def test_a_training_on_two_hosts_has_the_bits_of_one_host(cluster: Cluster) -> None:
-    script = cluster.folder / "train.py"
-    script.write_text(TRAINING.format(steps=20))
-    flat = {"HOROVOD_HIERARCHICAL_ALLREDUCE": "0"}  # in steps, what the hosts contribute is added host by host
-    two = cluster.run("-np", "4", "-H", "hostA:2,hostB:2", "python", script, **flat)
-    one = cluster.run("-np", "4", "python", script)
-    assert (two.returncode, one.returncode) == (0, 0), two.stderr + one.stderr
-    (there,), (here,) = set(results(two.stdout)), set(results(one.stdout))
-    assert there.split()[:2] == ["4", "2"] and here.split()[:2] == ["4", "1"]
-    assert there.split()[2] == here.split()[2]
+@pytest.mark.parametrize("engine", ["tcp", "gloo"])
+def test_a_training_on_two_hosts_has_the_bits_of_one_host(cluster: Cluster, one_host: Outcome, engine: str) -> None:
+    (cluster.folder / "train.py").write_text(IN_RANK_ORDER + TRAINING.format(steps=STEPS))
+    done = cluster.run("-np", "4", "-H", "hostA:2,hostB:2", "python", "train.py", HOROVOD_CPU_OPERATIONS=engine)
+    assert done.returncode == 0, done.stderr
+    assert outcomes(done.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
+
+
+@pytest.mark.parametrize("between", ["tcp", "gloo"])
+def test_a_training_in_steps_comes_to_the_same_but_for_rounding(
+    cluster: Cluster, one_host: Outcome, between: str
+) -> None:
+    (cluster.folder / "train.py").write_text(TRAINING.format(steps=STEPS))
+    settings = {"HOROVOD_CPU_OPERATIONS": between, "HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}
+    done = cluster.run("-np", "4", "-H", "hostA:2,hostB:2", "python", "train.py", **settings)
+    assert done.returncode == 0, done.stderr
+    (found,) = set(outcomes(done.stdout))
+    assert found[0] == "4 2" and len(outcomes(done.stdout)) == 4
+    assert found[2] == pytest.approx(one_host.norm, rel=1e-5)
 
 
 def test_hosts_that_the_launcher_is_not_on_can_be_a_job(cluster: Cluster) -> None:

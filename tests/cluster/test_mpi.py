@@ -14,11 +14,10 @@ import pytest
 import mpi_wheels
 from cluster.conftest import Cluster
 from cluster.hosts import INTERFACES
-from cluster.test_jobs import TRAINING
-from cluster.test_mpirun import PATIENCE_SECONDS, lines, one_host
+from cluster.test_mpirun import PATIENCE_SECONDS, lines
+from cluster.training import IN_RANK_ORDER, STEPS, TRAINING, Outcome, outcomes
 from launcher.test_mpi import JOB
 
-__all__ = ["one_host"]
 PLACE = "say('RANK', me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size, me.hostname)\n"
 
 
@@ -47,14 +46,10 @@ def mpi(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Mpi]:
     yield Mpi(cluster, request.param)
 
 
-def test_a_training_on_two_hosts_has_the_bits_of_one_host(mpi: Mpi, one_host: str) -> None:
-    script = "import sys; sys.modules['mpi4py'] = None\n" + TRAINING.format(steps=20)
-    done = mpi.run(
-        script, HOROVOD_HIERARCHICAL_ALLREDUCE="0"
-    )  # in steps, what the hosts contribute is added host by host
+def test_a_training_on_two_hosts_has_the_bits_of_one_host(mpi: Mpi, one_host: Outcome) -> None:
+    done = mpi.run("import sys; sys.modules['mpi4py'] = None\n" + IN_RANK_ORDER + TRAINING.format(steps=STEPS))
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r"(4 2) ([0-9a-f]{64})", done.stdout)
-    assert found == [("4 2", one_host)] * 4
+    assert outcomes(done.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
 
 
 def test_ranks_have_their_places_and_the_users_variables_but_not_the_launchers_devices(mpi: Mpi) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster.conftest import Cluster
-from cluster.test_jobs import TRAINING, results
+from cluster.test_jobs import results
+from cluster.training import TRAINING
 
 KUBEXEC = """#!/bin/sh
 set -x

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 
 import mpi_wheels as mpi
 from cluster.conftest import Cluster
-from cluster.test_jobs import TRAINING
-from launcher.harness import Launcher
+from cluster.training import IN_RANK_ORDER, STEPS, TRAINING, Outcome, outcomes
 
 PATIENCE_SECONDS = 100
 NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
@@ -50,39 +48,31 @@ def start(cluster: Cluster, kind: str, hosts: str, *command: str | Path) -> subp
     return cluster.start_command(mpirun, *words, "-np", str(size), *command, **variables)
 
 
-IN_RANK_ORDER = "import os; os.environ['HOROVOD_HIERARCHICAL_ALLREDUCE'] = '0'\n"
-"""In steps, what the hosts contribute is added host by host."""
-
-
-@pytest.fixture(scope="module")
-def one_host(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the training comes to when horovodrun starts it on this machine alone."""
-    folder = tmp_path_factory.mktemp("one_host")
-    (folder / "train.py").write_text(TRAINING.format(steps=20))
-    process = Launcher(folder).start("-np", "4", "python", "train.py")
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, err
-    (line,) = {line.partition(":")[2] for line in out.splitlines()}
-    return line.split()[2]
-
-
 def lines(text: str, *, start: str) -> list[str]:
     return sorted(line for line in text.splitlines() if line.startswith(start))
 
 
 @pytest.mark.parametrize(
-    ("kind", "first"),
-    [(mpi.MPICH, NO_MPI4PY), (mpi.MPICH, MPI_FIRST), (mpi.OPEN_MPI, "")],
-    ids=["MPICH without mpi4py", "MPICH", "Open MPI"],
+    ("kind", "first", "engine"),
+    [
+        (mpi.MPICH, NO_MPI4PY, ""),
+        (mpi.MPICH, MPI_FIRST, ""),
+        (mpi.OPEN_MPI, "", ""),
+        (mpi.MPICH, "", "mpi"),
+        (mpi.OPEN_MPI, "", "mpi"),
+        (mpi.MPICH, "", "gloo"),
+    ],
+    ids=["MPICH without mpi4py", "MPICH", "Open MPI", "MPICH carries", "Open MPI carries", "Gloo carries"],
 )
 def test_a_training_on_two_hosts_has_the_bits_of_one_host(
-    cluster: Cluster, one_host: str, kind: str, first: str
+    cluster: Cluster, one_host: Outcome, kind: str, first: str, engine: str
 ) -> None:
     script = cluster.folder / "train.py"
-    script.write_text(first + IN_RANK_ORDER + TRAINING.format(steps=20))
+    forced = f"os.environ['HOROVOD_CPU_OPERATIONS'] = {engine!r}\n"
+    script.write_text(first + IN_RANK_ORDER + forced + TRAINING.format(steps=STEPS))
     two = cluster.finish(start(cluster, kind, "hostA:2,hostB:2", "python", script), PATIENCE_SECONDS)
     assert two.returncode == 0, two.stdout + two.stderr
-    assert re.findall(r"4 2 [0-9a-f]{64}", two.stdout) == [f"4 2 {one_host}"] * 4
+    assert outcomes(two.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
 
 
 @pytest.mark.parametrize("kind", mpi.MPIS)

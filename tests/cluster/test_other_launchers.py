@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster import training
 from cluster.hosts import ADDRESSES, INTERFACES, Hosts
+from cluster.training import IN_RANK_ORDER, Outcome, outcomes
 from launcher.harness import Launcher
 
 LIMIT_SECONDS = 90
@@ -30,16 +32,18 @@ for step in range(5):
     optimizer.step()
 sums = hvd.allgather(model.weight.detach())
 assert bool((sums == sums[0]).all())
-print("rank", hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), flush=True)
+places = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+sys.stdout.write("rank " + " ".join(map(str, places)) + "\\n")  # in one write: ranks share the pipe
 """
 PLACES = """
+import sys
 import numpy, plain
 from horovod.common import basics
 plain.init()
 (total,) = plain.allreduce(numpy.ones(1, numpy.float32), "total")
 assert total == plain.size()
-places = basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
-print("rank", plain.rank(), plain.size(), *places, flush=True)
+places = plain.rank(), plain.size(), basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
+sys.stdout.write("rank " + " ".join(map(str, places)) + "\\n")
 """
 
 
@@ -122,6 +126,13 @@ def test_torchrun_on_two_hosts(
     two: TwoHosts, words: Sequence[str], per_host: Sequence[int], extra: dict[str, str], expected: list[str]
 ) -> None:
     assert two.finish(torchrun(two, words, per_host, **extra)) == [f"rank {places}" for places in expected]
+
+
+def test_a_training_by_torchrun_has_the_bits_of_one_host(two: TwoHosts, one_host: Outcome) -> None:
+    (two.folder / "train.py").write_text(IN_RANK_ORDER + training.TRAINING.format(steps=training.STEPS))
+    ended = [process.communicate(timeout=LIMIT_SECONDS) for process in torchrun(two, STATIC, (2, 2))]
+    found = outcomes("".join(out for out, _ in ended))
+    assert found == [("4 2", one_host.digest, one_host.norm)] * 4, ended
 
 
 def test_a_network_that_leads_nowhere_is_left_out_under_torchrun(two: TwoHosts) -> None:

@@ -18,6 +18,7 @@ from cluster import hosts as namespaces
 from cluster import slurm as daemons
 from cluster.hosts import LIMIT_SECONDS, Hosts
 from cluster.slurm import Slurm
+from cluster.training import IN_RANK_ORDER, STEPS, TRAINING, Outcome, outcomes
 from launcher.harness import Launcher
 
 ENDING_SECONDS = 20
@@ -170,6 +171,13 @@ def test_a_secret_in_the_environment_replaces_munge(nodes: Nodes) -> None:
     assert (done.returncode, sorted(ranks(done.stdout))) == (0, [0, 1]), done.stderr
     told = nodes.run(*srun)
     assert told.returncode and "export HOROVOD_SECRET_KEY=" in told.stderr
+
+
+def test_a_training_by_srun_has_the_bits_of_one_host(nodes: Nodes, one_host: Outcome) -> None:
+    (nodes.folder / "train.py").write_text(IN_RANK_ORDER + TRAINING.format(steps=STEPS))
+    done = nodes.run("srun", "-N2", "--ntasks-per-node=2", "python", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert outcomes(done.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
 
 
 def test_a_network_that_leads_nowhere_is_left_out_under_srun(nodes: Nodes) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from horovod.elastic.failures import converting
+from horovod.elastic.failures import Kinds, converting
 from horovod.elastic.loop import run_fn
 from horovod.elastic.rounds import Reset
 from horovod.elastic.state import State
@@ -18,14 +18,16 @@ from horovod.elastic.state import State
 _Result = TypeVar("_Result")
 
 
-def runtime_errors() -> tuple[type[BaseException], ...]:
-    """The errors with which the frameworks in use report a failed operation of a graph."""
-    kinds: list[type[BaseException]] = []
+def runtime_errors() -> tuple[Kinds, Kinds]:
+    """The errors with which the frameworks in use report a failed operation of a graph, and a cancelled one."""
+    failed: list[type[BaseException]] = []
+    cancelled: list[type[BaseException]] = []
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
-        kinds.append(tensorflow.errors.OpError)
+        failed.append(tensorflow.errors.OpError)
+        cancelled.append(tensorflow.errors.CancelledError)
     if (jax := sys.modules.get("jax")) is not None:
-        kinds.append(jax.errors.JaxRuntimeError)
-    return tuple(kinds)
+        failed.append(jax.errors.JaxRuntimeError)
+    return tuple(failed), tuple(cancelled)
 
 
 def make_run(

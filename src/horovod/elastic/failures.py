@@ -9,22 +9,31 @@ from typing import Any, TypeVar
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import context
 
+Kinds = tuple[type[BaseException], ...]
+
 _Result = TypeVar("_Result")
 
 _NAME = HorovodInternalError.__name__
 
 
-def is_failed_collective(error: BaseException) -> bool:
-    """Whether an error of a framework's runtime came of a collective: its text says so, or the job has failed meanwhile.
+def is_failed_collective(error: BaseException, cancelled: Kinds = ()) -> bool:
+    """Whether an error of a framework's runtime came of a collective.
 
     A graph reports what Python code raised in it as an error of its own, with the text. Where several collectives of a
-    graph fail together, it may report another operation that was cancelled.
+    graph fail together, it may report another operation that was ``cancelled``; then the job has failed as well. An error
+    of the script stays one even if another rank has ended meanwhile: that rank most likely met the same error first.
     """
-    return _NAME in str(error) or (context.is_initialized() and context.current().stopped is not None)
+    if _NAME in str(error):
+        return True
+    return isinstance(error, cancelled) and context.is_initialized() and context.current().stopped is not None
 
 
-def converting(func: Callable[..., _Result], *kinds: type[BaseException]) -> Callable[..., _Result]:
-    """``func``, raising HorovodInternalError where a framework reports a failed collective as one of ``kinds``."""
+def converting(func: Callable[..., _Result], kinds: Kinds, cancelled: Kinds = ()) -> Callable[..., _Result]:
+    """``func``, raising HorovodInternalError where a framework reports a failed collective as one of ``kinds``.
+
+    Args:
+        cancelled: those among ``kinds`` that an operation reports which did not run because another one failed.
+    """
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> _Result:
@@ -33,7 +42,7 @@ def converting(func: Callable[..., _Result], *kinds: type[BaseException]) -> Cal
         except HorovodInternalError:
             raise  # some are of a framework's kind as well
         except kinds as error:
-            if not is_failed_collective(error):
+            if not is_failed_collective(error, cancelled):
                 raise
             raise HorovodInternalError(_text(error)) from error
 

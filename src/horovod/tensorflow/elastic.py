@@ -36,7 +36,7 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
     Its first argument is the state. See :func:`horovod.elastic.loop.run_fn`. The errors with which TensorFlow reports a
     failed collective of a graph are recognised. Its other errors are raised.
     """
-    return run_fn(converting(func, tf.errors.OpError), Reset(shutdown, init))
+    return run_fn(converting(func, (tf.errors.OpError,), (tf.errors.CancelledError,)), Reset(shutdown, init))
 
 
 class TensorFlowKerasState(ModelState):

@@ -421,8 +421,9 @@ class WorkerThread:
             except EngineError as error:
                 failure = str(error)
             else:
-                if communicator is None:
-                    return  # other ranks'
+                if communicator is None:  # the batch is of other ranks alone
+                    self._settle()
+                    return
                 completion = execute(communicator, ranks, batch, held)
         self._complete(batch, HorovodInternalError(failure) if failure else None, completion, held)
 
@@ -446,12 +447,16 @@ class WorkerThread:
         if completion is not None:
             names = ", ".join(decision.name for decision, _ in batch[:3])
             self._open_events.add(completion, names, (entries, held), time.monotonic())
-        if self._requests.none():
-            self.role.settled()
+        self._settle()
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
                 entry.handle.event = completion
                 entry.handle.complete(error or entry.error)
+
+    def _settle(self) -> None:
+        """If nothing is in flight any more, the fast path may be used again."""
+        if self._requests.none():
+            self.role.settled()
 
     def _stop(self, rank: int, reason: str) -> None:
         """End in good order: everything that was ordered has run; what is still in flight fails."""

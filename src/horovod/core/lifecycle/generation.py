@@ -223,7 +223,8 @@ class Generation:
         host = forced_host_engine(config.gpu_operations, config.cpu_operations, GPU_OPERATIONS, CPU_OPERATIONS)
         self.config = dataclasses.replace(config, cpu_operations=host)
         self.device_engine, why = device_engine(forced, found, GPU_OPERATIONS)
-        if not self.device_engine and devices.provider() is not None:
+        provider = devices.provider()
+        if not self.device_engine and provider is not None and provider.facts().gpus:
             _log.info("tensors on GPUs travel through host memory (%s)", why)
 
     def _check_ways(self, mesh: Mesh | None, all_gather: AllGather, deadline: float) -> None:
