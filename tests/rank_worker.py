@@ -15,7 +15,9 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
+from collections.abc import Sequence
 
 import cloudpickle
 
@@ -59,17 +61,24 @@ def receive(connection: socket.socket) -> bytes | None:
     return None if head is None else exactly(LENGTH.unpack(head)[0])
 
 
-def main() -> None:
-    descriptor, parent, *modules = sys.argv[1:]
-    # Whatever becomes of the pool's process, this one ends with it.
+def die_with(parent: int) -> None:
+    """Whatever becomes of the pool's process, this one ends with it. A process that was forked waits until it is its child."""
+    for _ in range(1000):
+        if os.getppid() == parent:
+            break
+        time.sleep(0.001)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):
-        return
-    os.set_inheritable(int(descriptor), False)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def serve(descriptor: int, modules: Sequence[str]) -> None:
+    """Import the modules, and run what comes over the socket, until the pool closes it."""
+    os.set_inheritable(descriptor, False)
     # Of a crash only the thread that crashed: the others run on while their frames are read, which crashes once more.
     faulthandler.enable(all_threads=False)
     faulthandler.register(STACKS, all_threads=True)
-    with socket.socket(fileno=int(descriptor)) as connection:
+    with socket.socket(fileno=descriptor) as connection:
         for module in modules:
             importlib.import_module(module)
         answer = cloudpickle.dumps((None, ""))
@@ -81,6 +90,12 @@ def main() -> None:
             if request is None:
                 return
             answer = perform(request)
+
+
+def main() -> None:
+    descriptor, parent, *modules = sys.argv[1:]
+    die_with(int(parent))
+    serve(int(descriptor), modules)
 
 
 if __name__ == "__main__":

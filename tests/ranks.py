@@ -32,6 +32,7 @@ import horovod
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
 from leaks import Inventory, left_behind
+from rank_template import Forked, Template
 from rank_worker import LENGTH, STACKS
 
 TESTS = Path(__file__).resolve().parent
@@ -77,21 +78,34 @@ class RankTimeout(RankError):
 class _Worker:
     """One process and the socket to it. What it prints goes to a file that errors quote."""
 
-    def __init__(self, name: str, env: Mapping[str, str], module: str | None) -> None:
+    def __init__(
+        self, name: str, env: Mapping[str, str], module: str | None = None, template: Template | None = None
+    ) -> None:
         self.name = name
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self.connection, other = socket.socketpair()
+        self.process: subprocess.Popen[bytes] | Forked
         with other:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rank_worker", str(other.fileno()), str(os.getpid()), *filter(None, [module])],
-                env=env,
-                cwd=TESTS,
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
-                start_new_session=True,  # an interrupt at the terminal is for pytest alone
-            )
+            if template is not None:
+                self.process = template.fork(env, other, self.log.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "rank_worker",
+                        str(other.fileno()),
+                        str(os.getpid()),
+                        *filter(None, [module]),
+                    ],
+                    env=env,
+                    cwd=TESTS,
+                    pass_fds=[other.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.log,
+                    stderr=self.log,
+                    start_new_session=True,  # an interrupt at the terminal is for pytest alone
+                )
         self.pidfd = os.pidfd_open(self.process.pid)
         self.buffer = bytearray()
         self.answer: Answer | Death | None = None  # to the present call
@@ -205,12 +219,20 @@ class RankPool:
     Args:
         env: environment variables on top of those of the job; they are part of what the ranks see from their start.
         framework: import ``horovod.<framework>`` before the first call.
+        templates: where there are processes that have imported it, from which the ranks are forked.
     """
 
-    def __init__(self, size: int, env: Mapping[str, str] | None = None, framework: str | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        env: Mapping[str, str] | None = None,
+        framework: str | None = None,
+        templates: Templates | None = None,
+    ) -> None:
         self.size = size
         self._env = dict(env or {})
         self._framework = framework
+        self._templates = templates
         self._workers: list[_Worker] = []
         self._host: _Worker | None = None
         self.restart()
@@ -270,7 +292,7 @@ class RankPool:
         path = [str(TESTS), str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
         base["PYTHONPATH"] = os.pathsep.join(path)
         base["PYTHONUNBUFFERED"] = "1"
-        self._host = _Worker("rendezvous", base, None)
+        self._host = _Worker("rendezvous", base)
         self._check(_listen({0: self._host}, START_SECONDS), [self._host])
         self._host.ask(_pickled(_serve_rendezvous, (secret,)))
         self._check(_listen({0: self._host}, START_SECONDS), [self._host])
@@ -290,9 +312,12 @@ class RankPool:
             "MKL_NUM_THREADS": "1",
         }
         module = f"horovod.{self._framework}" if self._framework else None
+        template = None
+        if module is not None and self._templates is not None:
+            template = self._templates.get(module, {**job, **self._env})
         for rank in range(self.size):
             env = {**job, config.RANK: str(rank), config.LOCAL_RANK: str(rank), **self._env}
-            self._workers.append(_Worker(f"rank {rank}", env, module))
+            self._workers.append(_Worker(f"rank {rank}", env, module, template))
         self._check(_listen(dict(enumerate(self._workers)), START_SECONDS), self._workers)
 
     def _check(self, late: list[int], workers: Sequence[_Worker]) -> None:
@@ -341,11 +366,44 @@ class RankPool:
         return {fd for w in workers for fd in (w.connection.fileno(), w.pidfd, w.log.fileno())}
 
 
+class Templates:
+    """Templates by what they have imported, and in which environment. The one unused for longest is closed."""
+
+    def __init__(self, most: int = 2) -> None:
+        self._templates: OrderedDict[tuple[object, ...], Template] = OrderedDict()
+        self._most = most
+
+    def get(self, module: str, env: Mapping[str, str]) -> Template:
+        """A template for ranks with this environment. Nothing of ours is read while a module is imported."""
+        imports = {name: value for name, value in env.items() if not name.startswith("HOROVOD_")}
+        key = (module, tuple(sorted(imports.items())))
+        template = self._templates.pop(key, None)
+        if template is not None and not template.alive():
+            template.close()
+            template = None
+        while len(self._templates) >= self._most:
+            self._templates.popitem(last=False)[1].close()
+        self._templates[key] = template or Template(module, imports, TESTS)
+        return self._templates[key]
+
+    def processes(self) -> set[int]:
+        return {template.process.pid for template in self._templates.values()}
+
+    def descriptors(self) -> set[int]:
+        return {fd for template in self._templates.values() for fd in template.descriptors()}
+
+    def close(self) -> None:
+        for template in self._templates.values():
+            template.close()
+        self._templates.clear()
+
+
 class Pools:
     """The pools of a test session by what they are, started when first asked for. Those unused for longest are closed."""
 
     def __init__(self, most_ranks: int = 10) -> None:
         self._pools: OrderedDict[tuple[object, ...], RankPool] = OrderedDict()
+        self._templates = Templates()
         self._most_ranks = most_ranks
 
     def get(self, size: int, env: Mapping[str, str] | None = None, framework: str | None = None) -> RankPool:
@@ -355,22 +413,23 @@ class Pools:
         while self._pools and size + sum(other.size for other in self._pools.values()) > self._most_ranks:
             self._pools.popitem(last=False)[1].close()
         if pool is None:
-            pool = RankPool(size, env, framework)
+            pool = RankPool(size, env, framework, self._templates)
         elif not pool.healthy():
             pool.restart()
         self._pools[key] = pool
         return pool
 
     def processes(self) -> set[int]:
-        return {pid for pool in self._pools.values() for pid in pool.processes()}
+        return self._templates.processes().union(*(pool.processes() for pool in self._pools.values()))
 
     def descriptors(self) -> set[int]:
-        return {fd for pool in self._pools.values() for fd in pool.descriptors()}
+        return self._templates.descriptors().union(*(pool.descriptors() for pool in self._pools.values()))
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
+        self._templates.close()
 
 
 def _listen(workers: Mapping[int, _Worker], timeout: float) -> list[int]:

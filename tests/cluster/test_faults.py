@@ -72,9 +72,9 @@ def ssh(hosts: Hosts) -> list[int]:
     ("act", "who", "message"),
     [
         (kill(ranks), "(2|3)", "killed by SIGKILL"),
-        (kill(agent), "2", "Reason: the agent of hostB is lost: it was killed, or the connection broke"),
-        (kill(sshd), "2", "Reason: the agent of hostB is lost: "),
-        (kill(ssh), "2", "Reason: the agent of hostB is lost: ssh was killed by SIGKILL"),
+        (kill(agent), "(2|3)", "Reason: the agent of hostB is lost: it was killed, or the connection broke"),
+        (kill(sshd), "(2|3)", "Reason: the agent of hostB is lost: "),
+        (kill(ssh), "(2|3)", "Reason: the agent of hostB is lost: ssh was killed by SIGKILL"),
     ],
     ids=["a rank", "the agent", "sshd", "ssh"],
 )

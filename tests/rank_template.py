@@ -1,0 +1,204 @@
+"""A process that has imported a framework, and becomes rank processes by forking: an import costs seconds, a fork none.
+
+    python -m rank_template DESCRIPTOR HOLDER MODULE
+
+Over the socket come requests: the environment of a new process, as JSON, with two descriptors: its socket to the pool, and the
+file for what it prints. The answer is its number. It is a child of the HOLDER of the other end, which is a subreaper while it
+asks: the process that is forked first only forks once more, and its end leaves the second one to the holder.
+
+Ranks that are forked have one hash seed, and would have their memory at the same addresses. As in real jobs it must not matter
+where memory lies on another rank, so each first moves what it allocates next by a random distance.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import mmap
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import rank_worker
+
+NUMBER = struct.Struct("<q")
+HEAD = struct.Struct("<Q")
+_PR_SET_CHILD_SUBREAPER = 36
+_LIMIT_SECONDS = 60.0
+_kept: list[object] = []
+
+
+class Forked:
+    """A child of this process that a template has made; used as a :class:`subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the signal that ended it; None while it runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not after ``timeout`` seconds.
+        """
+        if timeout is not None and self.poll() is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                ready = _readable(descriptor, timeout)
+            finally:
+                os.close(descriptor)
+            if not ready:
+                raise subprocess.TimeoutExpired("a forked rank", timeout)
+        status = self._wait(0)
+        assert status is not None
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class Template:
+    """The process that is forked.
+
+    Args:
+        env: the environment in which the module is imported.
+        folder: where its processes work.
+    """
+
+    def __init__(self, module: str, env: Mapping[str, str], folder: Path) -> None:
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
+        self.connection, other = socket.socketpair()
+        with other:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rank_template", str(other.fileno()), str(os.getpid()), module],
+                env=env,
+                cwd=folder,
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+                start_new_session=True,
+            )
+        self.connection.settimeout(_LIMIT_SECONDS)
+
+    def fork(self, env: Mapping[str, str], connection: socket.socket, log: int) -> Forked:
+        """A new process that serves ``connection`` and prints to ``log``.
+
+        Raises:
+            OSError: the template has ended, or does not answer.
+        """
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            body = json.dumps(dict(env)).encode()
+            descriptors = [connection.fileno(), log]
+            socket.send_fds(self.connection, [HEAD.pack(len(body))], descriptors)
+            self.connection.sendall(body)
+            answer = self.connection.recv(NUMBER.size, socket.MSG_WAITALL)
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if len(answer) < NUMBER.size:
+            raise OSError(f"the process that ranks are forked from has ended: {self.output()}")
+        return Forked(*NUMBER.unpack(answer))
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def output(self) -> str:
+        """The end of what it has printed."""
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+    def descriptors(self) -> set[int]:
+        return {self.connection.fileno(), self.log.fileno()}
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+# In the template.
+
+
+def serve(connection: socket.socket, holder: int) -> tuple[int, int, dict[str, str]] | None:
+    """Fork for each request; None at the end. In a forked process: its descriptors and its environment."""
+    with connection:
+        while True:
+            head, descriptors, _, _ = socket.recv_fds(connection, HEAD.size, 2)
+            if len(head) < HEAD.size:
+                return None
+            body = connection.recv(HEAD.unpack(head)[0], socket.MSG_WAITALL)
+            between = os.fork()
+            if between == 0:
+                if os.fork():
+                    os._exit(0)
+                rank_worker.die_with(holder)
+                connection.sendall(NUMBER.pack(os.getpid()))
+                return descriptors[0], descriptors[1], json.loads(body)
+            os.waitpid(between, 0)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def become(log: int, env: Mapping[str, str]) -> None:
+    """Take over what a new process has of its own."""
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(env)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    _kept.append(bytearray(random.randrange(1 << 20)))
+    _kept.append(mmap.mmap(-1, mmap.PAGESIZE * random.randrange(1, 1024)))
+
+
+def main() -> None:
+    descriptor, holder, module = sys.argv[1:]
+    rank_worker.die_with(int(holder))
+    connection = socket.socket(fileno=int(descriptor))
+    os.set_inheritable(int(descriptor), False)
+    importlib.import_module(module)
+    forked = serve(connection, int(holder))
+    if forked is not None:
+        link, log, env = forked
+        become(log, env)
+        rank_worker.serve(link, [module])
+
+
+if __name__ == "__main__":
+    main()
