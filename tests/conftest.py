@@ -8,9 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from leaks import Inventory, left_behind
 from ranks import Pools, RankPool
+
+settings.register_profile("untimed", deadline=None)  # no test asserts a time: the machine may be busy
+settings.load_profile("untimed")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and nohup a hang-up. Whatever they start would inherit
 # that; a handler is not inherited.

@@ -69,23 +69,24 @@ def ssh(hosts: Hosts) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("act", "who", "message"),
+    ("act", "message"),
     [
-        (kill(ranks), "(2|3)", "killed by SIGKILL"),
-        (kill(agent), "(2|3)", "Reason: the agent of hostB is lost: it was killed, or the connection broke"),
-        (kill(sshd), "(2|3)", "Reason: the agent of hostB is lost: "),
-        (kill(ssh), "(2|3)", "Reason: the agent of hostB is lost: ssh was killed by SIGKILL"),
+        (kill(ranks), "killed by SIGKILL"),
+        (kill(agent), "Reason: the agent of hostB is lost: it was killed, or the connection broke"),
+        (kill(sshd), "Reason: the agent of hostB is lost: "),
+        (kill(ssh), "Reason: the agent of hostB is lost: ssh was killed by SIGKILL"),
     ],
     ids=["a rank", "the agent", "sshd", "ssh"],
 )
 def test_who_is_killed_is_named_and_all_others_end(
-    cluster: Cluster, job: subprocess.Popen[str], act: Callable[[Cluster], None], who: str, message: str
+    cluster: Cluster, job: subprocess.Popen[str], act: Callable[[Cluster], None], message: str
 ) -> None:
     act(cluster)
     done = cluster.finish(job, ENDING_SECONDS)
     assert done.returncode != 0
     named = re.findall(r"horovodrun: the job failed. Rank (\d) failed first \((\w+), local rank", done.stderr)
-    assert len(named) == 1 and named[0][1] == "hostB" and re.fullmatch(who, named[0][0]), done.stderr
+    # Which of the host's ranks ends first is left to chance: its agent ends them as soon as it has lost the launcher.
+    assert named in ([("2", "hostB")], [("3", "hostB")]), done.stderr
     assert message in done.stderr
     cluster.hosts.await_nothing(ENDING_SECONDS)
 

@@ -124,8 +124,8 @@ def dial_until(
                 errors[describe(address)] = str(error) or type(error).__name__
         if time.monotonic() + pause >= deadline:
             tried = "; ".join(f"{where}: {error}" for where, error in errors.items())
-            raise ConnectionError(f"nobody could be reached in time ({tried or 'no address was given'})")
-        time.sleep(pause)
+            raise ConnectionError(f"no address answered in time ({tried or 'no address was given'})")
+        time.sleep(pause)  # nothing tells when another host begins to listen
         pause = min(pause * 1.5, 0.25)
         seconds = min(seconds * 2, _LONGEST_TRY_SECONDS)
 

@@ -1,7 +1,7 @@
 """What the processes of an elastic job and their launcher tell each other, at the rendezvous server that the launcher runs.
 
 The launcher gives each process a number, which it keeps for life, and which no other process of the job gets. Ranks change
-from round to round. A round is a meeting of certain processes in ``init()``, and the training that follows.
+from round to round. A round is the rendezvous of certain processes in ``init()``, and the training that follows.
 
 A process tells the launcher something with a ``Put`` under :func:`told_key`. It asks for its place in the next round with
 :class:`Ready`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each process waits
@@ -51,7 +51,7 @@ class Leaving(msgspec.Struct, tag=True, frozen=True):
 
 
 ENDING = "elastic/ending"
-"""A key with a value once the launcher ends the job: who is asked to end need not ask for leave."""
+"""A key with a value once the launcher ends the job: a process that is asked to end need not send :class:`Leaving`."""
 
 Told = Ready | Connected | RankFailed | Leaving
 
@@ -89,14 +89,14 @@ class HostUpdateResult(IntFlag):
 
 
 class HostsChanged(msgspec.Struct, tag=True, frozen=True):
-    """Ranks can be added, or have to be taken away: all meet at the next check."""
+    """Ranks can be added, or have to be taken away: all stop at the next check, and a new round begins."""
 
     result: int
     """A :class:`HostUpdateResult`."""
 
 
 class RoundOver(msgspec.Struct, tag=True, frozen=True):
-    """A rank of the round is lost: who still connects to it need not wait any longer."""
+    """A rank of the round is lost: ranks that still connect to it need not wait any longer."""
 
     reason: str
 

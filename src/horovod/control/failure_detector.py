@@ -29,7 +29,7 @@ UNSEEN_CHECKS = 30
 SUSPICIOUS_CHECKS = 2
 """The same, once a rank is suspected to have failed."""
 
-SILENT = (
+UNRESPONSIVE = (
     "it does not answer any more: its process is stopped, starved or swapped out, or its host is unreachable. No other "
     "rank runs on its host and could tell"
 )
@@ -72,7 +72,7 @@ class FailureDetector:
     """What one liveness monitor knows of the peers that it pings. All times are in seconds of one monotonic clock.
 
     Args:
-        answer_seconds: how long an answer may take before the silent rank's process is looked at.
+        answer_seconds: how long an answer may take before that rank's process is looked at.
         longest_seconds: when a rank whose process runs is lost nevertheless; 0: never.
 
     Attributes:
@@ -121,7 +121,7 @@ class FailureDetector:
             self._settle()
 
     def overdue(self, now: float) -> list[int]:
-        """The peers whose answers are overdue. The caller has their processes looked at, and calls :meth:`testify`."""
+        """The peers whose answers are overdue. The caller has their processes looked at, and calls :meth:`process_seen`."""
         late = [peer for peer, question in self._questions.items() if now >= question.due]
         for peer in late:
             question = self._questions[peer]
@@ -130,11 +130,11 @@ class FailureDetector:
             question.checks += 1
             limit = UNSEEN_CHECKS if self._suspicion is None else SUSPICIOUS_CHECKS
             if not question.stops and question.checks >= limit:
-                self._blame(peer, SILENT)
+                self._blame(peer, UNRESPONSIVE)
         return late
 
-    def testify(self, peer: int, lost: str, now: float) -> float | None:
-        """Take what a rank has seen of the process of a silent peer.
+    def process_seen(self, peer: int, lost: str, now: float) -> float | None:
+        """Take what a rank has seen of the process of an unresponsive peer.
 
         Args:
             lost: why the peer cannot answer; "" if its process runs.
@@ -159,9 +159,9 @@ class FailureDetector:
         self._settle()
         if now < question.tell:
             return None
-        silent = now - question.asked
-        question.tell = now + silent
-        return silent
+        unanswered = now - question.asked
+        question.tell = now + unanswered
+        return unanswered
 
     # Reports
 

@@ -4,7 +4,7 @@ Every rank has a connection to rank 0. Nothing is sent on it while no rank waits
 
 1. The kernel closes the connection when a process dies. A rank whose worker thread sees a failure reports it to rank 0.
 2. A rank that waits long pings its peers. A peer's answer says where in the script it is, for the report of a stall. Where no
-   answer comes, the ranks on the same host look at the silent process (:mod:`horovod.control.failure_detector`).
+   answer comes, the ranks on the same host look at that process (:mod:`horovod.control.failure_detector`).
 3. Rank 0 decides which rank failed first, and sends this :class:`Failure` to all. Every rank aborts with it.
 """
 
@@ -181,7 +181,7 @@ class LivenessMonitor:
                         self._serve(self._by_descriptor[descriptor])
                 while self._calls:
                     self._calls.popleft()()
-                self._inspect_silent_peers()
+                self._inspect_unresponsive_peers()
                 if self._detector.failure is not None:
                     self._decide(Failure(*self._detector.failure))
                 elif time.monotonic() >= self._own_failure_at:
@@ -221,7 +221,7 @@ class LivenessMonitor:
             self.call_sites[peer] = self._last_places[peer] = message.where
             self._detector.answered(peer, time.monotonic())
             for rank, found in message.seen.items():
-                self._testify(rank, found)
+                self._on_process_seen(rank, found)
         elif isinstance(message, Report):
             self._reported(message)
         elif isinstance(message, NoProgress):
@@ -260,7 +260,7 @@ class LivenessMonitor:
         for peer in self._detector.ask(list(self._links), time.monotonic()):
             self._send(peer, Ping(list(about)))
 
-    def _inspect_silent_peers(self) -> None:
+    def _inspect_unresponsive_peers(self) -> None:
         """Look at the processes of peers that have not answered in time. Other ranks look where this process cannot."""
         hidden = []
         for peer in self._detector.overdue(time.monotonic()):
@@ -268,13 +268,13 @@ class LivenessMonitor:
             if found is None:
                 hidden.append(peer)
             else:
-                self._testify(peer, found)
+                self._on_process_seen(peer, found)
         if hidden:
             self._ask_all(hidden)
 
-    def _testify(self, rank: int, found: str) -> None:
-        """Take what a rank has seen of the process of a silent rank."""
-        seconds = self._detector.testify(rank, found, time.monotonic())
+    def _on_process_seen(self, rank: int, found: str) -> None:
+        """Take what a rank has seen of the process of an unresponsive rank."""
+        seconds = self._detector.process_seen(rank, found, time.monotonic())
         if seconds is None:
             return
         place = self._last_places.get(rank, "")

@@ -157,7 +157,7 @@ class Mesh:
         return made
 
     def cancel(self, reason: str) -> None:
-        """Have :meth:`connect` fail, now or later: somebody will not come. For any thread."""
+        """Have :meth:`connect` fail, now or later: a rank will not connect. For any thread."""
         self._cancelled = reason
         self._wake_up.set()
 
@@ -235,7 +235,10 @@ class Mesh:
                         raise MeshError(f"rank {self._rank} cannot be connected: {self._cancelled}")
                     if now >= deadline:
                         missing = sorted({key.peer for key in expected})
-                        raise MeshError(f"ranks {missing} did not connect to rank {self._rank} in time")
+                        raise MeshError(
+                            f"ranks {missing} did not connect to rank {self._rank} in time. Look at their output; if they only "
+                            "need more time to start, raise horovodrun --start-timeout (HOROVOD_START_TIMEOUT)"
+                        )
                     wake = min(deadline, listener.next_deadline() or deadline)
                     for key, events in selector.select(max(0.0, wake - now)):
                         key.data(events)

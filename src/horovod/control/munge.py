@@ -1,8 +1,8 @@
 """Credentials of MUNGE: text that only one user's processes can read, on any node of a cluster, and that names its author.
 
 MUNGE is a daemon on every node; all daemons of a cluster hold one key. Slurm uses it to know who sends a request. It encrypts,
-so a credential that is restricted to one user may be shown to anybody. Source: the manual pages munge(7), munge_encode(3) and
-munge_decode(3). The library comes with Slurm and is looked up when it is needed.
+so a credential that is restricted to one user may be sent to any process. Source: the manual pages munge(7),
+munge_encode(3) and munge_decode(3). The library comes with Slurm and is looked up when it is needed.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Munge:
     def open(self, credential: bytes) -> bytes:
         """What a process of this process's user has sealed, on any node.
 
-        One that is old, or has been opened before, is opened nevertheless: who needs freshness has to see to it.
+        One that is old, or has been opened before, is opened nevertheless: a caller that needs a fresh one has to check that.
 
         Raises:
-            MungeError: it is no credential of this cluster, somebody else's, or for somebody else.
+            MungeError: it is no credential of this cluster, or it is another user's, or for another user.
         """
         payload, length, user, group = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint32(), ctypes.c_uint32()
         try:

@@ -2,8 +2,8 @@
 
 The lowest rank of every host tries to connect to the lowest rank of every host that its own ranks will connect to, at all of
 that host's addresses at once, and tells all ranks what it has found (:mod:`horovod.core.lifecycle.rendezvous`). So a
-firewall between two hosts is one error with the same table on all ranks, and not a wait for whoever did not come.
-Nothing is sent: the kernel of a host that can be reached accepts by itself, because ranks listen before they meet.
+firewall between two hosts is one error with the same table on all ranks, and not a wait for a connection.
+Nothing is sent: the kernel of a host that can be reached accepts by itself, because ranks listen before the rendezvous.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: floa
 
 
 def usable(endpoints: Sequence[Endpoint], findings: Sequence[Findings]) -> list[Endpoint]:
-    """The endpoints without the addresses at which somebody in the same network was not answered.
+    """The endpoints without the addresses at which a host in the same network got no answer.
 
     Args:
         findings: of all ranks, by rank. All ranks must have the same.

@@ -1,11 +1,11 @@
-"""Where ranks on several hosts meet when their launcher runs no server for them: rank 0 runs one, by TCP, during ``init()``.
+"""The rendezvous of ranks on several hosts whose launcher runs no server for them: rank 0 runs one, by TCP, in ``init()``.
 
 The others learn its address from a :class:`Directory`: from their launcher's variables (:class:`KnownAddress`), or from the
 store that torchrun runs (``control/torchrun_store.py``).
 
-With a secret that the user has given all ranks, nobody else can take part. Without one the network is trusted as
-``torch.distributed`` trusts it: whoever reaches rank 0 while the ranks meet, and speaks this protocol, can take a rank's
-place. In both cases whoever sends anything else is disconnected, and the job is not disturbed.
+With a secret that the user has given all ranks, no other process can take part. Without one the network is trusted as
+``torch.distributed`` trusts it: a process that reaches rank 0 during the rendezvous, and speaks this protocol, can take a
+rank's place. In both cases a client that sends anything else is disconnected, and the job is not disturbed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
     addresses: list[tuple[str, int]]
     key: bytes
-    """What proves at its door that one has read this; empty where nothing has to be read."""
+    """What the handshake asks for beside the user's secret; empty where the address is known without an entry."""
 
 
 class Directory(ABC):
@@ -46,12 +46,12 @@ class Directory(ABC):
     Attributes:
         port: at which rank 0 is to listen; 0 lets the kernel choose.
         place: what rank 0's place is called in errors.
-        patience: seconds for which an entry is tried before it is looked up again.
+        entry_timeout: seconds for which an entry is tried before it is looked up again.
     """
 
     port: int
     place: str
-    stall_timeout: float
+    entry_timeout: float
 
     @abstractmethod
     def publish(self, port: int, key: bytes) -> None:
@@ -81,7 +81,7 @@ class KnownAddress(Directory):
     def __init__(self, host: str, port: int, source: str) -> None:
         self.port = port
         self.place = f"{host}:{port} ({source})"
-        self.stall_timeout = float("inf")
+        self.entry_timeout = float("inf")
         self._entry = Entry([(host, port)], b"")
 
     def publish(self, port: int, key: bytes) -> None:
@@ -99,10 +99,10 @@ class RendezvousAtRank0(Rendezvous):
 
     Args:
         directory: how the others find it.
-        user_secret: what the user has given all ranks to know one another by; empty if nothing.
+        user_secret: the secret that the user has given all ranks; empty if none.
 
     Attributes:
-        secret: of the job, once it has met.
+        secret: of the job, after a session.
         address: of the server as the other ranks look for it, for messages.
     """
 
@@ -121,13 +121,13 @@ class RendezvousAtRank0(Rendezvous):
         """``calls`` is of no use here: a process that was restarted counts from 1 again, those that stayed do not.
 
         Raises:
-            RendezvousError: also where rank 0 of the launched job is not among ``members``: nobody serves them.
+            RendezvousError: also where rank 0 of the launched job is not among ``members``: no rank of them runs a server.
         """
         if members and 0 not in members:
             raise RendezvousError(
                 f"hvd.init(comm={list(members)}) needs rank 0 of the launched job, which is not in that list: under this "
-                f"launcher the ranks meet at rank 0, at {self._directory.place}. Start the job with horovodrun, or with "
-                "torchrun, where any ranks can meet"
+                f"launcher rank 0 runs the rendezvous server, at {self._directory.place}. Start the job with horovodrun, or "
+                "with torchrun, where any ranks can form a job"
             )
         deadline = time.monotonic() + seconds
         with ExitStack() as stack:
@@ -137,7 +137,7 @@ class RendezvousAtRank0(Rendezvous):
                 yield self._with_secret(all_gather_by(client, rank, size, members), rank)
                 server.wait_until_left(deadline)
             else:
-                yield self._with_secret(self._come(stack, rank, size, members, deadline), rank)
+                yield self._with_secret(self._join(stack, rank, size, members, deadline), rank)
 
     def _with_secret(self, all_gather: AllGather, rank: int) -> AllGather:
         """The same; without a secret of the user's, rank 0's first value brings one to all ranks."""
@@ -158,9 +158,9 @@ class RendezvousAtRank0(Rendezvous):
 
     def _serve(self, stack: ExitStack, deadline: float) -> tuple[RendezvousServer, RendezvousClient]:
         directory = self._directory
-        noted = b"" if directory.port else make_secret()
+        key = b"" if directory.port else make_secret()
         try:
-            server = RendezvousServer(self._door(noted), "0.0.0.0", directory.port)
+            server = RendezvousServer(self._handshake_secret(key), "0.0.0.0", directory.port)
         except OSError as error:
             raise RendezvousError(
                 f"rank 0 cannot listen at {directory.place}, where the other ranks look for it: {error.strerror}. If the "
@@ -170,11 +170,11 @@ class RendezvousAtRank0(Rendezvous):
         server.start()
         stack.callback(server.stop)
         port = server.address[1]
-        directory.publish(port, noted)
-        client = RendezvousClient((_LOOPBACK, port), self._door(noted), _left(deadline))
+        directory.publish(port, key)
+        client = RendezvousClient((_LOOPBACK, port), self._handshake_secret(key), _left(deadline))
         return server, stack.enter_context(client)
 
-    def _come(self, stack: ExitStack, rank: int, size: int, members: Sequence[int], deadline: float) -> AllGather:
+    def _join(self, stack: ExitStack, rank: int, size: int, members: Sequence[int], deadline: float) -> AllGather:
         """The first entry may be of a rank 0 that has been restarted since, or is just about to end an earlier rendezvous.
 
         So a server counts as found only once it has answered.
@@ -192,10 +192,10 @@ class RendezvousAtRank0(Rendezvous):
                 if entry is None:
                     break
                 try:
-                    limit = min(_left(deadline), directory.stall_timeout)
+                    limit = min(_left(deadline), directory.entry_timeout)
                     with ExitStack() as attempt:
                         client = attempt.enter_context(
-                            RendezvousClient(list(entry.addresses), self._door(entry.key), limit)
+                            RendezvousClient(list(entry.addresses), self._handshake_secret(entry.key), limit)
                         )
                         candidate = all_gather_by(client, rank, size, members)
                         values = candidate(subject, value, _left(deadline))
@@ -207,15 +207,15 @@ class RendezvousAtRank0(Rendezvous):
                     time.sleep(min(_LOOK_AGAIN_SECONDS, _left(deadline)))
             call = f"hvd.init(comm={list(members)})" if members else "hvd.init()"
             raise TimeoutError(
-                f"rank 0 of this job, at {directory.place}, could not be met in {call}. Look at its output; if "
+                f"rank 0 of this job, at {directory.place}, could not be reached in {call}. Look at its output; if "
                 f"it only needs more time to start, raise HOROVOD_START_TIMEOUT ({reason})"
             )
 
         return all_gather
 
-    def _door(self, noted: bytes) -> bytes:
-        """What the server's handshake asks for."""
-        return hmac.digest(self._user_secret, b"meeting" + noted, hashlib.sha256)
+    def _handshake_secret(self, key: bytes) -> bytes:
+        """The secret of the server's handshake."""
+        return hmac.digest(self._user_secret, b"rendezvous" + key, hashlib.sha256)
 
 
 def _left(deadline: float) -> float:

@@ -1,15 +1,15 @@
-"""Where the ranks of a job on several hosts meet when their launcher runs no server for them: rank 0 runs one, by TCP.
+"""The rendezvous of ranks on several hosts whose launcher runs no server for them: rank 0 runs one, by TCP.
 
 The others know the hosts, and try ports that follow from the job's name, or that the launcher has reserved. What proves that
 both sides are of the job is a secret:
 
 - that of the user, if all ranks have one in their environment, or else
-- a new one, which the server sends to everybody who connects, sealed by MUNGE for the processes of its own user::
+- a new one, which the server sends to every client, sealed by MUNGE for the processes of its own user::
 
     server -> client   "HVDS"  length (2, big-endian)  credential of: secret (32)  SHA-256 of the rendezvous's name (32)
 
-  Somebody else can neither open the credential nor make one in this user's name. One that was recorded is worthless: its secret
-  is unknown to who recorded it, and the handshake, which follows, shows who knows it.
+  Another user can neither open the credential nor make one in this user's name. A recorded credential is of no use: the secret
+  in it is unknown to the process that recorded it, and the handshake that follows needs the secret.
 
 The ranks of a job so have a secret that never travelled in the clear.
 """
@@ -55,7 +55,7 @@ class RendezvousOnHosts(Rendezvous):
 
     Attributes:
         address: the first at which the ranks of the whole job look, for messages.
-        secret: of the job, once it has met; another one at every rendezvous.
+        secret: of the job, after a session; another one at every rendezvous.
 
     Raises:
         MungeError: there is neither a key nor MUNGE.
@@ -157,12 +157,12 @@ class _Sealed:
         head = receive_exactly(connection, len(_MAGIC) + 2, deadline)
         length = int.from_bytes(head[len(_MAGIC) :], "big")
         if not head.startswith(_MAGIC) or length > _LONGEST_CREDENTIAL:
-            raise HandshakeError("what listens there is not where ranks of such a job meet")
+            raise HandshakeError("what listens there is no rendezvous server of such a job")
         try:
             payload = self._munge.open(receive_exactly(connection, length, deadline))
         except MungeError as error:
             raise HandshakeError(f"MUNGE refuses what the server there sent: {error}") from None
         if payload[LENGTH:] != self._name:
-            raise HandshakeError("another job of this user meets there")
+            raise HandshakeError("what listens there is the rendezvous server of another job of this user")
         self.secret = payload[:LENGTH]
         return self.secret

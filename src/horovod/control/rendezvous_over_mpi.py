@@ -78,16 +78,16 @@ def world(size: int, launcher: str) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RuntimeError(
-            f"the {size} ranks that {launcher} started on several hosts must meet over MPI, but mpi4py cannot be used: "
-            f"{error}. Install the MPI library whose mpirun starts the job where mpi4py finds it, or start the job with "
-            "horovodrun --mpi, which needs no mpi4py"
+            f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, but mpi4py "
+            f"cannot be used: {error}. Install the MPI library whose mpirun starts the job where mpi4py finds it, or start the "
+            "job with horovodrun --mpi, which needs no mpi4py"
         ) from error
     if not MPI.Is_initialized() or MPI.Is_finalized():
         state = (
             "is finalized already" if MPI.Is_initialized() else "is not initialized: call MPI.Init() before hvd.init()"
         )
         raise RuntimeError(
-            f"the {size} ranks that {launcher} started on several hosts must meet over MPI, which {state}"
+            f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, which {state}"
         )
     if ours:
         atexit.register(_finalize, MPI, os.getpid())

@@ -39,7 +39,7 @@ class RendezvousServer:
         secret: the job's secret; with ``same_user``, on a Unix socket, the client must run as the same user as well.
         host, port: where to listen; port 0 lets the kernel choose.
         name: listen on this Unix socket instead; an abstract name starts with NUL.
-        preface: what every client is sent before the handshake; strangers see it, too.
+        preface: what every client is sent before the handshake, also one without the secret.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RendezvousServer:
         self._passed_on: dict[str, Callable[[str, bytes], None]] = {}
         self._over = (0, "")
         self._clients: set[Channel] = set()
-        self._met: set[Channel] = set()
+        self._exchanged: set[Channel] = set()
         """The clients that have completed an exchange, as long as they are connected."""
         if name:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -104,12 +104,13 @@ class RendezvousServer:
         self._wake_up.close()
 
     def wait_until_left(self, deadline: float) -> None:
-        """Wait until all but one of those that have met here have left, at most until ``deadline`` (``time.monotonic``).
+        """Wait until all but one of the clients that have completed an exchange have disconnected, or until ``deadline``.
 
         A rank may be back for its next rendezvous before the caller looks. It is not waited for: it looks for the next server.
+        The deadline is one of ``time.monotonic``.
         """
         with self._lock:
-            self._arrived.wait_for(lambda: len(self._met) <= 1, max(0.0, deadline - time.monotonic()))
+            self._arrived.wait_for(lambda: len(self._exchanged) <= 1, max(0.0, deadline - time.monotonic()))
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value from the server's own process."""
@@ -131,7 +132,7 @@ class RendezvousServer:
         self._passed_on[prefix] = listener
 
     def end_rounds(self, number: int, reason: str) -> None:
-        """Nobody meets any more in rounds of an elastic job up to ``number``: who does, now or later, is told ``reason``."""
+        """Refuse exchanges in rounds of an elastic job up to ``number``, now and later; the error is ``reason``."""
         with self._lock:
             self._over = (number, reason)
         self._wake_up.set()
@@ -264,7 +265,7 @@ class RendezvousServer:
         if len(group.values) == group.size:
             del self._rendezvous_groups[request.key]
             with self._lock:
-                self._met |= self._clients.intersection(group.clients.values())
+                self._exchanged |= self._clients.intersection(group.clients.values())
             answer = Values([group.values[rank] for rank in range(group.size)])
             for waiting in list(group.clients.values()):
                 self._answer(waiting, answer)
@@ -283,7 +284,7 @@ class RendezvousServer:
             if late:
                 self._keep_waiting(key, [(client, deadline) for client, deadline in queue if deadline > now])
                 for client in late:
-                    self._answer(client, Refusal(f"nobody delivered {key!r} in time", True))
+                    self._answer(client, Refusal(f"no rank delivered {key!r} in time", True))
         groups = self._rendezvous_groups
         reasons = {key: lateness(group, groups.values()) for key, group in groups.items() if group.deadline <= now}
         for key, reason in reasons.items():
@@ -338,7 +339,7 @@ class RendezvousServer:
             return
         with self._lock:
             self._clients.discard(client)
-            self._met.discard(client)
+            self._exchanged.discard(client)
             self._arrived.notify_all()
         self._selector.unregister(client)
         client.close()

@@ -113,6 +113,6 @@ class Reset:
                 self._init()
                 return
             except (NoNextRound, NotImplementedError):
-                raise
+                raise  # RuntimeErrors that another attempt would not mend: the job ends, or the arguments are wrong
             except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
                 reason = HorovodInternalError(f"The next round could not begin: {str(error).rstrip('.')}.")

@@ -43,7 +43,7 @@ _RANKS_ALONE = (
 """Ranks without a size; only a rank above 0 shows that there are several."""
 
 
-def complaint(env: Mapping[str, str]) -> str:
+def problem(env: Mapping[str, str]) -> str:
     """Which variables are incomplete, which launcher they look like, and what to do; "" if there are none. Pure."""
 
     def number(name: str) -> int | None:
@@ -84,8 +84,8 @@ class Unclear(Environment):
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:
-        return bool(complaint(env))
+        return bool(problem(env))
 
     @staticmethod
     def identity(env: Mapping[str, str]) -> Identity:
-        raise ValueError(complaint(env))
+        raise ValueError(problem(env))

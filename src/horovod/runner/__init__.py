@@ -97,7 +97,7 @@ def run(
 
     from horovod.runner.function import run_function
     from horovod.runner.options import Options
-    from horovod.runner.output.standard_input import NOBODY
+    from horovod.runner.output.standard_input import NO_RANK
 
     if min_num_proc is not None:
         num_proc = max(num_proc, min_num_proc)
@@ -123,7 +123,7 @@ def run(
         use_mpi=bool(use_mpi),
         mpi_args=mpi_args,
         nics=tuple(network_interfaces or ()),
-        stdin=NOBODY,  # a notebook, or a script that Python reads from standard input, needs it itself
+        stdin=NO_RANK,  # a notebook, or a script that Python reads from standard input, needs it itself
     )
     return run_function(func, args, kwargs or {}, options, executable)
 

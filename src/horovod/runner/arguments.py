@@ -16,10 +16,16 @@ import horovod
 from horovod.core import config
 from horovod.runner.errors import UsageError
 from horovod.runner.options import Options
-from horovod.runner.output.standard_input import NOBODY
+from horovod.runner.output.standard_input import NO_RANK
 from horovod.runner.tunables import TUNABLES, Tunable, Value
 
 USAGE = "horovodrun -np N [-H host:slots,...] [options] command [arguments of the command]"
+_EXAMPLES = """\
+examples:
+  horovodrun -np 4 python train.py                       four ranks on this host
+  horovodrun -np 8 -H hostA:4,hostB:4 python train.py    eight on two hosts, which ssh reaches
+  horovodrun -np 4 --dry-run python train.py             show what would be started
+"""
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -73,7 +79,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog="horovodrun",
             usage=USAGE,
-            description="Runs a command as several ranks of one distributed job.",
+            description="Runs a command as several ranks of one distributed job. What follows the command belongs to it.",
+            epilog=_EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # keeps the lines of the examples
             argument_default=argparse.SUPPRESS,
         )
         self._arity: dict[str, int] = {"-h": 0, "--help": 0}
@@ -107,29 +115,34 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, not {value}")
     return value
 
 
-_positive.__name__ = "whole number"
+def _positive(text: str) -> int:
+    return _whole(text, 1)
 
 
 def _not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
+    return _whole(text, 0)
+
+
+def _port(text: str) -> int:
+    value = _whole(text, 1)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"must be the number of a port, at most 65535, not {value}")
     return value
-
-
-_not_negative.__name__ = "whole number"
 
 
 def _rank_or_none(text: str) -> int:
     if text.lower() == "none":
-        return NOBODY
+        return NO_RANK
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be the number of one rank, or none, not {text!r}")
     return int(text)
@@ -149,14 +162,15 @@ def build_parser() -> Parser:
     flag(parser, "-cb", "--check-build", action="store_true", dest="check_build",
          help="show which frameworks and engines can be used, and exit")  # fmt: skip
     flag(parser, "-np", "--num-proc", type=_positive, dest="num_proc", metavar="N", help="how many ranks to run")
-    flag(parser, "--verbose", action="store_true", help="say what is being done, on stderr")
+    flag(parser, "--verbose", action="store_true",
+         help="before the ranks start, show on stderr what is started where")  # fmt: skip
     flag(parser, "--dry-run", action="store_true", help="show what would be started where, and exit; no host is asked")
     flag(parser, "--stdin", type=_rank_or_none, metavar="RANK",
          help="the rank that reads standard input, as pdb does; or none (default: 0 with -np 1, else none)")  # fmt: skip
     flag(parser, "--start-timeout", type=_positive, metavar="S",
          help=f"seconds until all ranks must have started (default: {config.START_TIMEOUT}, else 30)")  # fmt: skip
-    flag(parser, "--config-file", metavar="YAML", help="read settings from this file; flags beat it")
-    flag(parser, "--disable-cache", action="store_true", help="do not use cached checks of hosts")
+    flag(parser, "--config-file", metavar="YAML", help="read settings from this file; flags override it")
+    flag(parser, "--disable-cache", action="store_true", help="accepted, without effect: nothing is cached")
 
     _add_hosts(parser)
     _add_output(parser)
@@ -172,12 +186,13 @@ def _add_hosts(parser: Parser) -> None:
     where = group.add_mutually_exclusive_group()
     flag(where, "-H", "--hosts", metavar="HOSTS", help="hosts and their slots: h1:2,h2:4 (default: localhost:N)")
     flag(where, "-hostfile", "--hostfile", metavar="FILE", help="hosts, one `name slots=n` a line")
-    flag(where, "--host-discovery-script", metavar="SCRIPT", help="a script that prints the hosts; elastic jobs")
+    flag(where, "--host-discovery-script", metavar="SCRIPT",
+         help="a command that prints the hosts of the moment, one host:slots a line; makes the job elastic")  # fmt: skip
     flag(group, "--network-interfaces", type=_names, action="append", dest="nics", metavar="NICS",
          help="network interfaces the job may use, separated by commas")  # fmt: skip
     flag(group, "--network-interface", type=_names, action="append", dest="nics", metavar="NIC",
          help="the same, one at a time")  # fmt: skip
-    flag(group, "-p", "--ssh-port", type=_positive, metavar="PORT", help="port of ssh on the hosts")
+    flag(group, "-p", "--ssh-port", type=_port, metavar="PORT", help="port of ssh on the hosts")
     flag(group, "-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
 
 
@@ -211,7 +226,7 @@ def _add_tunable(parser: Parser, group: argparse._ActionsContainer, tunable: Tun
     if tunable.kind is bool:
         on, off = tunable.flag, tunable.off
         shown = argparse.SUPPRESS if tunable.on_hidden else tunable.help
-        hidden = argparse.SUPPRESS if tunable.off_hidden else f"the opposite of {on}"
+        hidden = argparse.SUPPRESS if tunable.off_hidden else tunable.off_help or f"the opposite of {on}"
         parser.flag(group, on, action="store_const", const=True, dest=tunable.name, help=shown)
         parser.flag(group, off, action="store_const", const=False, dest=tunable.name, help=hidden)
     elif tunable.choices:
@@ -223,13 +238,19 @@ def _add_tunable(parser: Parser, group: argparse._ActionsContainer, tunable: Tun
 def _add_elastic(parser: Parser) -> None:
     flag = parser.flag
     group = parser.add_argument_group("elastic jobs")
-    flag(group, "--min-np", "--min-num-proc", type=_positive, dest="min_num_proc", metavar="N", help="fewest ranks")
-    flag(group, "--max-np", "--max-num-proc", type=_positive, dest="max_num_proc", metavar="N", help="most ranks")
-    flag(group, "--slots-per-host", type=_positive, dest="slots", metavar="N", help="slots of hosts that name none")
-    flag(group, "--elastic-timeout", type=_positive, metavar="S", help="seconds to wait for enough slots (default 600)")
-    flag(group, "--reset-limit", type=_not_negative, metavar="N", help="most resets before the job ends")
+    flag(group, "--min-np", "--min-num-proc", type=_positive, dest="min_num_proc", metavar="N",
+         help="the fewest ranks that the job goes on with; makes the job elastic")  # fmt: skip
+    flag(group, "--max-np", "--max-num-proc", type=_positive, dest="max_num_proc", metavar="N",
+         help="the most ranks (default: all slots)")  # fmt: skip
+    flag(group, "--slots-per-host", type=_positive, dest="slots", metavar="N",
+         help="slots of hosts that the discovery script prints without")  # fmt: skip
+    flag(group, "--elastic-timeout", type=_positive, metavar="S",
+         help=f"seconds to wait for enough slots, or ranks (default: {config.ELASTIC_TIMEOUT}, else 600)")  # fmt: skip
+    flag(group, "--reset-limit", type=_not_negative, metavar="N",
+         help="how often the ranks may change before the job ends (default: any number of times)")  # fmt: skip
     flag(group, "--blacklist-cooldown-range", type=_positive, nargs=2, dest="cooldown_range", metavar=("MIN", "MAX"),
-         help="seconds a failed host stays out")  # fmt: skip
+         help="the shortest and the longest time in seconds until a host on which a rank has failed is used again "
+              "(default: never)")  # fmt: skip
 
 
 def _add_launchers(parser: Parser) -> None:
@@ -240,8 +261,10 @@ def _add_launchers(parser: Parser) -> None:
     flag(which, "--mpi", action="store_true", dest="use_mpi", help="by mpirun")
     flag(which, "--jsrun", action="store_true", dest="use_jsrun", help="by jsrun")
     flag(group, "--mpi-args", metavar="ARGS", help='more arguments for mpirun: --mpi-args="-x NAME"')
-    flag(group, "--tcp", action="store_true", dest="tcp_flag", help="TCP only: no InfiniBand")
-    flag(group, "--binding-args", metavar="ARGS", help="how mpirun binds ranks to cores")
+    flag(group, "--tcp", action="store_true", dest="tcp_flag",
+         help="between hosts, NCCL uses TCP and not InfiniBand (NCCL_IB_DISABLE=1)")  # fmt: skip
+    flag(group, "--binding-args", metavar="ARGS",
+         help="arguments by which mpirun or jsrun binds ranks to cores")  # fmt: skip
 
 
 def _translate_old_flags(given: dict[str, Any]) -> None:

@@ -37,14 +37,14 @@ from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
 
 MOST_RANKS = 1 << 16
-"""Beyond this a number of ranks is a slip of the finger, and would fill the memory before anything is said."""
+"""A larger number of ranks is a typing error, and would fill the memory before it is reported."""
 FAILURE_KEY = "failure"
-"""Where the runtime says which rank failed first."""
+"""The key under which the runtime reports which rank failed first."""
 LOOPBACK = "127.0.0.1"
 
 
 class Job:
-    """A checked request. Making one starts nothing.
+    """A checked request. The constructor starts nothing.
 
     Args:
         options: the request; its ``command`` is what each rank runs.
@@ -60,7 +60,9 @@ class Job:
         self._launcher_environment = environment
         self._hosts_python = hosts_python
         if not options.command:
-            raise UsageError("no command given: what shall the ranks run? As in: horovodrun -np 2 python train.py")
+            raise UsageError(
+                "no command given: name the program that the ranks run, as in horovodrun -np 2 python train.py"
+            )
         source = self._choose_source()
         ranks = _number_of_ranks(source.ranks if options.num_proc is None else options.num_proc)
         self._hosts = {host.hostname: host for host in source.hosts(ranks)}
@@ -102,7 +104,7 @@ class Job:
         Args:
             stdout, stderr: where the ranks' output goes.
             signals: where signals to this process arrive; None leaves them to Python.
-            published: values for the ranks to fetch at the place where they meet.
+            published: values for the ranks to fetch from the rendezvous server.
 
         Raises:
             ValueError: the output folder cannot be written.
@@ -176,7 +178,7 @@ class Job:
             return supervisor.run(agents, plans, self._seconds)
 
     def dry_run(self) -> str:
-        """What :meth:`run` would start, in words. Starts nothing, and asks no host.
+        """What :meth:`run` would start, as text. Starts nothing, and contacts no host.
 
         Raises:
             ValueError: what the environment says about ssh does not parse.
@@ -197,7 +199,7 @@ class Job:
             parts.append(dry_run.HostPart(self._here, directory, dry_run.hide(shared), own, plans))
         forwarded = worker_environment.forwarded(own)
         for host, command in zip(hosts, reach.command_lines(hosts, self._options, own, self._seconds), strict=True):
-            facts = HostFacts(sys.executable, 1, self._options.nics, None)  # what its agent would say is not known
+            facts = HostFacts(sys.executable, 1, self._options.nics, None)  # what its agent would report is not known
             shared, plans = self._plans([host.hostname], facts, False, (dry_run.ADDRESS, 0), "")
             shared = {**shared, **dict.fromkeys(worker_environment.threads(own, 1, 1), dry_run.CORES)}
             parts.append(
@@ -206,22 +208,22 @@ class Job:
         return dry_run.describe(parts, addresses)
 
     def _serve(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
-        """Start the server where the ranks meet; it, and the job's secret as it stands in an environment variable."""
+        """Start the rendezvous server. Returns it, and the job's secret as the text of an environment variable."""
         server, secret = self._make_server(cleanup, published)
         server.start()
         return server, secret
 
     def _make_server(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
         key = make_secret()
-        # Other hosts must be able to reach it; who does not know the secret is shown the door either way.
-        self._server = server = RendezvousServer(key, "0.0.0.0" if self._met_by_others else LOOPBACK)
+        # Other hosts must be able to reach it. A client without the secret is disconnected in either case.
+        self._server = server = RendezvousServer(key, "0.0.0.0" if self._serves_other_hosts else LOOPBACK)
         cleanup.callback(server.stop)
         for name, value in published.items():
             server.put(name, value)
         return server, encode_secret(key)
 
     @property
-    def _met_by_others(self) -> bool:
+    def _serves_other_hosts(self) -> bool:
         """Whether ranks on other hosts have to reach the server."""
         return bool(self._elsewhere)
 
@@ -234,14 +236,14 @@ class Job:
             self._reader = None
 
     def delivered(self, key: str) -> bytes | None:
-        """What a rank has put under ``key`` where they meet; None if nothing."""
+        """What a rank has put under ``key`` at the rendezvous server; None if nothing."""
         return None if self._server is None else self._server.peek(key)
 
     @staticmethod
     def _rendezvous_address(agent: Agent, agents: Sequence[Agent], port: int) -> tuple[str, int]:
         """Where the ranks of a host reach the rendezvous server.
 
-        On the launcher's own host that is where the first of the others reaches it, if there is one.
+        Ranks on the launcher's own host use the address at which the first of the other hosts reaches it, if there is one.
         """
         found = [each.facts.rendezvous for each in (agent, *agents) if each.facts and each.facts.rendezvous]
         return found[0] if found else (LOOPBACK, port)
@@ -318,12 +320,12 @@ class Job:
             content = json.loads(value)
             return Failure(int(content["rank"]), str(content["reason"]))
         except (ValueError, KeyError, TypeError):
-            return None  # whoever wrote this is not our runtime
+            return None  # not written by the runtime of this version
 
 
 def _number_of_ranks(asked: int | None) -> int:
     if asked is None:
-        raise UsageError("how many ranks? Say it with -np, as in -np 2")
+        raise UsageError("the number of ranks is missing: give it with -np, as in -np 2")
     if not hasattr(asked, "__index__"):
         raise UsageError(f"the number of ranks must be a whole number, not {asked!r}")
     if not 1 <= asked <= MOST_RANKS:
@@ -345,7 +347,7 @@ def is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
     try:
         return is_local(host.hostname)
     except OSError:
-        return False  # a name that only ssh knows, or nobody; ssh will say
+        return False  # a name that only ssh knows, or an unknown one, which ssh reports
 
 
 def _check_interfaces(nics: Sequence[str]) -> None:
@@ -356,7 +358,7 @@ def _check_interfaces(nics: Sequence[str]) -> None:
 
 
 def _check_program(program: str, environment: Mapping[str, str]) -> None:
-    """Better one clear word now than the same failure from every rank."""
+    """One error before the start instead of the same error from every rank."""
     if shutil.which(program, path=environment.get("PATH")) is not None:
         return
     if program.endswith(".py") and Path(program).is_file():

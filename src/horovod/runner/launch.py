@@ -1,4 +1,4 @@
-"""``horovodrun``: reads the command line, runs the job, says how it ended, exits as it did."""
+"""``horovodrun``: reads the command line, runs the job, reports how it ended, and exits with its status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _run(options: Options) -> int:
 
         print(make_job(options, os.environ).dry_run())
         return 0
-    # The rooms that cost time to enter are entered when the command line is known to be sound.
+    # These imports cost time, so they come after the command line has been checked.
     from horovod.runner.jobs import make_job
     from horovod.runner.output.output import console
     from horovod.runner.signals import Insisted, SignalPipe
@@ -60,7 +60,7 @@ def _run(options: Options) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Give a standard stream that was closed (``>&-``) to nobody, before its number goes to something of our own."""
+    """Open the null device where a standard stream was closed (``>&-``), before another file gets its number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -25,7 +25,7 @@ class Options:
     output_filename: str | None = None
     """Folder for each rank's output."""
     stdin: int | None = None
-    """The rank that reads the launcher's standard input, or ``standard_input.NOBODY``."""
+    """The rank that reads the launcher's standard input, or ``standard_input.NO_RANK``."""
     prefix_output_with_timestamp: bool = False
     verbose: bool = False
     check_build: bool = False

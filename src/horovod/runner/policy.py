@@ -1,6 +1,6 @@
-"""What to do about what happens to a job. Pure: events in, decisions out; it waits for nothing and touches nothing.
+"""Decides what a launcher does about the events of a job. Pure: events in, decisions out, no I/O and no clock.
 
-A policy never sees output. It is told of time only where it asked to be woken.
+A policy does not see output. Time passes for it only through :class:`Wake`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.output.outcome import Failure
 
 _REPORTED_SECONDS = 1.0
-"""How long to wait for the end of the rank that others accuse, before everybody is ended."""
+"""How long to wait until a rank that others have reported as failed ends by itself, before all ranks are ended."""
 _FINAL_OUTPUT_SECONDS = 1.0
-"""How long ranks that still run have, after the first failure, to end by themselves: the runtime has told them of it, so
-they raise, say where they were, and let go of what they hold."""
+"""How long ranks that still run have, after the first failure, to end by themselves: the runtime has reported it to them, so
+they raise, print where they were, and release what they hold."""
 
 
 class Say(NamedTuple):
@@ -41,17 +41,18 @@ class EndAll(NamedTuple):
 
 
 Decision = Say | Wake | EndAll
-"""What every policy may decide."""
+"""The decisions of every policy."""
 Decisions = Sequence[tuple[object, ...]]
-"""Of any policy, which may have kinds of its own."""
+"""The decisions of one policy, which may have further kinds."""
 
 
 class FirstFailure(NamedTuple):
     """Which rank failed first."""
 
     culprit: int
+    """That rank."""
     ended: int
-    """The rank whose exit tells of it: the culprit itself, or its first victim."""
+    """The rank whose exit is reported: the culprit, or the first rank that failed because of it."""
     exit: Exit
     reason: str
     """What the runtime knows about it."""
@@ -95,12 +96,12 @@ class Policy(ABC):
         """A process has ended.
 
         Args:
-            reported: what the runtime of any rank has said about the first failure by now.
+            reported: what the runtime of any rank has reported about the first failure so far.
         """
 
     @abstractmethod
     def woken(self, reason: str, reported: Failure | None) -> Decisions:
-        """The time that a decision asked for is over."""
+        """The time of a :class:`Wake` is over."""
 
     def signalled(self, number: int) -> list[Decision]:
         """A signal has asked the launcher, or one of its agents, to end."""
@@ -113,7 +114,7 @@ class Policy(ABC):
         return [Say(f"horovodrun: {name}: ending the job"), *self._end_all()]
 
     def reader_gone(self) -> list[Decision]:
-        """Whoever read the job's output has seen enough."""
+        """The reader of the job's output has closed it."""
         if self.interrupted:
             return []
         self.interrupted = signal.SIGPIPE
@@ -170,31 +171,31 @@ class StaticPolicy(Policy):
         if self._interrupt_passed_on and rank == self._reader and end.code == 128 + signal.SIGINT:
             self.interrupted = signal.SIGINT
             return self._end_all()
-        if self.first_failure is not None:  # these were its last words
+        if self.first_failure is not None:  # this rank has ended because of it
             return [] if self._running else self._end_all()
         if end.code and self._first_failed is None:
             self._first_failed = rank
-        return self._lead(reported, wait_for_it=True)
+        return self._name_first_failure(reported, wait_for_it=True)
 
     def woken(self, reason: str, reported: Failure | None) -> list[Decision]:
         if self.ending:
             return []
         if reason == "reported" and self.first_failure is None:
-            return self._lead(reported, wait_for_it=False)
-        return self._end_all() if reason == "last words" else []
+            return self._name_first_failure(reported, wait_for_it=False)
+        return self._end_all() if reason == "final output" else []
 
-    def _lead(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
+    def _name_first_failure(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
         """Decide which rank failed first: one that suffers from another's failure may well end before it."""
         if self._first_failed is None:
             return []
         known = reported is not None and (reported.rank in self._running or reported.rank in self.exits)
         culprit = reported.rank if reported is not None and known else self._first_failed
-        # No rank sends SIGTERM to another. Who ends a whole batch job sends it to everybody, this launcher included.
+        # No rank sends SIGTERM to another. A batch system that ends a job sends it to all processes, this launcher included.
         terminated = self.exits[self._first_failed].signal == signal.SIGTERM
         if wait_for_it and (culprit in self._running or terminated):
             first, self._deciding = not self._deciding, True
             return [Wake("reported", _REPORTED_SECONDS)] if first else []
-        # A culprit that still runs, or says it did well, has no exit code to pass on; its first victim has.
+        # A culprit that still runs, or that ended with 0, has no exit code to pass on; its first victim has.
         own = self.exits.get(culprit)
         ended = culprit if own is not None and own.code else self._first_failed
         reason = reported.reason if reported is not None and known else ""
@@ -205,5 +206,5 @@ class StaticPolicy(Policy):
         others = len(self._running)
         if others:
             words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
-            return [Say(words), Wake("last words", _FINAL_OUTPUT_SECONDS)]
+            return [Say(words), Wake("final output", _FINAL_OUTPUT_SECONDS)]
         return [Say(words), *self._end_all()]

@@ -48,12 +48,12 @@ class Supervisor:
     """One job's processes. Its :meth:`report` is for the agents, which are added before :meth:`run`.
 
     Args:
-        loop: calls back whoever is to hear of something.
+        loop: calls back when something happens.
         output: where the ranks' output goes.
         policy: decides.
-        places: where ranks run, for people: "localhost, local rank 1".
-        accusation: asks what is known about the first failing rank beside how it ended, if anything.
-        departed: is told of every rank that has ended, before anything is concluded from it.
+        places: where ranks run, for messages: "localhost, local rank 1".
+        reported_failure: returns what the runtime has reported about the first failing rank, if anything.
+        departed: called for every rank that has ended, before the policy is.
         signals: where signals to the launcher arrive; None leaves them to Python.
         reader: the rank that reads this process's standard input, or None.
     """
@@ -194,7 +194,7 @@ class Supervisor:
                 except ReaderGone:
                     pass
 
-    # What the loop hears.
+    # What agents and the loop report.
 
     def _show(self, rank: int, name: str, data: bytes) -> None:
         stream = self._streams.get((rank, name))
@@ -212,7 +212,7 @@ class Supervisor:
             self._expect_prompt(rank, name)
 
     def _expect_prompt(self, rank: int, name: str) -> None:
-        """Show the part of a line that is not completed soon: somebody may be asked to answer it."""
+        """Show the part of a line that is not completed soon: it may be a prompt that waits for an answer."""
         stream = self._streams.get((rank, name))
         if stream is None or not stream.incomplete:
             self._loop.cancel(("prompt", name))
@@ -262,7 +262,7 @@ class Supervisor:
         for agent in self._agents:
             agent.signal(number, [rank for rank, home in self._home.items() if home is agent])
 
-    # What it does about it.
+    # How decisions are carried out.
 
     def _do(self, decisions: Decisions) -> None:
         for decision in decisions:
@@ -279,7 +279,7 @@ class Supervisor:
             self._loop.after("overdue", decision.grace + _SWEEP_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        """End without the agents that do not answer: stopped ones, or those on hosts that went silent a moment ago."""
+        """End without the agents that do not answer: they are stopped, or their hosts have just become unreachable."""
         for agent in self._agents:
             if not agent.closed:
                 agent.kill()
@@ -293,7 +293,7 @@ class Supervisor:
         unheard = [agent.name for agent in self._agents if agent.unheard]
         if first_failure is None:
             return Outcome(exits, interrupted=interrupted, immortal=immortal, unheard=unheard)
-        reported = self._reported_failure()  # the others may have told only after they had heard of its end
+        reported = self._reported_failure()  # the other ranks may have reported it only after its end
         known = reported.reason if reported is not None and reported.rank == first_failure.culprit else ""
         return Outcome(
             exits,

@@ -34,11 +34,11 @@ def _mebibytes(value: Value) -> str:
 class Tunable:
     """One setting.
 
-    ``name`` is the flag's name with underscores; ``place`` its section and key in the YAML file; ``off`` the flag that
-    says the opposite, for booleans; ``inverted`` that the file's boolean means the opposite of the flag's; ``when`` the
-    setting without which this one is not exported; ``pattern`` what a text must look like; ``without_effect`` why the setting,
-    switched on, changes nothing in this version; ``effect_between_hosts`` whether it changes something where
-    several machines take part.
+    ``name`` is the flag's name with underscores; ``place`` its section and key in the YAML file; ``off`` the flag that says
+    the opposite, for booleans, and ``off_help`` its own help; ``inverted`` that the file's boolean means the opposite of the
+    flag's; ``when`` the setting without which this one is not exported; ``pattern`` what a text must look like;
+    ``without_effect`` why the setting, switched on, changes nothing in this version; ``effect_between_hosts`` whether it
+    changes something where several machines take part.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Tunable:
     choices: tuple[str, ...] = ()
     pattern: str = ""
     off: str = ""
+    off_help: str = ""
     off_hidden: bool = False
     on_hidden: bool = False
     inverted: bool = False
@@ -111,34 +112,34 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "cache_capacity", int, config.CACHE_CAPACITY, ("params", "cache_capacity"),
-        "announcements that are remembered; 0 turns the cache off", minimum=0,
+        "names of tensors that are abbreviated on the wire; 0 sends each in full", minimum=0,
     ),
     _engine("hierarchical_allreduce", config.HIERARCHICAL_ALLREDUCE, "allreduce inside hosts, then across them"),
     _engine("hierarchical_allgather", config.HIERARCHICAL_ALLGATHER, "allgather inside hosts, then across them"),
-    _engine("torus_allreduce", config.TORUS_ALLREDUCE, "allreduce by local rank in parallel rings"),
+    _engine("torus_allreduce", config.TORUS_ALLREDUCE, "as --hierarchical-allreduce"),
     Tunable(
         "autotune", bool, config.AUTOTUNE, ("autotune", "enabled"),
-        "tune batching while the job runs", off="--no-autotune", off_hidden=True, when="autotune",
+        "accepted, without effect: this version has no autotuning", off="--no-autotune", off_hidden=True, when="autotune",
     ),
     Tunable(
         "autotune_log_file", str, config.AUTOTUNE_LOG, ("autotune", "log_file"),
-        "CSV file for what tuning tried", when="autotune",
+        "as --autotune", when="autotune",
     ),
     Tunable(
         "autotune_warmup_samples", int, config.AUTOTUNE_WARMUP_SAMPLES, ("autotune", "warmup_samples"),
-        "samples that are thrown away first (default 3)", minimum=0, when="autotune",
+        "as --autotune", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_steps_per_sample", int, config.AUTOTUNE_STEPS_PER_SAMPLE, ("autotune", "steps_per_sample"),
-        "steps in each sample (default 10)", minimum=0, when="autotune",
+        "as --autotune", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_bayes_opt_max_samples", int, config.AUTOTUNE_MAX_SAMPLES, ("autotune", "bayes_opt_max_samples"),
-        "samples until tuning stops (default 20)", minimum=0, when="autotune",
+        "as --autotune", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_gaussian_process_noise", float, config.AUTOTUNE_NOISE, ("autotune", "gaussian_process_noise"),
-        "noise expected in samples, 0 to 1 (default 0.8)", minimum=0, maximum=1, when="autotune",
+        "as --autotune", minimum=0, maximum=1, when="autotune",
     ),
     Tunable(
         "timeline_filename", str, config.TIMELINE, ("timeline", "filename"),
@@ -146,11 +147,12 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "timeline_mark_cycles", bool, config.TIMELINE_MARK_CYCLES, ("timeline", "mark_cycles"),
-        "mark cycles in the timeline", off="--no-timeline-mark-cycles", off_hidden=True, when="timeline_filename",
+        "also mark in the timeline when the coordinator sends orders", off="--no-timeline-mark-cycles",
+        off_hidden=True, when="timeline_filename",
     ),
     Tunable(
         "no_stall_check", bool, config.STALL_CHECK_DISABLE, ("stall_check", "enabled"),
-        "do not look for tensors that some ranks wait for in vain", off="--stall-check", off_hidden=True, inverted=True,
+        "do not report tensors that only some ranks have submitted", off="--stall-check", off_hidden=True, inverted=True,
     ),
     Tunable(
         "stall_check_warning_time_seconds", int, config.STALL_CHECK_TIME, ("stall_check", "warning_time_seconds"),
@@ -162,11 +164,12 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "mpi_threads_disable", bool, config.MPI_THREADS_DISABLE, ("library_options", "mpi_threads_disable"),
-        "run MPI without its thread support", off="--no-mpi-threads-disable", off_hidden=True,
+        "initialize MPI for calls that never overlap (MPI_THREAD_SERIALIZED)", off="--no-mpi-threads-disable", off_hidden=True,
     ),
     Tunable(
         "num_nccl_streams", int, config.NUM_NCCL_STREAMS, ("library_options", "num_nccl_streams"),
-        "streams for NCCL (default 1)", minimum=0, without_effect="one stream of each GPU carries all collectives",
+        "accepted, without effect: one stream of each GPU carries all collectives", minimum=0,
+        without_effect="one stream of each GPU carries all collectives",
     ),
     Tunable(
         "thread_affinity", str, config.THREAD_AFFINITY, ("library_options", "thread_affinity"),
@@ -182,7 +185,8 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "log_with_timestamp", bool, config.LOG_HIDE_TIME, ("logging", "with_timestamp"),
-        "show the time in log messages", off="--log-without-timestamp", on_hidden=True, export=_negated,
+        "show the time in log messages", off="--log-without-timestamp", off_help="leave the time out of log messages",
+        on_hidden=True, export=_negated,
     ),
 )  # fmt: skip
 """In the order in which ``--help`` shows them."""

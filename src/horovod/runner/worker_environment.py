@@ -1,8 +1,9 @@
 """The environment variables a rank starts with.
 
-A rank on the launcher's host inherits the launcher's whole environment. One on another host has what a login there gives it,
-and on top of that what of the launcher's environment is not of the launcher's host alone. What the user's flags say comes on
-top, then who the rank is and where the ranks meet. Nothing that the user did not ask for is forced on the runtime.
+A rank on the launcher's host inherits the launcher's whole environment. A rank on another host has the environment of a login
+there, and those of the launcher's variables that do not belong to the launcher's host alone. The user's flags override both.
+Last come the rank's own numbers and the address of the rendezvous server. No setting of the runtime is exported unless the
+user has asked for it.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": st
 _HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
-# By the interface that scripts rely on, these do not travel:
+# By the interface that scripts rely on, these are not forwarded:
 _NOT_FORWARDED = r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|" + config.SECRET_KEY
-# Nor do those that say who is logged in and where; whoever logs in there has them as they are right there.
+# Nor are the variables of a login session: a login on the other host sets its own.
 _OF_A_LOGIN = (
     r"HOME|USER|LOGNAME|SHELL|MAIL|PWD|SHLVL|_|HOSTNAME|TTY|SSH_.*|XDG_.*|DBUS_SESSION_BUS_ADDRESS|DISPLAY|XAUTHORITY"
 )
-# Nor does what a batch system says of a node, or of the step that the launcher runs in.
+# Nor are a batch system's variables about a node, or about the step that the launcher runs in.
 _OF_A_NODE = r"SLURMD_.*|SLURM_(?!CONF|SUBMIT|CLUSTER|ARRAY|JOB).*|SLURM_JOB_GPUS"
 _STAYS = re.compile(f"(?:{_NOT_FORWARDED})|(?:{_OF_A_LOGIN}|{_OF_A_NODE})$")
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of the launcher's environment ranks on other hosts get."""
+    """The part of the launcher's environment that ranks on other hosts get."""
     return {name: value for name, value in environment.items() if _STAYS.match(name) is None}
 
 
 def from_options(options: Options) -> dict[str, str]:
-    """What the user's flags and configuration file say to the runtime."""
+    """The variables for the user's flags and configuration file."""
     variables = exported(dict(options.tunables))
     if options.start_timeout is not None:
         variables[config.START_TIMEOUT] = str(options.start_timeout)
@@ -104,7 +105,7 @@ def memory(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def rendezvous_point(address: tuple[str, int], secret: str) -> dict[str, str]:
-    """Where the ranks of the job meet, and by what they know one another."""
+    """The address of the rendezvous server, and the job's secret."""
     return {
         config.RENDEZVOUS_ADDRESS: address[0],
         config.RENDEZVOUS_PORT: str(address[1]),
@@ -114,7 +115,7 @@ def rendezvous_point(address: tuple[str, int], secret: str) -> dict[str, str]:
 
 
 def of_rank(slot: SlotInfo) -> dict[str, str]:
-    """Who the rank is."""
+    """The rank's numbers, and the name of its host."""
     return {
         config.HOSTNAME: slot.hostname,
         config.RANK: str(slot.rank),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.control.failure_detector import NO_PROGRESS_REPORTS, SILENT, STUCK, UNABLE, UNSEEN_CHECKS, FailureDetector
+from horovod.control.failure_detector import (
+    NO_PROGRESS_REPORTS,
+    STUCK,
+    UNABLE,
+    UNRESPONSIVE,
+    UNSEEN_CHECKS,
+    FailureDetector,
+)
 
 ANSWER = 10.0
 
@@ -49,11 +56,11 @@ def test_who_does_not_answer_is_looked_after_again_and_again(detector: FailureDe
 def test_a_process_that_is_seen_stopped_twice_is_lost(detector: FailureDetector) -> None:
     detector.ask([1], 0)
     detector.overdue(10)
-    assert detector.testify(1, "stopped", 10) is None
-    assert detector.testify(1, "stopped", 10) is None, "another who sees it: the same look"
+    assert detector.process_seen(1, "stopped", 10) is None
+    assert detector.process_seen(1, "stopped", 10) is None, "another who sees it: the same look"
     assert detector.failure is None and detector.due() == 15
     detector.overdue(15)
-    detector.testify(1, "stopped", 15)
+    detector.process_seen(1, "stopped", 15)
     assert detector.failure == (1, "stopped")
 
 
@@ -61,7 +68,7 @@ def test_a_process_that_goes_on_between_two_looks_is_not_lost(detector: FailureD
     detector.ask([1], 0)
     for now, found in ((10, "stopped"), (15, ""), (25, "stopped"), (30, "")):
         assert detector.overdue(now) == [1]
-        detector.testify(1, found, now)
+        detector.process_seen(1, found, now)
     assert detector.failure is None
 
 
@@ -69,11 +76,11 @@ def test_what_is_seen_of_a_peer_that_has_answered_is_of_no_interest(detector: Fa
     detector.ask([1], 0)
     detector.overdue(10)
     detector.answered(1, 11)
-    assert detector.testify(1, "stopped", 12) is None
+    assert detector.process_seen(1, "stopped", 12) is None
     detector.ask([1], 13)
-    assert detector.testify(1, "stopped", 14) is None, "nobody was asked to look yet"
+    assert detector.process_seen(1, "stopped", 14) is None, "nobody was asked to look yet"
     detector.overdue(23)
-    detector.testify(1, "stopped", 23)
+    detector.process_seen(1, "stopped", 23)
     assert detector.failure is None
 
 
@@ -83,7 +90,7 @@ def test_a_process_that_runs_is_waited_for_without_end_and_told_of_ever_more_rar
     for check in range(1, 10_001):
         now = ANSWER * check
         assert detector.overdue(now) == [1]
-        told += [silent for silent in [detector.testify(1, "", now)] if silent is not None]
+        told += [silent for silent in [detector.process_seen(1, "", now)] if silent is not None]
     assert detector.failure is None
     assert told[:4] == [10, 20, 40, 80] and len(told) == 14
 
@@ -92,12 +99,12 @@ def test_a_process_that_runs_is_waited_for_as_long_as_the_user_wants() -> None:
     detector = FailureDetector(ANSWER, 60)
     detector.ask([1], 0)
     detector.overdue(3600)
-    detector.testify(1, "", 3600)
+    detector.process_seen(1, "", 3600)
     assert detector.failure is None, "an hour that nobody lived through"
     for check in range(1, 6):
         assert detector.failure is None
         detector.overdue(3600 + ANSWER * check)
-        detector.testify(1, "", 3600 + ANSWER * check)
+        detector.process_seen(1, "", 3600 + ANSWER * check)
     assert detector.failure == (1, UNABLE.format(60))
 
 
@@ -107,7 +114,7 @@ def test_a_peer_that_nobody_sees_is_lost_in_the_end(detector: FailureDetector) -
         detector.overdue(ANSWER * check)
     assert detector.failure is None
     detector.overdue(ANSWER * UNSEEN_CHECKS)
-    assert detector.failure == (1, SILENT)
+    assert detector.failure == (1, UNRESPONSIVE)
 
 
 def test_an_hour_that_nobody_lived_through_counts_once(detector: FailureDetector) -> None:
@@ -132,7 +139,7 @@ def test_a_suspicion_does_not_wait_for_a_rank_that_only_cannot_answer_now(detect
     detector.ask([1, 2], 0)
     detector.answered(1, 1)
     detector.overdue(10)
-    detector.testify(2, "", 10)
+    detector.process_seen(2, "", 10)
     assert detector.failure == (1, "first")
 
 
@@ -143,7 +150,7 @@ def test_a_suspicion_finds_who_does_not_answer(detector: FailureDetector) -> Non
     detector.overdue(10)
     assert detector.failure is None, "somebody else may see it"
     detector.overdue(20)
-    assert detector.failure == (2, SILENT)
+    assert detector.failure == (2, UNRESPONSIVE)
 
 
 def test_a_suspicion_finds_who_is_stopped(detector: FailureDetector) -> None:
@@ -153,7 +160,7 @@ def test_a_suspicion_finds_who_is_stopped(detector: FailureDetector) -> None:
     for now in (10, 15):
         detector.overdue(now)
         assert detector.failure is None
-        detector.testify(2, "stopped", now)
+        detector.process_seen(2, "stopped", now)
     assert detector.failure == (2, "stopped")
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from horovod.control.channel import Channel, ChannelClosed
-from horovod.control.failure_detector import NO_PROGRESS_REPORTS, SILENT, STUCK
+from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
 from horovod.control.framing import frame
 from horovod.control.liveness_monitor import Bye, Failure, LivenessMonitor, Message, NoProgress, Ping, Pong, Report
 from horovod.control.processes import KILLED, STOPPED
@@ -197,8 +197,8 @@ def test_a_suspicion_finds_the_peer_that_really_does_not_answer(job: Job) -> Non
     rank.monitor.report(2, "made no progress", suspected=True)
     assert peers[1].hear() == peers[2].hear() == Ping()
     peers[2].say(Pong("train.py:2"))
-    assert rank.wait() == (1, SILENT)
-    assert [peers[2].hear(), peers[2].hear()] == [Ping([1]), Failure(1, SILENT)]
+    assert rank.wait() == (1, UNRESPONSIVE)
+    assert [peers[2].hear(), peers[2].hear()] == [Ping([1]), Failure(1, UNRESPONSIVE)]
 
 
 def test_the_death_behind_a_suspicion_is_what_is_told(job: Job) -> None:
@@ -260,7 +260,7 @@ def test_a_member_whose_rank_0_is_stopped_says_so_itself(job: Job) -> None:
 def test_a_peer_that_nobody_sees_and_that_does_not_answer_for_long(job: Job, own: int) -> None:
     rank, _ = job.alone(own, [4 if own == 0 else 0], 0.02)
     rank.monitor.probe()
-    assert rank.wait() == (4 if own == 0 else 0, SILENT)
+    assert rank.wait() == (4 if own == 0 else 0, UNRESPONSIVE)
 
 
 def test_a_peer_that_does_not_answer_and_runs_is_waited_for_and_people_are_told(

@@ -100,7 +100,7 @@ def test_ranks_meet_again_and_again(directory: Making) -> None:
 def test_a_rank_that_waits_at_a_rank_0_that_dies_meets_the_next_one(directory: Making) -> None:
     old = directory()
     noted = b"" if old.port else b"of the old rank 0"
-    server = RendezvousServer(RendezvousAtRank0(old, b"")._door(noted), "0.0.0.0", old.port)
+    server = RendezvousServer(RendezvousAtRank0(old, b"")._handshake_secret(noted), "0.0.0.0", old.port)
     server.start()
     old.publish(server.address[1], noted)
     waiting = Together(rank(directory, 1, 2))

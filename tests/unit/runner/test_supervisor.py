@@ -52,7 +52,7 @@ class ConnectionKey(Connection):
             os.pipe() for _ in range(3)
         )
 
-    def explain(self, errors: str, chatter: str) -> str:
+    def explain(self, errors: str, preamble: str) -> str:
         return "it is gone"
 
     def close(self, *, orderly: bool) -> None:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from horovod.comm.base import Communicator
 from horovod.comm.device import GPU, DeviceRuntime
 from horovod.comm.engine import EngineError, Group, Settings
-from horovod.core.lifecycle.engine_building import MeetingOverCommunicator, build_for_members
+from horovod.core.lifecycle.engine_building import ExchangeOverCommunicator, build_for_members
 from horovod.core.submission import devices
 
 _log = logging.getLogger("horovod.core")
@@ -76,7 +76,7 @@ class DeviceEngines:
         deadline = time.monotonic() + self._timeout.total_seconds() * _PART_OF_TIMEOUT
         made: Communicator | str | None
         try:
-            made = build_for_members(self.engine, group, ranks, MeetingOverCommunicator(self._host), deadline, GPU)
+            made = build_for_members(self.engine, group, ranks, ExchangeOverCommunicator(self._host), deadline, GPU)
         except EngineError as error:
             made = str(error)
         with self._lock:

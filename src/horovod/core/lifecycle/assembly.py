@@ -20,7 +20,7 @@ from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.coordination.role import Watch
 from horovod.core.execution.cpu_affinity import Placement
 from horovod.core.execution.worker import WorkerThread
-from horovod.core.lifecycle.engine_building import MeetingOverConnections, build_engine
+from horovod.core.lifecycle.engine_building import ExchangeOverConnections, build_engine
 
 CONTROL = "control"
 DATA = "data"
@@ -170,11 +170,11 @@ class EngineBuilder:
             forced = (
                 HIERARCHICAL  # with what is forced between the hosts; where there is one host, the flag has no meaning
             )
-        meeting = MeetingOverConnections(len(members), connections, index == 0, self._deadline)
-        return build_engine(group, meeting, forced, CPU_OPERATIONS, self._deadline, names)
+        exchange = ExchangeOverConnections(members, connections, index == 0, self._deadline)
+        return build_engine(group, exchange, forced, CPU_OPERATIONS, self._deadline, names)
 
     def _subgroup(self, role: str, ranks: Sequence[int], names: Sequence[str]) -> Communicator:
-        """The same for a part of the members, who meet over connections of their own."""
+        """The same for a part of the members, who exchange over connections of their own."""
         peers = list(ranks[1:]) if self._rank == ranks[0] else [ranks[0]]
         made = self._connect([ConnectionKey(peer, f"{role}.control", self._group) for peer in peers if len(ranks) > 1])
         try:

@@ -103,7 +103,7 @@ def _start_elastic(
         try:
             started = _start(identify, sets, comm)
         except NotImplementedError:
-            raise
+            raise  # a RuntimeError, but of the arguments: another round would fail, too
         except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
             process.next(True, f"Round {process.round} could not begin: {str(error).rstrip('.')}.")
             continue

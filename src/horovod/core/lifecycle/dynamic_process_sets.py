@@ -68,7 +68,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     context = _dynamic_context("adding")
     wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if wanted.ranks is None:
-        raise NotImplementedError(
+        raise NotImplementedError(  # the type that scripts of the public interface expect
             "A process set made from an mpi4py communicator cannot be added later: pass it to hvd.init(process_sets=...), or "
             "add the list of its ranks."
         )

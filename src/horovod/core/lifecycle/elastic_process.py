@@ -1,4 +1,4 @@
-"""This process as one of an elastic job: its place in each round, and the launcher's word meanwhile.
+"""This process as one of an elastic job: its place in each round, and what the launcher reports meanwhile.
 
 ``init()`` asks for a place. Where ``hvd.elastic.run`` begins the next round, it has asked already, with the reason why the
 last one ended. Either way the answer becomes environment variables, from which the rest of the runtime learns who it is.

@@ -1,9 +1,9 @@
-"""Builds one engine for one group of ranks: the members tell each other what stands against which engine, choose, and build.
+"""Builds one engine for one group of ranks: the members exchange which engines each can use, choose the best, and build it.
 
-Called by :mod:`horovod.core.lifecycle.assembly` for the host memory of a process set, over the control connections of
-its members; by engines that are composed of others, through :attr:`Group.subgroup`; and, for the memory of a device,
-wherever the members of a set are all there in order, over the communicator that they have already. What the members
-say to each other decides, the same on all of them, so nobody has to be told what was decided.
+Called by :mod:`horovod.core.lifecycle.assembly` for the host memory of a process set, over the control connections of its
+members; by engines that are composed of others, through :attr:`Group.subgroup`; and by
+:mod:`horovod.core.execution.device_engines` for the memory of GPUs, over the communicator that the ranks already have. All
+members choose from the same data by the same rule, so the choice itself is not sent.
 """
 
 from __future__ import annotations
@@ -31,22 +31,33 @@ _log = logging.getLogger("horovod.core")
 LONGEST_MESSAGE = 1 << 24
 
 
-class Meeting(Protocol):
-    """The members of a group exchange small messages, in the same order of calls on all of them."""
+class MemberExchange(Protocol):
+    """Small messages among the members of a group before they have an engine. All members make the same calls in one order."""
 
     def allgather(self, own: bytes) -> list[bytes]:
-        """Everybody's bytes, by index."""
+        """The bytes of all members, by index."""
 
     def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
-        """What the first member passes, on all members: bytes, and a descriptor of its own for each that can be passed
-        one, else -1."""
+        """The bytes that the first member passes, and its descriptor: a duplicate for each member that can be passed one,
+        else -1."""
 
 
-class MeetingOverConnections:
-    """Over the connections of the group's first member with each other one, by index; a member has that to the first only."""
+class ExchangeOverConnections:
+    """Over connections of the group's first member with each other member.
 
-    def __init__(self, size: int, connections: Mapping[int, socket.socket], leads: bool, deadline: float) -> None:
-        self._size = size
+    Args:
+        ranks: the members' global ranks, for errors.
+        connections: by index; a member other than the first has only the one with the first.
+        leads: whether this is the first member.
+        deadline: ``time.monotonic`` by which a message must have arrived.
+
+    Its methods raise TimeoutError or ConnectionError where a member does not answer; the message names its rank.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int], connections: Mapping[int, socket.socket], leads: bool, deadline: float
+    ) -> None:
+        self._ranks = ranks
         self._connections = connections
         self._leads = leads
         self._deadline = deadline
@@ -55,7 +66,7 @@ class MeetingOverConnections:
         if not self._leads:
             self._send(0, own)
             return msgspec.msgpack.decode(self._receive(0)[0], type=list[bytes])
-        everything = [own if index == 0 else self._receive(index)[0] for index in range(self._size)]
+        everything = [own if index == 0 else self._receive(index)[0] for index in range(len(self._ranks))]
         self.broadcast(msgspec.msgpack.encode(everything))
         return everything
 
@@ -68,31 +79,45 @@ class MeetingOverConnections:
 
     def _send(self, index: int, data: bytes, descriptor: int = -1) -> None:
         connection = self._connections[index]
-        connection.settimeout(max(0.001, self._deadline - time.monotonic()))
         message = frame(data)
-        if descriptor >= 0 and connection.family == socket.AF_UNIX:
-            sent = socket.send_fds(connection, [message], [descriptor])
-            message = message[sent:]
-        connection.sendall(message)
+        try:
+            connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+            if descriptor >= 0 and connection.family == socket.AF_UNIX:
+                sent = socket.send_fds(connection, [message], [descriptor])
+                message = message[sent:]
+            connection.sendall(message)
+        except OSError as error:
+            raise self._lost(index, error) from error
 
     def _receive(self, index: int) -> tuple[bytes, int]:
         connection = self._connections[index]
-        connection.settimeout(max(0.001, self._deadline - time.monotonic()))
         descriptors: list[int] = []
         head = b""
-        if connection.family == socket.AF_UNIX:
-            head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
-            if not head:
-                raise ConnectionError("a member closed its connection while an engine was chosen")
-        head += receive_exactly(connection, LENGTH_BYTES - len(head), self._deadline)
-        length = int.from_bytes(head, "big")
-        if length > LONGEST_MESSAGE:
-            raise ConnectionError(f"a message of {length} bytes was announced while an engine was chosen")
-        return receive_exactly(connection, length, self._deadline), descriptors[0] if descriptors else -1
+        try:
+            if connection.family == socket.AF_UNIX:
+                connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+                head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
+                if not head:
+                    raise ConnectionResetError("the connection was closed")
+            head += receive_exactly(connection, LENGTH_BYTES - len(head), self._deadline)
+            length = int.from_bytes(head, "big")
+            if length > LONGEST_MESSAGE:
+                raise ConnectionError(f"it announced a message of {length} bytes")
+            return receive_exactly(connection, length, self._deadline), descriptors[0] if descriptors else -1
+        except OSError as error:
+            for received in descriptors:
+                os.close(received)
+            raise self._lost(index, error) from error
+
+    def _lost(self, index: int, error: OSError) -> OSError:
+        kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
+        return kind(
+            f"rank {self._ranks[index]} did not take part in the choice of an engine ({error}). Look at its output"
+        )
 
 
-class MeetingOverCommunicator:
-    """Over a communicator for host memory that the same members have already; no descriptors."""
+class ExchangeOverCommunicator:
+    """Over a communicator for host memory that the same members already have; it passes no descriptors."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -116,29 +141,29 @@ class MeetingOverCommunicator:
         return array.tobytes(), -1
 
 
-class _Opinion(msgspec.Struct, array_like=True):
-    """What a member says before an engine is chosen."""
+class _Support(msgspec.Struct, array_like=True):
+    """Which engine is forced on a member, "" for none; and why it cannot use which engine, "" where it can."""
 
     forced: str
     obstacles: dict[str, str]
 
 
-_decode_opinion = msgspec.msgpack.Decoder(_Opinion).decode
+_decode_support = msgspec.msgpack.Decoder(_Support).decode
 
 
-class _Offer(msgspec.Struct, array_like=True):
-    """What the first member says of one engine; ``obstacle`` where it could not make the bootstrap."""
+class _BootstrapMessage(msgspec.Struct, array_like=True):
+    """The first member's bootstrap data of one engine; or ``obstacle``, why it could not make them."""
 
     data: bytes
     obstacle: str = ""
 
 
-_decode_offer = msgspec.msgpack.Decoder(_Offer).decode
+_decode_bootstrap = msgspec.msgpack.Decoder(_BootstrapMessage).decode
 
 
 def build_engine(
     group: Group,
-    meeting: Meeting,
+    exchange: MemberExchange,
     forced: str,
     variable: str,
     deadline: float,
@@ -148,7 +173,7 @@ def build_engine(
     """This rank's communicator of the best engine that can serve the group. Every member must call it.
 
     Args:
-        forced: what this rank's environment asks for, "" for no wish; ``variable`` is where.
+        forced: the engine that this rank's environment forces, "" for none; ``variable`` is the environment variable.
         deadline: ``time.monotonic`` by which all members must have answered.
         names: the engines to choose from, best first; none: those of the device that are chosen without being forced.
 
@@ -160,15 +185,14 @@ def build_engine(
         if forced:
             candidates([forced], [{}], variable, names, device)  # a wrong name is an error in a group of one, too
         return SingleCommunicator()
-    opinion = _Opinion(forced, obstacles(group, forced, names, device))
-    opinions = [_decode_opinion(each) for each in meeting.allgather(msgspec.msgpack.encode(opinion))]
-    wishes = [each.forced for each in opinions]
-    found = [each.obstacles for each in opinions]
-    rest = candidates(wishes, found, variable, names, device)
-    wish = next((wish for wish in wishes if wish), "")
+    own = _Support(forced, obstacles(group, forced, names, device))
+    support = [_decode_support(each) for each in exchange.allgather(msgspec.msgpack.encode(own))]
+    found = [each.obstacles for each in support]
+    rest = candidates([each.forced for each in support], found, variable, names, device)
+    forced_somewhere = next((each.forced for each in support if each.forced), "")
     reasons: dict[str, tuple[int, str]] = {}
     for name in rest:
-        communicator, failed = _try(name, group, meeting, deadline, device)
+        communicator, failed = _try(name, group, exchange, deadline, device)
         if communicator is not None:
             if group.rank == 0:
                 why = _why(rest[: rest.index(name)], reasons, found, name)
@@ -182,41 +206,41 @@ def build_engine(
             return communicator
         reasons[name] = failed
     member, obstacle = reasons[rest[-1]]
-    if wish:
-        raise cannot(variable, wish, member, obstacle)
+    if forced_somewhere:
+        raise cannot(variable, forced_somewhere, member, obstacle)
     raise EngineError(f"no engine can serve this group; {rest[-1]}: member {member}: {obstacle}")
 
 
 def build_for_members(
-    name: str, group: Group | None, members: Sequence[int], meeting: Meeting, deadline: float, device: str
+    name: str, group: Group | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
 ) -> Communicator | None:
-    """This rank's communicator of one engine for some of those who meet; None where it is not among them.
+    """This rank's communicator of one engine for some members of an exchange; None where this rank is not among them.
 
-    Everybody who meets must call it.
+    All ranks of the exchange must call it.
 
     Args:
         group: as this rank sees the members, None where it is not one.
-        members: their indices in the meeting.
+        members: their indices in the exchange.
 
     Raises:
-        EngineError: it could not be built on a member; everywhere.
+        EngineError: it could not be built on a member; on all ranks of the exchange.
     """
     kind = engine(name, device)
-    offer = _Offer(b"")
+    message = _BootstrapMessage(b"")
     if group is not None and group.rank == 0:
         try:
-            offer = _Offer(kind.bootstrap(group).data)
+            message = _BootstrapMessage(kind.bootstrap(group).data)
         except (EngineError, OSError, ValueError) as error:
-            offer = _Offer(b"", str(error) or repr(error))
-    offer = _decode_offer(meeting.allgather(msgspec.msgpack.encode(offer))[members[0]])
-    communicator, obstacle = None, offer.obstacle
+            message = _BootstrapMessage(b"", str(error) or repr(error))
+    message = _decode_bootstrap(exchange.allgather(msgspec.msgpack.encode(message))[members[0]])
+    communicator, obstacle = None, message.obstacle
     if group is not None and not obstacle:
         try:
-            communicator = kind.build(group, Bootstrap(offer.data), deadline)
+            communicator = kind.build(group, Bootstrap(message.data), deadline)
         except (EngineError, OSError, ValueError, RuntimeError) as error:
             obstacle = str(error) or repr(error)
     try:
-        outcomes = [each.decode() for each in meeting.allgather(obstacle.encode())]
+        outcomes = [each.decode() for each in exchange.allgather(obstacle.encode())]
     except BaseException:
         if communicator is not None:
             communicator.abort()
@@ -248,36 +272,36 @@ def _why(
 
 
 def _try(
-    name: str, group: Group, meeting: Meeting, deadline: float, device: str
+    name: str, group: Group, exchange: MemberExchange, deadline: float, device: str
 ) -> tuple[Communicator | None, tuple[int, str]]:
     """Build one engine; None, and the first member that could not with its reason, where that failed on any."""
     kind = engine(name, device)
-    offer, own_descriptor = _Offer(b""), -1
+    message, own_descriptor = _BootstrapMessage(b""), -1
     if group.rank == 0:
         try:
             made = kind.bootstrap(group)
-            offer, own_descriptor = _Offer(made.data), made.descriptor
+            message, own_descriptor = _BootstrapMessage(made.data), made.descriptor
         except (EngineError, OSError, ValueError) as error:
-            offer = _Offer(b"", str(error) or repr(error))
+            message = _BootstrapMessage(b"", str(error) or repr(error))
     try:
-        body, descriptor = meeting.broadcast(msgspec.msgpack.encode(offer), own_descriptor)
+        body, descriptor = exchange.broadcast(msgspec.msgpack.encode(message), own_descriptor)
     finally:
         if own_descriptor >= 0:
             os.close(own_descriptor)
     communicator, obstacle = None, ""
     try:
-        offer = _decode_offer(body)
-        if offer.obstacle:
-            return None, (0, offer.obstacle)
+        message = _decode_bootstrap(body)
+        if message.obstacle:
+            return None, (0, message.obstacle)
         try:
-            communicator = kind.build(group, Bootstrap(offer.data, descriptor), deadline)
+            communicator = kind.build(group, Bootstrap(message.data, descriptor), deadline)
         except (EngineError, OSError, ValueError, RuntimeError) as error:
             obstacle = str(error) or repr(error)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
     try:
-        outcomes = [each.decode() for each in meeting.allgather(obstacle.encode())]
+        outcomes = [each.decode() for each in exchange.allgather(obstacle.encode())]
     except BaseException:
         if communicator is not None:
             communicator.close()

@@ -18,14 +18,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
-from horovod.comm.device import GPU, DeviceFacts, shared_by
-from horovod.comm.engine import Group, MpiRanks
-from horovod.comm.select import device_engine, forced_host_engine, not_alone, obstacles
+from horovod.comm.engine import MpiRanks
+from horovod.comm.select import forced_host_engine
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
-from horovod.control.reachability import TRIAL_SECONDS, UnreachableError, find_unreachable
+from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous_point import AllGather
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
@@ -35,21 +34,20 @@ from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.execution.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.execution.device_engines import DeviceEngines
 from horovod.core.execution.worker import WorkerThread
-from horovod.core.lifecycle import crash, elastic_process
+from horovod.core.lifecycle import crash, device_choice, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.rendezvous import (
     RankInfo,
     check_settings,
-    compare_findings,
     exchange_rank_infos,
+    reachable_endpoints,
     rendezvous_of,
 )
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.world import World, place_by_hosts
 from horovod.core.process_set import membership
-from horovod.core.submission import devices
 from horovod.observe import call_site
 
 _log = logging.getLogger("horovod.core")
@@ -133,7 +131,7 @@ class Generation:
                 process.call_when_over(mesh.cancel)
             with self._session() as all_gather:
                 rank_infos = self._exchange_rank_infos(mesh, process_sets, all_gather)
-                self._check_ways(mesh, all_gather, deadline)
+                self._keep_reachable(mesh, all_gather, deadline)
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
@@ -181,13 +179,18 @@ class Generation:
             cpu_resources,
             self.config.common(),
             self.world.launched.node or identity.hostname,
-            *self._device_facts(),
+            device_choice.own_report(identity.rank, identity.size, self.config.gpu_operations),
         )
         seconds = self.config.start_timeout.total_seconds()
         rank_infos = exchange_rank_infos(own, all_gather, seconds)
         check_settings([each.settings for each in rank_infos])
-        self._choose_device_engine(rank_infos)
+        gpu, cpu = self.config.gpu_operations, self.config.cpu_operations
+        host_engine = forced_host_engine(gpu, cpu, GPU_OPERATIONS, CPU_OPERATIONS)
+        self.config = dataclasses.replace(self.config, cpu_operations=host_engine)
         self._endpoints = [each.endpoint for each in rank_infos]
+        self.device_engine = device_choice.choose(
+            [endpoint.host for endpoint in self._endpoints], [each.devices for each in rank_infos]
+        )
         if self.world.communicator is None:
             launched = tuple(each.launched for each in rank_infos)
             self.mpi = MpiRanks(None, self.world.launched.size, launched)
@@ -205,44 +208,15 @@ class Generation:
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)
         return rank_infos
 
-    def _device_facts(self) -> tuple[str, dict[str, str], list[str]]:
-        """The engine for GPUs that is forced, why this rank cannot use which, and the GPUs that it must not share."""
-        identity, provider, forced = self.identity, devices.provider(), self.config.gpu_operations
-        facts = DeviceFacts() if provider is None else provider.facts()
-        group = Group(identity.rank, identity.size, ("",) * identity.size, facts=facts)
-        return forced, obstacles(group, forced, device=GPU), list(facts.gpus) if not_alone() else []
-
-    def _choose_device_engine(self, rank_infos: Sequence[RankInfo]) -> None:
-        forced = [each.device_engine for each in rank_infos]
-        found = [dict(each.device_obstacles) for each in rank_infos]
-        shared = shared_by([each.endpoint.host for each in rank_infos], [each.gpus for each in rank_infos])
-        for known, reason in zip(found, shared, strict=True):
-            for name, obstacle in known.items():
-                known[name] = obstacle or (reason and f"{reason}, and {not_alone()}")
-        config = self.config
-        host = forced_host_engine(config.gpu_operations, config.cpu_operations, GPU_OPERATIONS, CPU_OPERATIONS)
-        self.config = dataclasses.replace(config, cpu_operations=host)
-        self.device_engine, why = device_engine(forced, found, GPU_OPERATIONS)
-        provider = devices.provider()
-        if not self.device_engine and provider is not None and provider.facts().gpus:
-            _log.info("tensors on GPUs travel through host memory (%s)", why)
-
-    def _check_ways(self, mesh: Mesh | None, all_gather: AllGather, deadline: float) -> None:
+    def _keep_reachable(self, mesh: Mesh | None, all_gather: AllGather, deadline: float) -> None:
         """Find out whether the hosts reach each other before ranks wait for one another, and by which addresses."""
         if mesh is None or self.world.on_this_host or len({endpoint.host for endpoint in self._endpoints}) == 1:
             return
-        left = max(0.1, deadline - time.monotonic())
-        found = find_unreachable(mesh.endpoint, self._endpoints, min(TRIAL_SECONDS, left / 2))
         try:
-            self._endpoints = compare_findings(found, self._endpoints, all_gather, left)
+            self._endpoints = reachable_endpoints(mesh.endpoint, self._endpoints, all_gather, deadline)
         except UnreachableError as error:
             self.termination.cannot_begin(error.rank, str(error))
             raise
-        for host, failed in found.items():
-            for address, why in failed.items():
-                _log.warning(
-                    "no rank uses address %s of %s: %s cannot reach it (%s)", address, host, mesh.endpoint.host, why
-                )
         mesh.keep_to(self.addresses)
 
     def _connect(self, mesh: Mesh | None, groups: Mapping[int, list[int]], deadline: float) -> None:
@@ -277,9 +251,9 @@ class Generation:
                 self.mpi,
             )
         if self.device_engine:
-            everybody = self.workers[0]
-            everybody.devices = DeviceEngines(
-                self.device_engine, rank, size, everybody.communicator, self.config.timeout
+            all_ranks = self.workers[0]
+            all_ranks.devices = DeviceEngines(
+                self.device_engine, rank, size, all_ranks.communicator, self.config.timeout
             )
         self.recording.begin()
         if self._monitor is not None:

@@ -54,7 +54,7 @@ def requested_sets(sets: Sequence[ProcessSet], world: World) -> list[RequestedSe
         if each.mpi_comm is None:
             found.append(RequestedSet(tuple(each.ranks or ())))
         elif world.communicator is None:
-            raise NotImplementedError(
+            raise NotImplementedError(  # the type that scripts of the public interface expect
                 "Process sets made from an mpi4py communicator need a job that is made from one, too: "
                 "hvd.init(comm=MPI.COMM_WORLD, process_sets=...)."
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ import msgspec
 from horovod.control import rendezvous_over_mpi, rendezvous_over_pmi
 from horovod.control.mesh import Endpoint
 from horovod.control.munge import MungeError
-from horovod.control.reachability import Findings, usable
+from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, usable
 from horovod.control.rendezvous_at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
 from horovod.control.rendezvous_on_hosts import RendezvousOnHosts
 from horovod.control.rendezvous_over_mpi import RendezvousOverMpi
@@ -29,11 +31,14 @@ from horovod.core.config import (
 )
 from horovod.core.coordination.agreement import list_ranks
 from horovod.core.execution.cpu_affinity import CpuResources
+from horovod.core.lifecycle.device_choice import DeviceReport
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
 
 if TYPE_CHECKING:
     from horovod.environments import HostList, Identity
+
+_log = logging.getLogger("horovod.core")
 
 
 class RankInfo(msgspec.Struct, array_like=True):
@@ -50,12 +55,7 @@ class RankInfo(msgspec.Struct, array_like=True):
     """The settings that must be the same on all ranks, by environment variable."""
     node: str = ""
     """What its launcher counts as one host, where the local and cross numbers follow from that."""
-    device_engine: str = ""
-    """The engine for GPUs that is forced, "" for none."""
-    device_obstacles: dict[str, str] = {}
-    """Why it cannot use which engine for GPUs, by name; "" where it can."""
-    gpus: list[str] = []
-    """Those it may use; none where it does not matter how many ranks share one."""
+    devices: DeviceReport = msgspec.field(default_factory=DeviceReport)
 
 
 _decode = msgspec.msgpack.Decoder(RankInfo).decode
@@ -72,20 +72,28 @@ def exchange_rank_infos(own: RankInfo, all_gather: AllGather, seconds: float) ->
     return [_decode(each) for each in all_gather("init", msgspec.msgpack.encode(own), seconds)]
 
 
-def compare_findings(
-    own: Findings, endpoints: Sequence[Endpoint], all_gather: AllGather, seconds: float
+def reachable_endpoints(
+    own: Endpoint, endpoints: Sequence[Endpoint], all_gather: AllGather, deadline: float
 ) -> list[Endpoint]:
-    """The endpoints without addresses that turned out to be useless; every rank of a job on several hosts must call it.
+    """The endpoints without the addresses that lead nowhere. Every rank of a job on several hosts must call it.
 
     Args:
-        own: what this rank has found out about the way to other hosts.
+        own: this rank's endpoint.
+        endpoints: of all ranks, by rank.
+        deadline: ``time.monotonic`` by which all ranks must have tried.
 
     Raises:
         UnreachableError: some hosts cannot reach each other; the same on all ranks.
         TimeoutError, RuntimeError: a rank has ended meanwhile.
     """
-    found = all_gather("reachability", msgspec.msgpack.encode(own), seconds)
-    return usable(endpoints, [_decode_findings(each) for each in found])
+    left = max(0.1, deadline - time.monotonic())
+    found = find_unreachable(own, endpoints, min(TRIAL_SECONDS, left / 2))
+    every = [_decode_findings(each) for each in all_gather("reachability", msgspec.msgpack.encode(found), left)]
+    reachable = usable(endpoints, every)
+    for host, failed in found.items():
+        for address, why in failed.items():
+            _log.warning("no rank uses address %s of %s: %s cannot reach it (%s)", address, host, own.host, why)
+    return reachable
 
 
 def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
@@ -204,17 +212,17 @@ def _port(variables: Mapping[str, str]) -> int:
 
 
 def _user_secret(variables: Mapping[str, str], needed: bool) -> bytes:
-    """What the user has given the ranks to know one another by; b"" if nothing.
+    """The secret that the user has given the ranks; b"" if none.
 
-    Where a foreign launcher says where ranks meet, a secret is the user's choice: these launchers trust their network. Who
-    sets our own variables can set this one, too.
+    Where another launcher provides the rendezvous, a secret is the user's choice: these launchers trust their network. A user
+    who sets Horovod's own variables can set this one, too.
     """
     text = variables.get(USER_SECRET, "").strip()
     if not text and needed:
         raise ValueError(
             f"{FAILED}: {RENDEZVOUS_ADDRESS} is set, but neither {SECRET_KEY}, which a launcher of Horovod sets, nor "
             f"{USER_SECRET} is, so ranks cannot prove who they are. Set {USER_SECRET} to the same secret on all ranks: any "
-            "text that nobody can guess, as `openssl rand -hex 16` prints it."
+            "text that cannot be guessed, as `openssl rand -hex 16` prints it."
         )
     try:
         return secret_of_text(text) if text else b""

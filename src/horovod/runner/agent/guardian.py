@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+_EXIT_SECONDS = 5.0
+"""How long the guardian may take to end once it is told that the job is over."""
 _START = "import sys; sys.path.append({path!r}); from horovod.runner.agent.guardian_process import watch; watch()"
 
 
@@ -55,7 +57,11 @@ class Guardian:
         if self._process.stdin is not None:
             self._process.stdin.close()
         if orderly:
-            self._process.wait()
+            try:
+                self._process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:  # it was stopped; nothing is left for it to do
+                self._process.kill()
+                self._process.wait()
 
     def _write(self, line: bytes) -> None:
         try:

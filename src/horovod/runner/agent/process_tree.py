@@ -113,7 +113,7 @@ def _await_an_end(pids: Collection[int], deadline: float) -> None:
     except ProcessLookupError:
         pass  # one has just ended
     except (AttributeError, OSError):
-        time.sleep(0.02)
+        time.sleep(0.02)  # this kernel, or sandbox, has no descriptors of processes to wait for
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -14,7 +14,7 @@ from horovod.runner.loop import Loop
 
 _CHUNK = 1 << 18
 _CONGESTED_BYTES = 1 << 20
-_CHATTER_BYTES = 1 << 14
+_PREAMBLE_BYTES = 1 << 14
 T = TypeVar("T")
 
 
@@ -27,7 +27,7 @@ class MessageStream(Generic[T]):
         on_message: called with each.
         on_end: called once, with the reason, when no message can come any more; not after :meth:`close`.
         on_congestion: called with True when so much waits to be sent that no more should be, and with False when it is gone.
-        greeting: what the other side writes before its first message. Whatever comes before that is kept in ``chatter``.
+        greeting: what the other side writes before its first message. Whatever comes before that is kept in ``preamble``.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MessageStream(Generic[T]):
         self._congested = False
         self._ended = False
         self._closed = False
-        self.chatter = b""
+        self.preamble = b""
         """The last of what came before the greeting."""
         for descriptor in (reader, writer):
             os.set_blocking(descriptor, False)
@@ -108,9 +108,9 @@ class MessageStream(Generic[T]):
             self._end("the other side has closed the connection")
             return
         if self._greeting:
-            self.chatter, found, data = (self.chatter + data).partition(self._greeting)
+            self.preamble, found, data = (self.preamble + data).partition(self._greeting)
             if not found:
-                self.chatter = self.chatter[-_CHATTER_BYTES:]
+                self.preamble = self.preamble[-_PREAMBLE_BYTES:]
                 return
             self._greeting = b""
         try:

@@ -1,12 +1,13 @@
-"""Asks a source of hosts again and again, beside the launcher's loop."""
+"""Runs the host discovery script again and again, beside the launcher's loop."""
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable, Sequence
 
 from horovod.control.wakeup import WakeUp
-from horovod.runner.hosts.host_sources import HostSource
+from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
 
@@ -17,7 +18,9 @@ Found = Sequence[HostInfo] | str
 
 
 class Discovery:
-    """Polls ``source`` on a thread of its own, since a script may take its time. A context manager.
+    """Polls ``script`` on a thread of its own, since it may take its time. A context manager.
+
+    At the end a script that still runs is ended, so a script that hangs does not hold up the end of a job.
 
     Args:
         loop: calls ``found`` on its thread, with what differs from the last time.
@@ -26,9 +29,9 @@ class Discovery:
     """
 
     def __init__(
-        self, source: HostSource, ranks: int, loop: Loop, found: Callable[[Found], object], first: Sequence[HostInfo]
+        self, script: HostScript, ranks: int, loop: Loop, found: Callable[[Found], object], first: Sequence[HostInfo]
     ) -> None:
-        self._source = source
+        self._script = script
         self._ranks = ranks
         self._loop = loop
         self._found = found
@@ -36,7 +39,7 @@ class Discovery:
         self._lock = threading.Lock()
         self._new: list[Found] = []
         self._wake_up = WakeUp()
-        self._stopping = threading.Event()
+        self._stop = WakeUp()
         self._thread = threading.Thread(target=self._poll, name="horovod-discovery", daemon=True)
 
     def __enter__(self) -> Discovery:
@@ -45,23 +48,32 @@ class Discovery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
+        self._stop.set()
         self._thread.join()
         self._loop.unwatch(self._wake_up.fileno())
         self._wake_up.close()
+        self._stop.close()
 
     def _poll(self) -> None:
-        while not self._stopping.wait(PERIOD_SECONDS):
+        while not self._stopped(PERIOD_SECONDS):
             found: Found
             try:
-                found = self._source.hosts(self._ranks)
+                found = self._script.hosts(self._ranks, self._stop.fileno())
             except (ValueError, OSError) as error:
+                if self._stopped(0.0):
+                    return
                 found = str(error)
             if found != self._last:
                 self._last = found
                 with self._lock:
                     self._new.append(found)
                 self._wake_up.set()
+
+    def _stopped(self, seconds: float) -> bool:
+        """Whether the end has come; waits for it for ``seconds``."""
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._stop, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def _pass_on(self) -> None:
         self._wake_up.clear()

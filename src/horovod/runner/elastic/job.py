@@ -14,8 +14,10 @@ from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.elastic.blacklist import Blacklist
+from horovod.runner.elastic.decisions import Start
 from horovod.runner.elastic.discovery import Discovery
-from horovod.runner.elastic.policy import ElasticPolicy, Limits, Start
+from horovod.runner.elastic.job_state import Limits
+from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts import host_sources
@@ -26,7 +28,7 @@ from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
 from horovod.runner.output.outcome import Outcome
 from horovod.runner.output.output import Output, Sink
-from horovod.runner.output.standard_input import NOBODY
+from horovod.runner.output.standard_input import NO_RANK
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans
 
@@ -67,7 +69,7 @@ class ElasticJob(Job):
         source = host_sources.choose(options, environment)
         start = options.num_proc or options.min_num_proc or source.ranks
         if start is None:
-            raise UsageError("how many ranks? Say it with -np or --min-np, as in --min-np 2")
+            raise UsageError("the number of ranks is missing: give it with -np or --min-np, as in --min-np 2")
         self._source = source
         self._start = start
         self._least = options.min_num_proc or start
@@ -77,7 +79,7 @@ class ElasticJob(Job):
             raise UsageError(f"-np ({start}) must be at least --min-np ({self._least}){most}")
         if isinstance(source, host_sources.ThisHost):
             self._source = host_sources.HostList(f"localhost:{max(start, self._most or 0)}")
-        super().__init__(replace(options, num_proc=start, stdin=NOBODY), environment, hosts_python=hosts_python)
+        super().__init__(replace(options, num_proc=start, stdin=NO_RANK), environment, hosts_python=hosts_python)
         self._patience = _patience(options, environment)
 
     @property
@@ -96,8 +98,8 @@ class ElasticJob(Job):
         return isinstance(self._source, host_sources.HostScript)
 
     @property
-    def _met_by_others(self) -> bool:
-        return self._changes or super()._met_by_others
+    def _serves_other_hosts(self) -> bool:
+        return self._changes or super()._serves_other_hosts
 
     def run(
         self,
@@ -159,7 +161,7 @@ class ElasticJob(Job):
             )
             server.start()
             hosts = list(self._hosts.values())
-            if self._changes:
+            if isinstance(self._source, host_sources.HostScript):
                 cleanup.enter_context(Discovery(self._source, self._start, loop, supervisor.hosts_found, hosts))
             return supervisor.run_elastic(hosts)
 
@@ -184,9 +186,9 @@ def _check(options: Options) -> None:
             f"{'--mpi' if options.use_mpi else '--jsrun'} cannot start elastic jobs: it ends all ranks when one is lost. Leave "
             "it out, and horovodrun starts the ranks itself"
         )
-    if options.stdin not in (None, NOBODY):
+    if options.stdin not in (None, NO_RANK):
         raise UsageError(
-            "--stdin cannot be given for an elastic job: ranks come and go, and nobody else could go on reading"
+            "--stdin cannot be given for an elastic job: ranks come and go, and no other rank could continue to read"
         )
     for flag, value in {"--min-np": options.min_num_proc, "--max-np": options.max_num_proc}.items():
         if value is not None and value < 1:

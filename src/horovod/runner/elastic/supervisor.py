@@ -18,17 +18,9 @@ from horovod.control.wakeup import WakeUp
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import AgentReady, Closed, Event, Exit, NotStarted, Refused
 from horovod.runner.agent.process_tree import GRACE_SECONDS
+from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, EndRound, Kill, Start, Stop
 from horovod.runner.elastic.discovery import Found
-from horovod.runner.elastic.policy import (
-    Announce,
-    Begin,
-    Dismiss,
-    ElasticPolicy,
-    EndRound,
-    Kill,
-    Start,
-    Stop,
-)
+from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.errors import LaunchError
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
@@ -43,7 +35,7 @@ class ElasticSupervisor(Supervisor):
     """The processes of an elastic job.
 
     Args:
-        server: where they tell this launcher things, and wait for its answers. It has not been started.
+        server: where they report to this launcher, and wait for its answers. It has not been started.
         reach: gives the agent of a host; asked once for each host, and again after its agent was lost.
         plan: what to start on a host whose agent is ready.
         seconds: how long an agent may take to get ready.
@@ -127,7 +119,7 @@ class ElasticSupervisor(Supervisor):
             if isinstance(event, Closed):
                 self._forget_agent(agent)
 
-    # What the loop hears.
+    # What the server, agents and the loop report.
 
     def _hear(self, key: str, value: bytes) -> None:
         """On the server's thread."""
@@ -135,7 +127,7 @@ class ElasticSupervisor(Supervisor):
         try:
             told = messages.decode_told(value)
         except msgspec.DecodeError:
-            return  # whoever wrote this is not our runtime
+            return  # not written by the runtime of this version
         if number.isdecimal():
             with self._lock:
                 self._told.append((int(number), told))
@@ -165,11 +157,11 @@ class ElasticSupervisor(Supervisor):
             self._on_end(start.number, Exit(255, reason=reason))
         super()._on_lost(agent, reason)
 
-    def _on_silence(self, agent: Agent) -> None:
+    def _on_no_answer(self, agent: Agent) -> None:
         agent.kill()
         self._on_lost(agent, f"host {agent.name} has not answered within {self._seconds:.3g} seconds")
 
-    # What it does about it.
+    # How decisions are carried out.
 
     def _do(self, decisions: Decisions) -> None:
         """Carry out decisions in their order, also where carrying out one leads to the next."""
@@ -223,7 +215,7 @@ class ElasticSupervisor(Supervisor):
             self._start_process(agent, start)
             return
         if agent not in self._to_start:
-            self._loop.after(("agent", agent), self._seconds, partial(self._on_silence, agent))
+            self._loop.after(("agent", agent), self._seconds, partial(self._on_no_answer, agent))
         self._to_start.setdefault(agent, []).append(start)
 
     def _start_process(self, agent: Agent, start: Start) -> None:

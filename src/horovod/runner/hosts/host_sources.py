@@ -98,9 +98,10 @@ class HostScript(HostSource):
         self._slots = slots
         self._seconds = seconds
 
-    def hosts(self, ranks: int) -> list[HostInfo]:
+    def hosts(self, ranks: int, cancel: int = -1) -> list[HostInfo]:
+        """As :meth:`HostSource.hosts`; gives up once the descriptor ``cancel`` is readable."""
         found: dict[str, HostInfo] = {}
-        for line in map(str.strip, capture(self._command, self._seconds).splitlines()):
+        for line in map(str.strip, capture(self._command, self._seconds, cancel).splitlines()):
             if not line:
                 continue
             name, colon, slots = line.rpartition(":")

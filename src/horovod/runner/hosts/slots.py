@@ -101,6 +101,10 @@ def parse_host_files(filename: str | Path) -> str:
         match = re.fullmatch(r"((?:[\w.-]+@)?[\w.-]+)(?:\s+slots\s*=\s*|:)([0-9]+)", content)
         if match is None:
             raise UsageError(f"{filename}, line {number}: {content!r} is not of the form `worker-0 slots=2`")
+        if int(match[2]) == 0:
+            raise UsageError(
+                f"{filename}, line {number}: {content!r}: a host needs at least one slot; leave out the line"
+            )
         hosts.append(f"{match[1]}:{match[2]}")
     if not hosts:
         raise UsageError(f"the hostfile {filename} names no host")

@@ -26,10 +26,7 @@ def without_effect(options: Options, *, several_hosts: bool = False) -> list[str
             bool(options.nics) and not several_hosts,
             f"{_ONE_MACHINE}; only a data compute job offers their addresses",
         ),
-        "--tcp": (
-            options.tcp_flag,
-            "no engine uses InfiniBand; only programs that use NCCL themselves see NCCL_IB_DISABLE=1",
-        ),
+        "--tcp": (options.tcp_flag and no_program and not several_hosts, _ONE_MACHINE),
         "--mpi-args": (options.mpi_args is not None and no_program, _NO_PROGRAM),
         "--binding-args": (options.binding_args is not None and no_program, _NO_PROGRAM),
     }

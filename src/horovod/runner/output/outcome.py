@@ -100,5 +100,7 @@ class Outcome:
                     f"horovodrun --stdin {self.culprit}"
                 )
             if self.exit.signal == signal.SIGKILL:
-                words.append("Nobody in this job sends SIGKILL to a running rank: did the machine run out of memory?")
+                words.append(
+                    "Neither Horovod nor its launcher sends SIGKILL to a running rank: did the machine run out of memory?"
+                )
         return "\n".join(words)

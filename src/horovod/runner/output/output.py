@@ -116,8 +116,8 @@ class DescriptorSink(Sink):
             poll.register(self._descriptor, select.POLLOUT)
             if self._signals is not None and not ending:
                 poll.register(self._signals, select.POLLIN)
-            stall_timeout = (0 if self._given_up else _FINAL_OUTPUT_SECONDS * 1000) if ending else None
-            ready = [descriptor for descriptor, _ in poll.poll(stall_timeout)]
+            milliseconds = (0 if self._given_up else _FINAL_OUTPUT_SECONDS * 1000) if ending else None
+            ready = [descriptor for descriptor, _ in poll.poll(milliseconds)]
             if self._descriptor in ready:
                 return True
             if ending:
@@ -151,10 +151,10 @@ class StreamSink(Sink):
 class FileSink(Sink):
     """A file of its own. A full disk ends the file, not the job."""
 
-    def __init__(self, path: Path, report_no_progress: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         super().__init__()
         self._path = path
-        self._complain = report_no_progress
+        self._say = say
         self._file = path.open("wb", buffering=0)
 
     def write(self, text: str) -> None:
@@ -166,7 +166,9 @@ class FileSink(Sink):
                 data = data[self._file.write(data) or 0 :]
         except OSError as error:
             self._file.close()
-            self._complain(f"cannot write {self._path}: {error.strerror}; the file is incomplete, the job goes on")
+            self._say(
+                f"horovodrun: cannot write {self._path}: {error.strerror}; the file is incomplete, the job goes on"
+            )
 
     def close(self) -> None:
         self._file.close()

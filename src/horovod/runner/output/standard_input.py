@@ -14,7 +14,7 @@ from horovod.runner.agent.messages import CHUNK_BYTES
 from horovod.runner.errors import UsageError
 from horovod.runner.loop import Loop
 
-NOBODY = -1
+NO_RANK = -1
 """``--stdin none``."""
 
 
@@ -22,14 +22,15 @@ def choose_reader(asked: int | None, size: int) -> int | None:
     """The rank that reads standard input, or None.
 
     Args:
-        asked: the rank that the user gave, ``NOBODY``, or None if the user gave none. Then only a job of one rank has a reader.
+        asked: the rank that the user gave, ``NO_RANK``, or None if the user gave none. Then only a job of one rank has a
+            reader.
 
     Raises:
         ValueError: there is no such rank.
     """
     if asked is None:
         return 0 if size == 1 else None
-    if asked == NOBODY:
+    if asked == NO_RANK:
         return None
     if asked >= size:
         raise UsageError(f"--stdin {asked}: the last of {size} rank{'s' * (size > 1)} is rank {size - 1}")

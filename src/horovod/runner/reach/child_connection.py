@@ -49,15 +49,15 @@ class ChildConnection(Connection):
         process.stdout.close()
 
     @abstractmethod
-    def say_why(self, status: int, errors: str, chatter: str) -> str:
+    def say_why(self, status: int, errors: str, preamble: str) -> str:
         """Why the program, or the agent behind it, ended; as :meth:`explain`, with the program's exit status."""
 
-    def explain(self, errors: str, chatter: str) -> str:
+    def explain(self, errors: str, preamble: str) -> str:
         try:
             status = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return ""
-        return self.say_why(status, errors, chatter)
+        return self.say_why(status, errors, preamble)
 
     def close(self, *, orderly: bool) -> None:
         try:
@@ -68,7 +68,10 @@ class ChildConnection(Connection):
                 self._process.wait(_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 self._signal(signal.SIGKILL)
-                self._process.wait()
+                try:
+                    self._process.wait(_EXIT_SECONDS)
+                except subprocess.TimeoutExpired:
+                    pass  # it waits inside the kernel; the launcher does not wait with it
         if self._process.stderr is not None:
             self._process.stderr.close()
 

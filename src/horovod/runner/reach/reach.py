@@ -108,9 +108,12 @@ def launcher_addresses(options: Options) -> tuple[str, ...]:
     Raises:
         LaunchError: this host has none of the network interfaces that the job may use.
     """
-    present = [name for _, name in socket.if_nameindex() if name in options.nics]
+    known = [name for _, name in socket.if_nameindex()]
+    present = [name for name in known if name in options.nics]
     if options.nics and not present:
-        raise LaunchError(f"this host has none of the network interfaces {', '.join(options.nics)}")
+        raise LaunchError(
+            f"the launcher's host has none of the network interfaces {', '.join(options.nics)}; it has {', '.join(known)}"
+        )
     try:
         return own_addresses(",".join(present)) or ("127.0.0.1",)
     except ValueError as error:

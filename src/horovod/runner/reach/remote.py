@@ -47,12 +47,12 @@ class Connection(ABC):
     errors: int
 
     @abstractmethod
-    def explain(self, errors: str, chatter: str) -> str:
+    def explain(self, errors: str, preamble: str) -> str:
         """Why the stream has ended, for the user.
 
         Args:
             errors: the last of what came from ``errors``.
-            chatter: what came before the agent's greeting, if that has not come.
+            preamble: what came before the agent's greeting, if that has not come.
         """
 
     @abstractmethod
@@ -151,7 +151,7 @@ class RemoteAgent(Agent):
         while self._read_errors():
             pass
         errors = b"".join(self._errors).decode("utf-8", "replace")
-        said = "" if self._hello is not None else self._stream.chatter.decode("utf-8", "replace")
+        said = "" if self._hello is not None else self._stream.preamble.decode("utf-8", "replace")
         self._lose(self._connection.explain(errors, said) or reason)
 
     def _lose(self, reason: str) -> None:

@@ -64,7 +64,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 class Srun(ChildConnection):
     """A running srun."""
 
-    def say_why(self, status: int, errors: str, chatter: str) -> str:
+    def say_why(self, status: int, errors: str, preamble: str) -> str:
         return explain(status, errors)
 
 

@@ -135,17 +135,17 @@ class Ssh(ChildConnection):
         super().__init__(command)
         self._name = name
 
-    def say_why(self, status: int, errors: str, chatter: str) -> str:
-        return explain(status, errors, chatter, self._name)
+    def say_why(self, status: int, errors: str, preamble: str) -> str:
+        return explain(status, errors, preamble, self._name)
 
 
-def explain(status: int, errors: str, chatter: str = "", name: str = "ssh") -> str:
+def explain(status: int, errors: str, preamble: str = "", name: str = "ssh") -> str:
     """Why ssh, or the agent behind it, ended. Pure.
 
     Args:
         status: its exit status.
         errors: what it wrote to standard error.
-        chatter: what a login shell wrote before any agent began.
+        preamble: the output of a login shell before any agent began.
         name: what did the work of ssh.
     """
     lines = [line.strip() for line in errors.splitlines() if line.strip() and not _OF_NO_INTEREST.search(line)]
@@ -157,7 +157,7 @@ def explain(status: int, errors: str, chatter: str = "", name: str = "ssh") -> s
         if match:
             line = next((line for line in reversed(lines) if re.search(pattern, line, re.IGNORECASE)), last)
             return f"{words} ({line})"
-    said = [line.strip() for line in chatter.splitlines() if line.strip()]
+    said = [line.strip() for line in preamble.splitlines() if line.strip()]
     if status < 0:
         text = f"{name} was killed by {signal.Signals(-status).name}"
     elif status == _OF_SSH_ITSELF and not last:

@@ -165,7 +165,7 @@ class WholeJobPolicy(StaticPolicy):
     def __init__(self, *, reads_input: bool) -> None:
         super().__init__([CHILD], CHILD if reads_input else None)
 
-    def _lead(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
+    def _name_first_failure(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
         # The program has ended its ranks on other hosts. On this host, processes that are left are ended here.
         return [] if self._first_failed is None else self._end_all()
 

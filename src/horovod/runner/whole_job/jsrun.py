@@ -20,7 +20,7 @@ from horovod.environments.lsf_hosts import lsf_hosts
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts.slots import SlotInfo
 from horovod.runner.options import Options
-from horovod.runner.output.standard_input import NOBODY
+from horovod.runner.output.standard_input import NO_RANK
 from horovod.runner.whole_job.base import WholeJob
 from horovod.runner.whole_job.words import split_words
 
@@ -87,12 +87,12 @@ class JsrunJob(WholeJob):
             )
         if shutil.which(PROGRAM, path=environment.get("PATH")) is None:
             raise UsageError("there is no jsrun on the PATH. Leave out --jsrun: --gloo starts the ranks over ssh")
-        if options.stdin not in (None, NOBODY):
+        if options.stdin not in (None, NO_RANK):
             raise UsageError(
                 "--stdin is not supported with --jsrun: leave it out, or start the ranks over ssh with --gloo"
             )
         command_line(options, "")  # refuses arguments that cannot be split before anything is started
-        super().__init__(replace(options, use_jsrun=True, stdin=NOBODY), environment, hosts_python=hosts_python)
+        super().__init__(replace(options, use_jsrun=True, stdin=NO_RANK), environment, hosts_python=hosts_python)
 
     def _command_line(self, cleanup: ExitStack) -> list[str]:
         file = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="horovod-")), "ranks.erf")

@@ -16,15 +16,15 @@ from horovod.comm.engine import Bootstrap, EngineError, Group
 from horovod.comm.select import engine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.communicator import TcpCommunicator
-from horovod.core.lifecycle.engine_building import MeetingOverCommunicator, MeetingOverConnections, build_engine
+from horovod.core.lifecycle.engine_building import ExchangeOverCommunicator, ExchangeOverConnections, build_engine
 from unit.control.together import Together
 
 
 def test_members_talk_over_a_communicator_that_they_have_already() -> None:
     def talk(communicator: Communicator) -> tuple[list[bytes], tuple[bytes, int]]:
-        meeting = MeetingOverCommunicator(communicator)
-        everybody = meeting.allgather(b"x" * communicator.rank)
-        return everybody, meeting.broadcast(b"from the first" if communicator.rank == 0 else b"")
+        exchange = ExchangeOverCommunicator(communicator)
+        everybody = exchange.allgather(b"x" * communicator.rank)
+        return everybody, exchange.broadcast(b"from the first" if communicator.rank == 0 else b"")
 
     with group_of("tcp", 3) as group:
         assert run_ranks(group, talk) == [([b"", b"x", b"xx"], (b"from the first", -1))] * 3
@@ -34,8 +34,8 @@ def test_members_talk_over_a_communicator_that_they_have_already() -> None:
 def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> None:
     near, far = pair()  # type: ignore[operator]
     deadline = time.monotonic() + 20
-    first = MeetingOverConnections(2, {1: near}, leads=True, deadline=deadline)
-    second = MeetingOverConnections(2, {0: far}, leads=False, deadline=deadline)
+    first = ExchangeOverConnections([0, 1], {1: near}, leads=True, deadline=deadline)
+    second = ExchangeOverConnections([0, 1], {0: far}, leads=False, deadline=deadline)
     descriptor = os.memfd_create("test")
     with near, far:
         mine, theirs = Together(
@@ -48,6 +48,22 @@ def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> N
     for each in (mine[1], theirs[1]):
         if each >= 0:
             os.close(each)
+
+
+@pytest.mark.parametrize("pair", [socket.socketpair, loopback_pair])
+def test_a_member_that_goes_away_is_named_by_its_rank(pair: object) -> None:
+    near, far = pair()  # type: ignore[operator]
+    exchange = ExchangeOverConnections([2, 5], {1: near}, leads=True, deadline=time.monotonic() + 20)
+    far.close()
+    with near, pytest.raises(ConnectionError, match=r"rank 5 did not take part in the choice of an engine \("):
+        exchange.allgather(b"")
+
+
+def test_a_member_that_never_answers_is_named_by_its_rank() -> None:
+    near, far = socket.socketpair()
+    exchange = ExchangeOverConnections([2, 5], {1: near}, leads=True, deadline=time.monotonic() + 0.05)
+    with near, far, pytest.raises(TimeoutError, match="rank 5 did not take part"):
+        exchange.allgather(b"")
 
 
 def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +86,8 @@ def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch)
     def run(rank: int) -> Communicator:
         connections: Mapping[int, socket.socket] = {1: near} if rank == 0 else {0: far}
         group = Group(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
-        meeting = MeetingOverConnections(2, connections, rank == 0, deadline)
-        return build_engine(group, meeting, "tcp", "VARIABLE", deadline)
+        exchange = ExchangeOverConnections([0, 1], connections, rank == 0, deadline)
+        return build_engine(group, exchange, "tcp", "VARIABLE", deadline)
 
     with near, far, other:
         for outcome in Together(lambda: run(0), lambda: run(1)).outcomes():

@@ -65,7 +65,7 @@ def test_messages_arrive_whole_behind_whatever_a_login_shell_says(pair: Pair, st
         os.write(pair.to, data[start : start + step])
         pair.loop.run(lambda: False, time.monotonic() + 0.002)
     assert pair.heard == [MESSAGE, MESSAGE] and not pair.ended
-    assert pair.stream.chatter.startswith(b"Welcome")
+    assert pair.stream.preamble.startswith(b"Welcome")
 
 
 @pytest.mark.parametrize("rubbish", [b"\xff" * 100, frame(b"\xc1"), frame(b""), frame(encode("text"))])
@@ -79,7 +79,7 @@ def test_endless_chatter_is_not_kept(pair: Pair) -> None:
     for _ in range(100):
         os.write(pair.to, b"x" * 60_000)
         pair.loop.run(lambda: False, time.monotonic() + 0.002)
-    assert len(pair.stream.chatter) < 1 << 17
+    assert len(pair.stream.preamble) < 1 << 17
 
 
 def test_the_end_of_the_other_side_is_told_once(pair: Pair) -> None:

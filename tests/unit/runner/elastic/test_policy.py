@@ -11,17 +11,9 @@ import pytest
 from horovod.control.elastic_messages import Connected, HostUpdateResult, Leaving, RankFailed, Ready
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
-from horovod.runner.elastic.policy import (
-    Announce,
-    Begin,
-    Dismiss,
-    ElasticPolicy,
-    EndRound,
-    Kill,
-    Limits,
-    Start,
-    Stop,
-)
+from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, EndRound, Kill, Start, Stop
+from horovod.runner.elastic.job_state import Limits
+from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import EndAll, Say, Wake
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from horovod.control.wakeup import WakeUp
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
 
@@ -58,8 +59,29 @@ def test_one_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> Non
     note = tmp_path / "child"
     with pytest.raises(ValueError, match=r"did not end within 0\.5 seconds"):
         HostScript(f"sleep 1000 & echo $! > {note}; wait", seconds=0.5).hosts(1)
-    child = int(note.read_text())
+    await_end(int(note.read_text()))
+
+
+def test_one_that_closes_its_streams_and_hangs_is_ended(tmp_path: Path) -> None:
+    note = tmp_path / "script"
+    with pytest.raises(ValueError, match=r"host discovery script .* did not end within 0\.5 seconds"):
+        HostScript(f"echo $$ > {note}; exec >&- 2>&-; sleep 1000", seconds=0.5).hosts(1)
+    await_end(int(note.read_text()))
+
+
+def test_one_that_hangs_is_ended_with_the_job(tmp_path: Path) -> None:
+    note = tmp_path / "script"
+    cancel = WakeUp()
+    cancel.set()
+    with pytest.raises(ValueError, match="because the job ends"):
+        HostScript(f"echo $$ > {note}; sleep 1000", seconds=1000).hosts(1, cancel.fileno())
+    cancel.close()
+    if note.exists() and note.read_text():  # it may have been ended before it wrote
+        await_end(int(note.read_text()))
+
+
+def await_end(process: int) -> None:
     deadline = time.monotonic() + 10
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)

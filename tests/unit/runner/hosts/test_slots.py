@@ -87,7 +87,13 @@ def test_a_hostfile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("a slots=2\nb\n", "line 2: 'b'"), ("a slots=x", "line 1"), ("\n", "names no host")]
+    ("text", "message"),
+    [
+        ("a slots=2\nb\n", "line 2: 'b'"),
+        ("a slots=x", "line 1"),
+        ("a slots=1\nb:0\n", "line 2: 'b:0': a host needs"),
+        ("\n", "names no host"),
+    ],
 )
 def test_a_hostfile_that_does_not_parse(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hosts"

@@ -21,7 +21,7 @@ from horovod.runner.output.notices import without_effect
         ("--network-interface lo --network-interfaces lo", "--network-interfaces has no effect: all ranks run on this"),
         ("--mpi-args=-x", "--mpi-args has no effect: horovodrun starts the ranks itself"),
         ("--binding-args=-x", "--binding-args has no effect: horovodrun starts the ranks itself"),
-        ("--tcp", "--tcp has no effect: no engine uses InfiniBand"),
+        ("--tcp", "--tcp has no effect: all ranks run on this machine"),
         ("--hierarchical-allreduce", "--hierarchical-allreduce has no effect: all ranks run on this machine"),
         ("--hierarchical-allgather", "--hierarchical-allgather has no effect: all ranks run on this machine"),
         ("--torus-allreduce", "--torus-allreduce has no effect: all ranks run on this machine"),
@@ -49,7 +49,8 @@ def test_a_flag_without_effect(words: str, notice: str) -> None:
         "--timeline-filename t --timeline-mark-cycles --stall-check --stall-check-warning-time-seconds 3",
         "--no-stall-check --no-autotune --no-timeline-mark-cycles --log-level info --log-with-timestamp",
         "--mpi --mpi-args=-x --binding-args=-y",
-        "--jsrun --mpi-args=-x --binding-args=-y",
+        "--jsrun --mpi-args=-x --binding-args=-y --tcp",
+        "--mpi --tcp",  # of some MPIs it becomes an option, too
         "--autotune --autotune-log-file x",  # the runtime says that there is no autotuning, whoever asks for it
     ],
 )
@@ -65,5 +66,6 @@ def test_a_setting_of_the_file_says_so_too(tmp_path: Path) -> None:
 
 
 def test_what_has_an_effect_on_other_hosts_is_silent_where_there_are_some() -> None:
-    given = parse(["-p", "22", "-i", "key", "--network-interfaces", "lo", "--torus-allreduce", "-np", "2", "true"])
+    words = ["-p", "22", "-i", "key", "--network-interfaces", "lo", "--torus-allreduce", "--tcp"]
+    given = parse([*words, "-np", "2", "true"])
     assert without_effect(given, several_hosts=True) == []

@@ -1,0 +1,65 @@
+"""What the policy of an elastic job may decide, beside what every policy may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horovod.control.elastic_messages import HostUpdateResult
+from horovod.runner.hosts.slots import HostInfo, SlotInfo
+from horovod.runner.policy import Decision
+
+
+class Start(NamedTuple):
+    """Start a process."""
+
+    number: int
+    host: HostInfo
+    slot: int
+    place: SlotInfo
+    """Its likely rank; the first round may still change it."""
+
+
+class Begin(NamedTuple):
+    """Begin a round: tell each process, by its number and its question, its place."""
+
+    round: int
+    places: Sequence[tuple[int, int, SlotInfo]]
+
+
+class Announce(NamedTuple):
+    """Tell the ranks of a round that hosts have changed."""
+
+    round: int
+    result: HostUpdateResult
+
+
+class EndRound(NamedTuple):
+    """Tell ranks that still begin this round that it is over."""
+
+    round: int
+    reason: str
+
+
+class Dismiss(NamedTuple):
+    """Tell a process that waits for a place that it gets none."""
+
+    number: int
+    question: int
+    reason: str
+    job_ends: bool
+
+
+class Stop(NamedTuple):
+    """Ask a process to end, and kill it if it does not."""
+
+    number: int
+
+
+class Kill(NamedTuple):
+    """Kill a process that is stuck."""
+
+    number: int
+
+
+ElasticDecision = Decision | Start | Begin | Announce | EndRound | Dismiss | Stop | Kill

@@ -1,0 +1,206 @@
+"""The state of an elastic job: its hosts, its processes, and what each process and the whole job are doing. Pure.
+
+The policy notes here what happens; :mod:`horovod.runner.elastic.review` reads it and decides what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from horovod.runner.elastic.blacklist import Blacklist
+from horovod.runner.hosts.slots import HostInfo
+
+
+class Limits(NamedTuple):
+    """What the user asks for.
+
+    Attributes:
+        start: how many slots there must be before anything is started.
+        least, most: how many ranks a round may have; ``most`` is None where all slots are used.
+        resets: how many rounds may follow the first; None for any number.
+        patience: seconds to wait for enough slots, or ranks.
+        starting: seconds that processes may take until they call ``init()``; the first round does not wait longer for those
+            that are not needed.
+        fixed: whether no other hosts can ever come.
+    """
+
+    start: int
+    least: int
+    most: int | None
+    resets: int | None
+    patience: float
+    starting: float
+    fixed: bool
+
+
+# What a process is doing.
+
+
+class Starting(NamedTuple):
+    """It has not asked for a place yet."""
+
+
+class Waiting(NamedTuple):
+    """It has asked for a place in the next round."""
+
+    question: int
+
+
+class Training(NamedTuple):
+    """It has its place in a round, and is not known to have left it."""
+
+    round: int
+    rank: int
+
+
+class Dismissed(NamedTuple):
+    """It has no place any more, and ends."""
+
+
+@dataclass
+class Process:
+    """One that has been started and has not ended."""
+
+    number: int
+    host: str
+    slot: int
+    state: Starting | Waiting | Training | Dismissed = field(default_factory=Starting)
+    trained: bool = False
+    """Whether its runtime has run in a round, so that it has the job's state."""
+    leaving: bool = False
+    """Whether it was asked to end, by something other than this launcher."""
+
+
+# What the job is doing.
+
+
+class Gathering(NamedTuple):
+    """No round runs: processes are awaited for the next one."""
+
+    number: int
+    """How many rounds have ended."""
+
+
+class Running(NamedTuple):
+    """A round runs, or begins."""
+
+    announced: bool
+    """Whether its ranks were told that hosts have changed, so that it ends soon."""
+
+
+class Finishing(NamedTuple):
+    """A process has done its work: no further round begins."""
+
+    process: int
+
+
+class Ending(NamedTuple):
+    """The job cannot go on."""
+
+    why: str
+
+
+@dataclass
+class JobState:
+    """All that the policy knows.
+
+    Attributes:
+        hosts: of this moment, by name, in the order in which they came.
+        processes: that have not ended, by number.
+        started: how many processes have been started.
+        phase: what the job is doing.
+        round: the number of the last round that has begun; 0 before the first.
+        ranks: the process of each rank of that round.
+        connected: whether the runtime of a rank of that round has run.
+        resets: how many rounds have followed the first.
+        fruitless: how many rounds in a row failed to begin although no process was lost.
+        ever_trained: whether any round has run, so that there is a state that must not get lost.
+        overdue: whether the first round has stopped waiting for processes that have not called ``init()``.
+        settled: whether new processes that are ready have stopped waiting for others that start.
+    """
+
+    limits: Limits
+    blacklist: Blacklist
+    hosts: dict[str, HostInfo] = field(default_factory=dict)
+    processes: dict[int, Process] = field(default_factory=dict)
+    started: int = 0
+    phase: Gathering | Running | Finishing | Ending = field(default_factory=lambda: Gathering(0))
+    round: int = 0
+    ranks: dict[int, int] = field(default_factory=dict)
+    connected: bool = False
+    resets: int = 0
+    fruitless: int = 0
+    ever_trained: bool = False
+    overdue: bool = False
+    settled: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the last process has ended and no more are started."""
+        return not self.processes and isinstance(self.phase, Finishing | Ending)
+
+    def update_hosts(self, hosts: Iterable[HostInfo]) -> None:
+        """Take over the hosts of this moment. Those that stay keep their places in the order."""
+        found = {host.hostname: host for host in hosts}
+        stay = {name: found.pop(name) for name in self.hosts if name in found}
+        self.hosts = {**stay, **found}
+
+    def usable_hosts(self) -> list[HostInfo]:
+        return [host for name, host in self.hosts.items() if name not in self.blacklist]
+
+    def new_process(self, host: str, slot: int) -> Process:
+        process = Process(self.started, host, slot)
+        self.started += 1
+        self.processes[process.number] = process
+        return process
+
+    def is_wanted(self, process: Process) -> bool:
+        """Whether the slot of a process is still the job's, and the process stays."""
+        host = self.hosts.get(process.host)
+        finishing = isinstance(self.phase, Finishing) and not process.trained
+        return host is not None and process.slot < host.slots and not process.leaving and not finishing
+
+    def training(self) -> list[Process]:
+        """Those of the last round that have neither asked for a place in the next one nor ended."""
+        return [process for process in self.processes.values() if isinstance(process.state, Training)]
+
+    def waiting(self) -> list[Process]:
+        """Those that have asked for a place in the next round."""
+        return [process for process in self.processes.values() if isinstance(process.state, Waiting)]
+
+    def may_reset(self) -> bool:
+        return self.limits.resets is None or self.resets < self.limits.resets
+
+    def hosts_come_back(self) -> bool:
+        """Whether a host's cool-down will end."""
+        return self.blacklist.ends and any(name in self.blacklist for name in self.hosts)
+
+    # As the user reads it
+
+    def describe(self, process: Process) -> str:
+        rank = next((f"rank {rank}, " for rank, number in self.ranks.items() if number == process.number), "")
+        return f"Process {process.number} ({rank}on {process.host})"
+
+    def how_many(self) -> str:
+        there = len(self.waiting())
+        return f"{count(there, 'rank')} of at least {self.limits.least} {'is' if there == 1 else 'are'} left"
+
+    def too_few(self) -> str:
+        """Why no round can begin."""
+        if not self.started:
+            return self.too_few_slots()
+        failed = [name for name in self.hosts if name in self.blacklist]
+        where = f": processes have failed on {', '.join(failed[:16])}" if failed else ""
+        return f"{self.how_many()}, and no more can be started{where}"
+
+    def too_few_slots(self) -> str:
+        return (
+            "Timed out waiting for minimum number of slots to become available. Please check that you have enough resources "
+            f"to run at least {self.limits.start} Horovod processes"
+        )
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,64 @@
+"""The host discovery script while an elastic job runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from horovod.runner.elastic import discovery
+from horovod.runner.elastic.discovery import Discovery, Found
+from horovod.runner.hosts.host_sources import HostScript
+from horovod.runner.hosts.slots import HostInfo
+from horovod.runner.loop import Loop
+
+
+@contextmanager
+def following(
+    script: HostScript, first: Sequence[HostInfo]
+) -> Iterator[tuple[list[Found], Callable[[Callable[[], bool]], None]]]:
+    """What the script has said that was new, and what waits until something is so."""
+    found: list[Found] = []
+    loop = Loop()
+
+    def wait_until(done: Callable[[], bool]) -> None:
+        def look() -> None:
+            loop.after("look", 0.01, look)
+
+        look()
+        loop.run(done, time.monotonic() + 60)
+        assert done()
+
+    try:
+        with Discovery(script, 1, loop, found.append, first):
+            yield found, wait_until
+    finally:
+        loop.close()
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "PERIOD_SECONDS", 0.01)
+
+
+def test_only_what_differs_is_told(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    script = HostScript(
+        f"echo >> {calls}; case $(wc -l < {calls}) in 1|2) echo a:1;; 3) echo a:2;; *) echo none >&2; exit 3;; esac"
+    )
+    with following(script, [HostInfo("a", 1)]) as (found, wait_until):
+        wait_until(lambda: len(found) >= 2)
+    assert found[0] == [HostInfo("a", 2)]
+    assert isinstance(found[1], str) and found[1].endswith("ended with exit status 3: none")
+    assert len(found) == 2
+
+
+def test_a_script_that_hangs_does_not_hold_up_the_end_of_the_job(tmp_path: Path) -> None:
+    """Without an end of the script, the test would last as long as the script may take."""
+    hangs = tmp_path / "hangs"
+    with following(HostScript(f"touch {hangs}; sleep 1000", seconds=1000), []) as (found, wait_until):
+        wait_until(hangs.exists)
+    assert found == []
