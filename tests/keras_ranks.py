@@ -1,6 +1,13 @@
-"""The environment of ranks that run Keras: it has its backend for life, so there is a pool for each."""
+"""What tests of Keras share: the environment of ranks, a pool for each backend as Keras keeps its own, and training data."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ranks import RankPool
 
 POOL = 3
 """Ranks of a pool; smaller jobs use a part of it, for TensorFlow and JAX take seconds to import."""
@@ -11,3 +18,20 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBL
 def env_of(backend: str) -> dict[str, str]:
     """The environment of ranks on one backend."""
     return {**QUIET, "KERAS_BACKEND": backend}
+
+
+def tensorflow_pool(ranks: Callable[..., RankPool], version: int) -> RankPool:
+    """A pool with TensorFlow whose ``tf.keras`` is this version of Keras; for Keras 3, the pool of its TensorFlow backend."""
+    if version == 3:
+        return ranks(POOL, env_of("tensorflow"), "keras")
+    return ranks(POOL, {**env_of("tensorflow"), "TF_USE_LEGACY_KERAS": "1"}, "tensorflow.keras")
+
+
+def batches(
+    size: int, rank: int | None, steps: int, batch: int, widths: tuple[int, int], seed: int = 3
+) -> tuple[Any, Any]:
+    """Inputs and targets of ``steps`` batches of one rank. For None, those of all ranks, in ``steps`` larger batches."""
+    random = np.random.default_rng(seed)
+    parts = [random.normal(size=(steps, size, batch, width)).astype(np.float32) for width in widths]
+    x, y = ((part if rank is None else part[:, rank]).reshape(-1, part.shape[-1]) for part in parts)
+    return x, y

@@ -7,10 +7,8 @@ way, so the cut depends only on names, shapes, types and settings that are the s
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -106,19 +104,3 @@ def cut_by_groups(members: Sequence[Hashable], groups: int | Sequence[Sequence[H
     places = {member: index for index, member in enumerate(members)}
     listed = [[places.pop(member) for member in group if member in places] for group in groups]
     return [bucket for bucket in listed if bucket] + [[index] for index in places.values()]
-
-
-_named: Counter[tuple[int, str]] = Counter()
-"""How many optimizers with each signature each generation has."""
-
-
-def optimizer_name(signature: object) -> str:
-    """A name for an optimizer: unique in the job, and the same on all ranks that make the same optimizers in the same order.
-
-    Args:
-        signature: distinguishes it from most others, the same on all ranks. Optimizers with one signature are counted.
-    """
-    digest = hashlib.sha256(repr(signature).encode()).hexdigest()[:8]
-    key = running().generation, digest
-    _named[key] += 1
-    return f"DistributedOptimizer.{digest}.{_named[key]}"

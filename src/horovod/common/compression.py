@@ -42,12 +42,12 @@ class CastCompressor(Compressor):
     @staticmethod
     def can_cast(tensor: Any) -> bool:
         """Whether the tensor's type is one that is cast."""
-        raise NotImplementedError
+        raise NotImplementedError("a CastCompressor defines can_cast(tensor) -> bool")
 
     @staticmethod
     def cast(tensor: Any, data_type: Any) -> Any:
         """The tensor as ``data_type``; the tensor itself where it has that type."""
-        raise NotImplementedError
+        raise NotImplementedError("a CastCompressor defines cast(tensor, data_type) -> tensor")
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:

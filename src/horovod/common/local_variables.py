@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from horovod.core.process_set import ProcessSet
+
+
+def checked_layers(layers: Any, is_layer: Callable[[Any], bool], kind: str) -> list[Any]:
+    """``local_layers=`` of an optimizer or tape, one layer or several, as a list.
+
+    Args:
+        kind: the class of layers, for the error.
+
+    Raises:
+        ValueError: something else than layers.
+    """
+    several = [] if layers is None else [layers] if is_layer(layers) else layers
+    found = list(several) if isinstance(several, Iterable) else [several]
+    if not all(map(is_layer, found)):
+        raise ValueError(f"All local layers must be of {kind} type.")
+    return found
 
 
 class LocalVariables:

@@ -1,14 +1,17 @@
-"""The reductions by the names that scripts use, and checks of ``op=``, ``average=`` and the predivide factor."""
+"""The reductions by the names that scripts use, and checks of the arguments that say how to reduce."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rocm_built
+from horovod.common.scalars import real
 from horovod.common.util import get_average_backwards_compatibility_fun
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.core.submission.arguments import shown, truth, whole_number
+from horovod.core.submission.arguments import set_id, shown, truth, whole_number
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -41,6 +44,39 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     except (TypeError, ValueError):
         names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
         raise ValueError(f"op={shown(op)} is no reduction; use one of {names}") from None
+
+
+class Reducing(msgspec.Struct, frozen=True):
+    """How a collective reduces: the checked arguments of allreduce and reducescatter.
+
+    Attributes:
+        op: the reduction.
+        prescale, postscale: the factors before and after the reduction.
+        process_set: the ranks that reduce.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: ProcessSet = global_process_set
+
+    @property
+    def scaled(self) -> bool:
+        """Whether elements are multiplied or divided."""
+        return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
+
+
+def reducing(
+    op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
+) -> Reducing:
+    """Check the arguments that the user passed.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong. The text says which.
+    """
+    set_id(process_set)
+    prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
+    return Reducing(reduction(op, average), prescale, postscale, process_set)
 
 
 def check_predivide(factor: float, op: ReduceOp) -> None:

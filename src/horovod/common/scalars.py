@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ def whole(value: Any, what: str) -> int:
 
 def real(value: Any, what: str) -> float:
     """A finite number, also one in a variable. Raises as :func:`horovod.core.submission.arguments.real_number`."""
+    if type(value) is float and math.isfinite(value):
+        return value
     return real_number(_content(value), what)
 
 

@@ -17,7 +17,8 @@ from horovod._keras.backends import backend as _backend
 from horovod._keras.legacy import versions as _versions
 from horovod._keras.settings import checked as _checked
 from horovod.common import interface
-from horovod.common.interface import *  # noqa: F403
+from horovod.common.interface import *  # noqa: F403  every binding exports all of them
+from horovod.common.local_variables import checked_layers as _checked_layers
 from horovod.common.reductions import Adasum, Average, Sum
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.keras import callbacks, data, elastic
@@ -139,12 +140,7 @@ def PartialDistributedOptimizer(
     Raises:
         ValueError: ``local_layers`` contains something else. Otherwise as :func:`DistributedOptimizer`.
     """
-    layers = [local_layers] if _is_layer(local_layers) else local_layers or []
-    if not isinstance(layers, Iterable):
-        raise ValueError("All local layers must be of keras.layers.Layer type.")
-    layers = list(layers)
-    if not all(_is_layer(layer) for layer in layers):
-        raise ValueError("All local layers must be of keras.layers.Layer type.")
+    layers = _checked_layers(local_layers, _is_layer, "keras.layers.Layer")
     made = DistributedOptimizer(
         optimizer,
         name,

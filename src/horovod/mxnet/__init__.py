@@ -21,7 +21,7 @@ from horovod.common.util import check_extension, split_list
 from horovod.mxnet import mpi_ops
 from horovod.mxnet.compression import Compression
 from horovod.mxnet.functions import allgather_object, broadcast_object, broadcast_parameters
-from horovod.mxnet.mpi_ops import *  # noqa: F403
+from horovod.mxnet.mpi_ops import *  # noqa: F403  this module exports all of them
 from horovod.mxnet.ops.errors import HorovodInternalError
 from horovod.mxnet.training.optimizer import DistributedOptimizer
 from horovod.mxnet.training.trainer import DistributedTrainer

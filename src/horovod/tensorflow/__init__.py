@@ -28,7 +28,7 @@ from horovod.tensorflow.functions import (
     broadcast_variables,
 )
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from horovod.tensorflow.mpi_ops import *  # noqa: F403
+from horovod.tensorflow.mpi_ops import *  # noqa: F403  this module exports all of them
 from horovod.tensorflow.optimizer import DistributedOptimizer, _DistributedOptimizer
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow.training.adasum_optimizer import _DistributedAdasumOptimizer

@@ -5,16 +5,8 @@ from __future__ import annotations
 from horovod.common import basics as _basics
 from horovod.common import interface
 from horovod.common.basics import is_homogeneous
-from horovod.common.interface import *  # noqa: F403
-from horovod.common.reductions import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    handle_average_backwards_compatibility,
-)
+from horovod.common.interface import *  # noqa: F403  every binding exports all of them
+from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.common.util import check_extension, gpu_available
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.tensorflow.graph.names import _normalize_name

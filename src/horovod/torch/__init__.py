@@ -14,7 +14,7 @@ from horovod.torch import elastic, mpi_ops
 from horovod.torch.compression import Compression
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from horovod.torch.mpi_ops import *  # noqa: F403
+from horovod.torch.mpi_ops import *  # noqa: F403  this module exports all of them
 from horovod.torch.optimizer import DistributedOptimizer
 from horovod.torch.sync_batch_norm import SyncBatchNorm
 

@@ -9,7 +9,8 @@ import torch
 
 from horovod.common import basics, interface
 from horovod.common.basics import is_homogeneous
-from horovod.common.interface import *  # noqa: F403
+from horovod.common.interface import *  # noqa: F403  every binding exports all of them
+from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.core.lifecycle.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
@@ -38,15 +39,6 @@ from horovod.torch.ops.allreduce import (
     grouped_allreduce_async_,
 )
 from horovod.torch.ops.alltoall import HorovodAlltoall, alltoall, alltoall_async
-from horovod.torch.ops.arguments import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    handle_average_backwards_compatibility,
-)
 from horovod.torch.ops.broadcast import HorovodBroadcast, broadcast, broadcast_, broadcast_async, broadcast_async_
 from horovod.torch.ops.handles import poll, synchronize
 from horovod.torch.ops.reducescatter import (

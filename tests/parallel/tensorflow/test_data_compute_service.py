@@ -14,14 +14,12 @@ import pytest
 from horovod.control.secret import make_secret
 from horovod.runner.common.service.compute_service import ComputeService
 from horovod.tensorflow.data.compute_service import TfDataServiceConfig
-from keras_ranks import POOL, QUIET
+from keras_ranks import POOL, QUIET, tensorflow_pool
 from launcher.harness import Launcher
 from ranks import RankError, RankPool
 
 Ranks = Callable[..., RankPool]
 Serve = Callable[..., TfDataServiceConfig]
-TRAINING = {**QUIET, "HOROVOD_LOG_LEVEL": "warning"}
-"""The environment of a second pool, whose ranks are another job than the workers'."""
 SECONDS = 120.0
 
 
@@ -38,6 +36,11 @@ def serve() -> Iterator[Serve]:
     yield start
     for service in services:
         service.shutdown()
+
+
+def two_pools(ranks: Ranks) -> tuple[RankPool, RankPool]:
+    """Ranks for a compute job, and for a training job. The second are those of the tests of Keras, which run before."""
+    return ranks(POOL, QUIET, "tensorflow"), tensorflow_pool(ranks, 3)
 
 
 def work(config: TfDataServiceConfig) -> None:
@@ -82,7 +85,7 @@ def read_several(config: TfDataServiceConfig, last: bool) -> list[list[int]]:
 def test_ranks_share_what_workers_prepare(ranks: Ranks, serve: Serve) -> None:
     """A second training job is not taken for a part of the first, nor the second data set for the first."""
     config = serve(1, "compute")
-    workers, training = ranks(POOL, QUIET, "tensorflow"), ranks(POOL, TRAINING, "tensorflow")
+    workers, training = two_pools(ranks)
     working = workers.start(work, config)
     for last in (False, True):
         seen = training.run(read_several, config, last, timeout=SECONDS)
@@ -112,10 +115,10 @@ def read_in_turn(config: TfDataServiceConfig) -> list[int]:
         hvd.shutdown()
 
 
-def test_each_rank_in_turn_from_a_dispatcher_of_its_own(ranks: Ranks, serve: Serve) -> None:
+def test_ranks_read_in_turn_each_from_its_dispatcher(ranks: Ranks, serve: Serve) -> None:
     """No dispatcher waits for ranks that read from another. The data sets' method came with the configuration."""
     config = serve(POOL, "compute")
-    workers, training = ranks(POOL, QUIET, "tensorflow"), ranks(POOL, TRAINING, "tensorflow")
+    workers, training = two_pools(ranks)
     working = workers.start(work, config)
     seen = training.run(read_in_turn, config, timeout=SECONDS)
     assert working.results(SECONDS) == [None] * POOL
@@ -144,10 +147,10 @@ def read_from_own_dispatchers(config: TfDataServiceConfig) -> tuple[str, list[in
 
 
 @pytest.mark.parametrize("dispatchers", [1, POOL])
-def test_dispatchers_of_the_training_side(ranks: Ranks, serve: Serve, dispatchers: int) -> None:
+def test_dispatchers_run_on_the_training_side(ranks: Ranks, serve: Serve, dispatchers: int) -> None:
     """One for all ranks, which share its elements; or one for each, which has them all."""
     config = serve(dispatchers, "training")
-    workers, training = ranks(POOL, QUIET, "tensorflow"), ranks(POOL, TRAINING, "tensorflow")
+    workers, training = two_pools(ranks)
     working = workers.start(work, config)
     told = training.run(read_from_own_dispatchers, config, timeout=SECONDS)
     assert working.results(SECONDS) == [None] * POOL
@@ -159,7 +162,7 @@ def test_dispatchers_of_the_training_side(ranks: Ranks, serve: Serve, dispatcher
         assert all(sorted(seen) == list(range(12)) for _, seen in told)
 
 
-def test_workers_whose_dispatcher_does_not_come(ranks: Ranks, serve: Serve) -> None:
+def test_workers_without_a_dispatcher_give_up_when_their_timeout_is_over(ranks: Ranks, serve: Serve) -> None:
     config = serve(1, "training", timeout=1)
     with pytest.raises(RankError) as caught:
         ranks(POOL, QUIET, "tensorflow").run(work, config, timeout=SECONDS)
@@ -167,7 +170,7 @@ def test_workers_whose_dispatcher_does_not_come(ranks: Ranks, serve: Serve) -> N
         assert "dispatcher 0 did not register within 1 seconds" in str(caught.value.errors[rank])
 
 
-def test_a_job_of_another_size_than_the_configurations(ranks: Ranks, serve: Serve) -> None:
+def test_a_compute_job_of_another_size_than_configured_is_refused(ranks: Ranks, serve: Serve) -> None:
     config = serve(2, "compute")  # with one worker each
     with pytest.raises(RankError) as caught:
         ranks(POOL, QUIET, "tensorflow").run(work, config, timeout=SECONDS)
@@ -175,7 +178,7 @@ def test_a_job_of_another_size_than_the_configurations(ranks: Ranks, serve: Serv
         assert f"{POOL} ranks, but 2 dispatchers with 1 workers each need 2" in str(caught.value.errors[rank])
 
 
-def test_ranks_that_dispatchers_do_not_divide(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_number_of_ranks_that_dispatchers_do_not_divide_is_refused(ranks: Ranks, tmp_path: Path) -> None:
     def check(configfile: str) -> str:
         from horovod.tensorflow.data import compute_worker
 
@@ -184,7 +187,7 @@ def test_ranks_that_dispatchers_do_not_divide(ranks: Ranks, tmp_path: Path) -> N
         return str(caught.value)
 
     told = ranks(POOL, QUIET, "tensorflow").run(check, str(tmp_path / "config.json"), timeout=SECONDS)
-    assert told == ["3 ranks cannot serve 2 dispatchers: their number must be a multiple"] * POOL
+    assert told == ["3 ranks cannot be divided evenly among 2 dispatchers; choose another number of either"] * POOL
     assert not list(tmp_path.iterdir())
 
 
@@ -253,7 +256,7 @@ def test_two_jobs_as_users_start_them(jobs: Jobs, side: str) -> None:
     code, out, err = ended(train)
     assert (code, out) == (0, "[0]<stdout>:True\n"), err
     code, out, err = ended(compute)
-    told = "[0]<stdout>:compute service of 2 workers: training jobs find it by config.json\n"
+    told = "[0]<stdout>:compute service with 2 workers; training jobs read config.json\n"
     assert (code, out) == (0, told), err
     assert [each.name for each in jobs.folder.iterdir()] == ["train.py"]
 
@@ -266,7 +269,7 @@ def test_an_interrupted_compute_job_leaves_no_file(jobs: Jobs, ending: signal.Si
         code, out, err = ended(jobs.job("train.py"))
         assert (code, out) == (0, "[0]<stdout>:True\n"), err
     else:
-        jobs.await_line(compute, "training jobs find it by config.json")
+        jobs.await_line(compute, "training jobs read config.json")
     assert (jobs.folder / "config.json").exists()
     compute.send_signal(ending)
     code, _, err = ended(compute)

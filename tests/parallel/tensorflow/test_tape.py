@@ -90,7 +90,7 @@ def test_gradients_come_in_the_structure_of_the_sources(job: Any) -> None:
     job(2, check)
 
 
-def test_every_way_to_travel(job: Any) -> None:
+def test_compression_groups_and_sparse_gradients(job: Any) -> None:
     def check() -> None:
         model, mean = Regression(hvd.rank()), mean_of(range(3))
         ways: list[dict[str, Any]] = [
@@ -121,7 +121,7 @@ def test_every_way_to_travel(job: Any) -> None:
     job(3, check_small_buckets, env={"HOROVOD_BUCKET_BYTES": "16"})
 
 
-def test_a_tape_is_used_as_any_other(job: Any) -> None:
+def test_a_distributed_tape_has_the_methods_of_the_wrapped_tape(job: Any) -> None:
     def check() -> None:
         x = tf.Variable(2.0 + hvd.rank())
         with tf.GradientTape(persistent=True) as tape:
@@ -147,7 +147,7 @@ def test_a_tape_is_used_as_any_other(job: Any) -> None:
     job(2, check)
 
 
-def test_local_sources(job: Any) -> None:
+def test_gradients_of_local_sources_stay_on_their_rank(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         shared, own = tf.Variable(1.0), tf.Variable(1.0)
@@ -185,7 +185,18 @@ def test_local_sources(job: Any) -> None:
     job(2, check)
 
 
-def test_a_process_set(job: Any) -> None:
+def test_gradients_of_a_local_layer_that_is_built_later_stay_on_their_rank(job: Any) -> None:
+    def check() -> None:
+        layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        with tf.GradientTape() as tape:
+            distributed = hvd.PartialDistributedGradientTape(tape, local_layers=layer, scale_local_gradients=False)
+            loss = tf.reduce_sum(layer(tf.constant([[1.0 + hvd.rank()]])))
+        assert float(tf.squeeze(distributed.gradient(loss, layer.trainable_weights)[0])) == 1.0 + hvd.rank()
+
+    job(2, check)
+
+
+def test_a_tape_reduces_over_its_process_set(job: Any) -> None:
     def check(sets: list[Any]) -> None:
         for mode in MODES:
             found = mode(lambda: Regression(hvd.rank()).gradients(process_set=sets[0]))

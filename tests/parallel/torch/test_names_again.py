@@ -16,7 +16,7 @@ def total(size: int) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_in_another_place_each_time(job: Any, size: int) -> None:
+def test_a_name_whose_tensor_moves_each_time(job: Any, size: int) -> None:
     def check() -> None:
         mine, everybody = 1.0 + hvd.rank(), total(size)
         kept = []  # so that no two are in the same place
@@ -62,20 +62,20 @@ def test_other_tensors_in_the_same_place(job: Any) -> None:
     job(2, check)
 
 
-def test_a_sign_still_to_be_changed_is_seen_behind_a_tensor_in_the_same_place(job: Any) -> None:
+def test_a_lazily_negated_view_is_refused_after_a_tensor_in_the_same_place(job: Any) -> None:
     def check() -> None:
         number = torch.tensor([1.0 + 2.0j])
         plain, negative = number.imag, number.conj().imag
         assert plain.data_ptr() == negative.data_ptr() and negative.is_neg() and negative.is_contiguous()
         for _ in range(2):
             assert hvd.allreduce(plain, name="sign", op=hvd.Sum).item() == 4
-            with pytest.raises(ValueError, match="sign still to be changed"):
+            with pytest.raises(ValueError, match="lazily negated view"):
                 hvd.allreduce(negative, name="sign", op=hvd.Sum)
 
     job(2, check)
 
 
-def test_nobody_but_the_runtime_holds_what_is_under_way(job: Any) -> None:
+def test_tensors_that_are_being_reduced_are_kept_alive(job: Any) -> None:
     def check() -> None:
         for _ in range(3):
             handles = [
@@ -121,7 +121,7 @@ def test_gradients_that_move_from_step_to_step(job: Any) -> None:
     job(2, check)
 
 
-def test_gradients_that_are_thrown_away_while_they_travel(job: Any) -> None:
+def test_gradients_that_are_discarded_while_they_are_reduced(job: Any) -> None:
     def check() -> None:
         parameters = [torch.nn.Parameter(torch.ones(200_000)) for _ in range(3)]
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 1.0))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from horovod.comm.reduction import ReduceOp
-from horovod.common.local_variables import LocalVariables
+from horovod.common.local_variables import LocalVariables, checked_layers
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.core.process_set import ProcessSet, membership
 
@@ -55,6 +55,18 @@ def test_weights_that_a_local_layer_makes_later_are_local(half_of_four: ProcessS
     assert local.split(["kernel"]) == ([], [0])
     layer.trainable_weights.append("kernel")
     assert local.split(["kernel"]) == ([0], [])
+
+
+def test_local_layers_are_one_layer_or_several() -> None:
+    def is_layer(thing: object) -> bool:
+        return isinstance(thing, str) and thing.startswith("layer")
+
+    assert checked_layers(None, is_layer, "Layer") == []
+    assert checked_layers("layer 1", is_layer, "Layer") == ["layer 1"]
+    assert checked_layers((f"layer {number}" for number in (1, 2)), is_layer, "Layer") == ["layer 1", "layer 2"]
+    for wrong in (5, ["layer 1", "weight"]):
+        with pytest.raises(ValueError, match="All local layers must be of Layer type"):
+            checked_layers(wrong, is_layer, "Layer")
 
 
 def test_local_gradients_are_divided_by_the_size_of_the_set(half_of_four: ProcessSet) -> None:

@@ -25,7 +25,7 @@ NOBODY: Any = {"lo": [("127.0.0.1", 9)]}
 CONFIG = TfDataServiceConfig(2, 3, "compute", NOBODY, make_secret(), timeout=7)
 
 
-def test_a_file_has_all_of_it_and_is_for_this_user_alone(tmp_path: Path) -> None:
+def test_the_file_holds_the_whole_configuration_and_only_its_user_can_read_it(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("what an earlier job left")
     CONFIG.write(str(file))
@@ -47,7 +47,7 @@ def test_the_key_is_not_printed() -> None:
     assert "key" not in repr(CONFIG) and "dispatchers=2" in repr(CONFIG)
 
 
-def test_what_is_no_configuration(tmp_path: Path) -> None:
+def test_a_file_without_a_configuration_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     for text in ("", "[]", "{}", "null", '{"dispatchers": 1}', json.dumps({**CONFIG.to_dict(), "key": "xyz"})):
         file.write_text(text)
@@ -62,7 +62,7 @@ def test_a_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     file = tmp_path / "config.json"
     with pytest.raises(FileNotFoundError):
         TfDataServiceConfig.read(str(file))
-    with pytest.raises(TimeoutException, match=r"did not come within 0\.05 seconds"):
+    with pytest.raises(TimeoutException, match=r"does not exist after 0\.05 seconds"):
         TfDataServiceConfig.read(str(file), wait_for_file_creation=True, timeout=0.05)
     writer = threading.Timer(0.05, CONFIG.write, [str(file)])
     writer.start()
@@ -70,7 +70,7 @@ def test_a_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     writer.join()
 
 
-def test_dispatchers_of_the_training_side_have_to_be_kept() -> None:
+def test_send_to_data_service_refuses_dispatchers_of_the_training_side() -> None:
     data = tf.data.Dataset.range(3)
     with pytest.raises(RuntimeError, match="with tf_data_service"):
         data.send_to_data_service(replace(CONFIG, dispatcher_side="training"), 0)
@@ -79,8 +79,8 @@ def test_dispatchers_of_the_training_side_have_to_be_kept() -> None:
             send_to_data_service(data, CONFIG, 0, round_robin=True, **wrong)
 
 
-def test_a_rank_without_a_dispatcher_to_start() -> None:
-    with pytest.raises(ValueError, match="rank 2 has no dispatcher to start: the compute job has 2"):
+def test_a_rank_without_a_dispatcher_to_start_says_so() -> None:
+    with pytest.raises(ValueError, match="rank 2 has no dispatcher to start: the compute job was started with 2"):
         with tf_data_service(replace(CONFIG, dispatcher_side="training"), 2):
             pass
 

@@ -16,7 +16,7 @@ from jax import numpy as jnp
 from jax.experimental import io_callback
 
 from horovod._keras.distribution import Reducer, variable_name
-from horovod._keras.exchange import Exchange, Identity
+from horovod._keras.exchange import Exchange
 from horovod._keras.settings import Settings
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
@@ -70,7 +70,7 @@ class JaxReducer(Reducer):
 
     def __init__(self, settings: Settings) -> None:
         self._compression = settings.compression
-        self._exchange = Exchange(settings, Identity())
+        self._exchange = Exchange(settings)
 
     def __call__(
         self,
@@ -81,7 +81,7 @@ class JaxReducer(Reducer):
         factor: float,
     ) -> list[Any]:
         compressed, contexts = zip(*[self._compression.compress(jnp.asarray(each)) for each in gradients], strict=True)
-        names = [variable_name(variable) for variable in variables]
+        names = [f"gradient of {variable_name(variable)}" for variable in variables]
 
         def reduce(arrays: Sequence[Array]) -> None:
             self._exchange.reduce(arrays, names, cut, op, factor)

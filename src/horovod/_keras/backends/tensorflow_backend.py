@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod._keras.distribution import Reducer, scaled
-from horovod._keras.exchange import Identity
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
+from horovod.common.optimizer_name import OptimizerName
 from horovod.tensorflow.training import reduced_marks
 from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
 
@@ -25,7 +25,7 @@ class TensorFlowReducer(Reducer):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._identity = Identity()
+        self._name = OptimizerName()
         self._made = reduced_marks.now()
 
     def reduced_before(self, gradient: Any, variable: Any) -> bool:
@@ -51,6 +51,6 @@ class TensorFlowReducer(Reducer):
         signature = tuple(
             (str(each.dtype.name), tuple(variable.shape)) for each, variable in zip(gradients, variables, strict=True)
         )
-        name = f"{self._identity.name(signature)}.{op.label}"
+        name = f"{self._name.of(signature)}.{op.label}"
         results = reduce_gradients(gradients, variables, reduction, name, ignore_name_scope=True)
         return [scaled(gradient, factor) for gradient in results]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from horovod._keras.distribution import Reducer
-from horovod._keras.exchange import Identity
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
+from horovod.common.optimizer_name import OptimizerName
 from horovod.core.submission.handle import all_of
 from horovod.torch.compression import Compression
 from horovod.torch.ops.allreduce import grouped_allreduce_async_
@@ -25,7 +25,7 @@ class TorchReducer(Reducer):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._identity = Identity()
+        self._name = OptimizerName()
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class TorchReducer(Reducer):
         with torch.no_grad():
             sent = [settings.compression.compress(each.detach().contiguous()) for each in gradients]
             signature = tuple((str(each.dtype), tuple(each.shape)) for each, _ in sent)
-            name = self._identity.name(signature)
+            name = self._name.of(signature)
             prescale, postscale = settings.scales(op, factor)
             handles = [
                 grouped_allreduce_async_(

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from horovod._keras.backends.tensorflow_backend import reduction_of
 from horovod._keras.compilation import turn_off_xla
-from horovod._keras.exchange import Identity
 from horovod._keras.loss_scale import unwrapped
 from horovod._keras.settings import MODULE, Settings, users_objects
 from horovod.common.basics import rank
 from horovod.common.local_gradients import reduce_shared
+from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reductions import Sum
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.training.gradients import reduce_gradients
@@ -30,7 +30,7 @@ class LegacyDistribution:
 
     def __init__(self, settings: Settings, kind: str) -> None:
         self._reduction = reduction_of(settings)
-        self._identity = Identity()
+        self._name = OptimizerName()
         self._kind = kind
         self._local = LocalSources(settings.process_set, settings.scale_local)
         self._aggregation: LocalGradientAggregationHelper | None = None
@@ -62,7 +62,7 @@ class LegacyDistribution:
     def allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce gradients over the ranks."""
         signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
-        name = f"Distributed{self._kind}_{self._identity.name(signature)}"
+        name = f"Distributed{self._kind}_{self._name.of(signature)}"
         return reduce_gradients(gradients, variables, self._reduction, name, ignore_name_scope=True)
 
     def reduce(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

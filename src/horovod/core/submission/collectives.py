@@ -28,7 +28,7 @@ from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle.context import running
 from horovod.core.submission.arguments import full_name, whole_numbers
 from horovod.core.submission.handle import Handle
-from horovod.core.submission.prepared import Prepared, device_of, recall, remember, submit, submit_arrays
+from horovod.core.submission.prepared import device_of, submit, submit_arrays
 from horovod.core.submission.requests import (
     allreduce_call,
     allreduce_request,
@@ -37,6 +37,7 @@ from horovod.core.submission.requests import (
     factors,
     labelled,
     make_request,
+    prepared_allreduce,
 )
 from horovod.core.submission.tensor import Allocate, Tensor
 from horovod.observe.call_site import caller
@@ -51,6 +52,7 @@ __all__ = [
     "broadcast",
     "broadcast_call",
     "join",
+    "prepared_allreduce",
     "reducescatter",
     "submit",
     "submit_arrays",
@@ -73,19 +75,8 @@ def allreduce(
     Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
     they become ready together.
     """
-    device, called = device_of(inputs), full_name(prefix, name)
-    if len(inputs) != 1 or not called:
-        request = allreduce_call(prefix, name, inputs, op, prescale, postscale, process_set_id, device)
-        return submit(process_set_id, request, inputs, outputs, awaited=awaited)
-    line = caller()
-    prescale, postscale = factors(prescale, postscale)
-    key = (inputs[0].data_type, inputs[0].shape, op, prescale, postscale, line, device)
-    prepared = recall(called, key)
-    if prepared is None:
-        tensors = [(called, inputs[0].data_type, inputs[0].shape)]
-        request = allreduce_request(called, tensors, op, prescale, postscale, line, device=device)
-        prepared = remember(called, Prepared(key, request))
-    return submit(process_set_id, prepared.request, inputs, outputs, awaited=awaited)
+    request = allreduce_call(prefix, name, inputs, op, prescale, postscale, process_set_id, device_of(inputs))
+    return submit(process_set_id, request, inputs, outputs, awaited=awaited)
 
 
 def allgather(

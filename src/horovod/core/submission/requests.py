@@ -14,8 +14,12 @@ from horovod.comm.reduction import ReduceOp, can_fold, can_scale
 from horovod.core.coordination.messages import HOST, Operation, Request, TensorSpec, encode
 from horovod.core.lifecycle.context import running
 from horovod.core.submission.arguments import full_name, real_number, whole_number
+from horovod.core.submission.prepared import Prepared, recall, remember
 from horovod.core.submission.tensor import Tensor
 from horovod.observe.call_site import caller
+
+Described = tuple[str, DataType, tuple[int, ...]]
+"""A tensor's name, type and shape."""
 
 LONGEST_REQUEST = 8 << 20
 """The largest size of one encoded request, in bytes. One control message may hold eight of them."""
@@ -23,7 +27,7 @@ LONGEST_REQUEST = 8 << 20
 
 def allreduce_request(
     name: str,
-    tensors: Sequence[tuple[str, DataType, tuple[int, ...]]],
+    tensors: Sequence[Described],
     op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
@@ -57,17 +61,47 @@ def allreduce_call(
     process_set_id: int | None = 0,
     device: str = HOST,
 ) -> Request:
-    """The request of one call of ``allreduce``, to be submitted later. Only the tensors' types and shapes are used.
+    """The request of one call of ``allreduce``. Only the tensors' types and shapes are used.
+
+    A call with a name gets the request of the last call of that name, if its arguments are the same.
 
     Raises:
         ValueError: the operation has no meaning for a tensor's type; not a member of the process set.
     """
-    given = full_name(prefix, name)
+    called, line = full_name(prefix, name), caller()
     prescale, postscale = factors(prescale, postscale)
-    check_reduction(prefix, [(given or prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
-    called = given or _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
-    specs = [(label, tensor.data_type, tensor.shape) for label, tensor in labelled(called, tensors)]
-    return allreduce_request(called, specs, op, prescale, postscale, caller(), not given, device)
+    if called:
+        return prepared_allreduce(called, _described(called, tensors), op, prescale, postscale, line, device).request
+    # What is refused is not counted.
+    check_reduction(prefix, [(prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
+    called = _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
+    return allreduce_request(called, _described(called, tensors), op, prescale, postscale, line, True, device)
+
+
+def prepared_allreduce(
+    name: str,
+    tensors: Sequence[Described],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    line: str,
+    device: str = HOST,
+) -> Prepared:
+    """What the last call with these arguments prepared; made with :func:`allreduce_request` if there is none.
+
+    Args:
+        tensors: must not be changed afterwards.
+    """
+    key = (tensors, op, prescale, postscale, line, device)
+    prepared = recall(name, key)
+    if prepared is None:
+        request = allreduce_request(name, tensors, op, prescale, postscale, line, device=device)
+        prepared = remember(name, Prepared(key, request))
+    return prepared
+
+
+def _described(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[Described]:
+    return [(label, tensor.data_type, tensor.shape) for label, tensor in labelled(name, tensors)]
 
 
 def broadcast_call(

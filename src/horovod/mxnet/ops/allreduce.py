@@ -7,7 +7,7 @@ from typing import Any
 
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import allreduce_call
-from horovod.mxnet.ops.arguments import Reducing
+from horovod.mxnet.ops.arguments import Reducing, reducing
 from horovod.mxnet.ops.arrays import empty
 from horovod.mxnet.ops.errors import of_both_kinds
 from horovod.mxnet.ops.submission import in_place, specs, submit, to_new
@@ -73,7 +73,7 @@ def allreduce(
         disagree or the job has failed, ValueError if the name is still in use. Both are MXNetErrors too.
     """
     with of_both_kinds():
-        how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
+        how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
         return _reduced([tensor], name, how)[0]
 
 
@@ -89,7 +89,7 @@ def allreduce_(
 ) -> Any:
     """:func:`allreduce` in place. Returns ``tensor``. Its content is undefined after a failure."""
     with of_both_kinds():
-        how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
+        how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
         _reduce([tensor], name, how)
     return tensor
 
@@ -108,7 +108,7 @@ def grouped_allreduce(
     if not tensors:
         return tensors
     with of_both_kinds():
-        how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
+        how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
         return _reduced(list(tensors), name, how)
 
 
@@ -126,6 +126,6 @@ def grouped_allreduce_(
     if not tensors:
         return tensors
     with of_both_kinds():
-        how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set, priority)
+        how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
         _reduce(list(tensors), name, how)
     return tensors

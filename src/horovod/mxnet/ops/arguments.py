@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
-import msgspec
 import mxnet as mx
 import numpy as np
 
-from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import Adasum, reduction
+from horovod.common import reductions
 from horovod.core.process_set import ProcessSet
+from horovod.core.submission.arguments import real_number, set_id, whole_number
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number of Python or NumPy as an int.
+    """A whole number of Python, NumPy or MXNet as an int.
 
     Raises:
         ValueError: ``value`` is not a whole number.
     """
     try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{what}={value!r}: expected a whole number") from None
+        return whole_number(value, what)
+    except TypeError as error:
+        raise ValueError(str(error)) from None  # of_both_kinds() makes errors of MXNet of ValueErrors
 
 
 def factor(value: Any, what: str) -> float:
-    """A number of Python or NumPy as a float.
+    """A number of Python, NumPy or MXNet as a float.
 
     Raises:
-        ValueError: ``value`` is not a number.
+        ValueError: ``value`` is not a finite number.
     """
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what}={value!r}: expected a number") from None
+        return real_number(value, what)
+    except TypeError as error:
+        raise ValueError(str(error)) from None  # as above
 
 
 def split_rows(splits: Any) -> list[int] | None:
@@ -65,45 +63,34 @@ def split_rows(splits: Any) -> list[int] | None:
     return [whole(split, "an entry of splits") for split in rows]
 
 
-class Reducing(msgspec.Struct, frozen=True):
+class Reducing(reductions.Reducing, frozen=True):
     """The checked arguments of allreduce and reducescatter.
 
     Attributes:
-        op: the reduction.
-        prescale, postscale: the factors before and after the reduction.
-        process_set: the ranks that reduce.
         priority: the priority in MXNet's engine.
     """
 
-    op: ReduceOp
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
-    priority: int
+    priority: int = 0
 
-    @classmethod
-    def of(
-        cls,
-        op: Any,
-        average: bool | None,
-        prescale_factor: Any,
-        postscale_factor: Any,
-        process_set: ProcessSet,
-        priority: Any,
-    ) -> Reducing:
-        """Check the arguments that the user passed.
 
-        Raises:
-            ValueError: ``op`` and ``average`` are both given, or an argument is wrong.
-            AssertionError: ``op`` is Adasum, which this binding does not support.
-        """
-        chosen = reduction(op, average)
-        if chosen == Adasum:
-            raise AssertionError("op=hvd.Adasum is not supported by horovod.mxnet; use hvd.Average or hvd.Sum")
-        return cls(
-            chosen,
-            factor(prescale_factor, "prescale_factor"),
-            factor(postscale_factor, "postscale_factor"),
-            process_set,
-            whole(priority, "priority"),
-        )
+def reducing(
+    op: Any,
+    average: bool | None,
+    prescale_factor: Any,
+    postscale_factor: Any,
+    process_set: ProcessSet,
+    priority: Any,
+) -> Reducing:
+    """Check the arguments that the user passed.
+
+    Raises:
+        ValueError: ``op`` and ``average`` are both given, or an argument is wrong.
+        TypeError: ``average`` is not a flag, or ``process_set`` is not a process set.
+        AssertionError: ``op`` is Adasum, which this binding does not support.
+    """
+    set_id(process_set)
+    chosen = reductions.reduction(op, average)
+    if chosen == reductions.Adasum:
+        raise AssertionError("op=hvd.Adasum is not supported by horovod.mxnet; use hvd.Average or hvd.Sum")
+    prescale, postscale = factor(prescale_factor, "prescale_factor"), factor(postscale_factor, "postscale_factor")
+    return Reducing(chosen, prescale, postscale, process_set, whole(priority, "priority"))

@@ -11,7 +11,7 @@ from horovod.core.execution.batch import shard_rows
 from horovod.core.lifecycle.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
-from horovod.mxnet.ops.arguments import Reducing
+from horovod.mxnet.ops.arguments import Reducing, reducing
 from horovod.mxnet.ops.arrays import empty, view
 from horovod.mxnet.ops.errors import of_both_kinds
 from horovod.mxnet.ops.submission import reading, specs, to_new
@@ -44,7 +44,7 @@ def _checked(
 ) -> Reducing:
     if op not in (Average, Sum):
         raise AssertionError(f"reducescatter takes op=hvd.Average or hvd.Sum, not {op!r}")
-    return Reducing.of(op, None, prescale_factor, postscale_factor, process_set, priority)
+    return reducing(op, None, prescale_factor, postscale_factor, process_set, priority)
 
 
 def reducescatter(

@@ -1,7 +1,7 @@
-"""Let other processes prepare the data: a compute job of tf.data workers beside a training job.
+"""The compute service: a compute job of tf.data workers prepares the data of a training job.
 
-The compute job is ``horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker CONFIGFILE``; it writes the file by which
-a training script finds it::
+``horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker CONFIGFILE`` starts the compute job, which writes its
+configuration to a file. The training script reads it::
 
     config = TfDataServiceConfig.read("CONFIGFILE", wait_for_file_creation=True)
     dataset = dataset.repeat().batch(32).send_to_data_service(config, hvd.rank(), hvd.size(), reuse_dataset=True)
@@ -9,8 +9,11 @@ a training script finds it::
     if hvd.rank() == 0:
         config.compute_client().shutdown()  # ends the compute job
 
-What comes before ``send_to_data_service`` runs in the compute job, what comes after it here. Data travel between the two jobs
-by TensorFlow's own service (``tf.data.experimental.service``), which encrypts and authenticates nothing.
+The transformations before ``send_to_data_service`` run in the compute job, those after it in the training job. TensorFlow's
+data service (``tf.data.experimental.service``) sends the data. It does not encrypt or authenticate.
+
+The compute job has dispatchers, each with the same number of workers. A dispatcher distributes the data that its workers
+prepare. Rank r of the training job reads from dispatcher r % dispatchers.
 """
 
 from __future__ import annotations
@@ -41,25 +44,26 @@ SIDES = ("compute", "training")
 _POLL_SECONDS = 1.0
 
 _shared: Counter[str] = Counter()
-"""How many data sets a job has shared."""
+"""The number of shared data sets of each job, by the job's part of their names."""
 
 _log = logging.getLogger("horovod.compute_service")
 
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """What a training job needs to know of a compute job, and its workers of each other. Contains a secret.
+    """The configuration of a compute job, by which its workers and training jobs connect to it. It contains a secret.
 
     Attributes:
-        dispatchers: how many there are.
-        workers_per_dispatcher: how many workers serve each.
-        dispatcher_side: "compute": dispatchers run in the compute job. "training": in the training job.
-        addresses: of the :class:`~horovod.runner.common.service.compute_service.ComputeService`, by network interface.
-        key: its secret.
-        timeout: seconds in which dispatchers and workers must have come.
+        dispatchers: the number of dispatchers.
+        workers_per_dispatcher: the number of workers of each dispatcher.
+        dispatcher_side: the job whose processes run the dispatchers, "compute" or "training".
+        addresses: the addresses of the :class:`~horovod.runner.common.service.compute_service.ComputeService`, by network
+            interface.
+        key: the secret of the service.
+        timeout: how many seconds a process waits until dispatchers and workers are registered.
 
     Raises:
-        ValueError: another ``dispatcher_side``.
+        ValueError: ``dispatcher_side`` is something else.
     """
 
     dispatchers: int
@@ -74,11 +78,11 @@ class TfDataServiceConfig:
             raise ValueError(f"dispatcher_side={self.dispatcher_side!r}: expected one of {', '.join(map(repr, SIDES))}")
 
     def compute_client(self, verbose: int = 1) -> ComputeClient:
-        """A client of the compute job's service."""
+        """A client of the compute service."""
         return ComputeClient(self.addresses, self.key, verbose)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in types that JSON knows; the key in hexadecimal figures."""
+        """The configuration in types of JSON. The key is a hexadecimal string."""
         return {
             "dispatchers": self.dispatchers,
             "workers_per_dispatcher": self.workers_per_dispatcher,
@@ -90,10 +94,10 @@ class TfDataServiceConfig:
 
     @staticmethod
     def from_dict(d: Mapping[str, Any]) -> TfDataServiceConfig:
-        """What :meth:`to_dict` made.
+        """The configuration from the result of :meth:`to_dict`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: ``d`` is something else.
         """
         try:
             return TfDataServiceConfig(
@@ -108,12 +112,12 @@ class TfDataServiceConfig:
                 timeout=int(d.get("timeout", 60)),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no configuration of a compute service: {error!r}") from error
+            raise ValueError(f"this is not the configuration of a compute service: {error!r}") from error
 
     def write(self, filename: str) -> None:
-        """Write a JSON file that only this user can read. It is complete from the moment at which it is there."""
+        """Write a JSON file that only this user can read. A reader never finds a part of it."""
         path = Path(filename)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # others cannot read it
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # only this user can read it
         try:
             with os.fdopen(descriptor, "w") as file:
                 json.dump(self.to_dict(), file)
@@ -124,24 +128,25 @@ class TfDataServiceConfig:
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False, timeout: float = 3600.0) -> TfDataServiceConfig:
-        """Read what :meth:`write` wrote.
+        """Read a file that :meth:`write` has written.
 
         Args:
-            wait_for_file_creation: look every second until the file is there,
-            timeout: for so many seconds.
+            wait_for_file_creation: wait until the file exists.
+            timeout: how many seconds to wait.
 
         Raises:
-            FileNotFoundError: there is no such file, and it is not waited for.
-            TimeoutException: it did not come.
-            ValueError: it is some other file.
+            FileNotFoundError: the file does not exist, and ``wait_for_file_creation`` is False.
+            TimeoutException: the file did not exist in time.
+            ValueError: the file contains something else.
         """
         path, deadline = Path(filename), time.monotonic() + timeout
         if wait_for_file_creation and not path.exists():
             _log.info("waiting for %s, which the compute job writes", path)
-            while not path.exists():
+            while not path.exists():  # nothing announces a file on a shared file system
                 if time.monotonic() >= deadline:
                     raise TimeoutException(
-                        f"{path}, which the compute job writes, did not come within {timeout:g} seconds"
+                        f"{path} does not exist after {timeout:g} seconds. The compute job writes it: is one running that was "
+                        "started with this file?"
                     )
                 time.sleep(min(_POLL_SECONDS, timeout))
         try:
@@ -152,25 +157,26 @@ class TfDataServiceConfig:
 
 @contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """The address of the dispatcher that serves a rank of the training job, ``grpc://host:port``, once its workers are there.
+    """Yields the address of this rank's dispatcher, ``grpc://host:port``, when all of its workers are registered.
 
-    Where dispatchers run on the training side, this starts one, on rank 0 if it is the only one and else on every rank, and
-    stops it at the end of the block. Every rank of the training job enters the block, and leaves it when it has read its data.
+    Every rank of the training job must enter the block, and leave it when it has read its data. If the dispatchers run on the
+    training side, this starts one, which stops at the end of the block: on rank 0 if there is one dispatcher, and otherwise on
+    every rank.
 
     Args:
-        compute_config: the compute job's.
-        rank: of this process in the training job.
+        compute_config: the configuration of the compute job.
+        rank: the rank of this process in the training job.
 
     Raises:
-        ValueError: each rank would have to start a dispatcher, and there are fewer.
-        TimeoutException: a dispatcher or its workers did not come within the configuration's timeout.
+        ValueError: this rank has no dispatcher to start, because there are several but fewer than ranks.
+        TimeoutException: the dispatcher or its workers did not register in time.
     """
     client, dispatchers = compute_config.compute_client(), compute_config.dispatchers
     training = compute_config.dispatcher_side == "training"
     if training and 1 < dispatchers <= rank:
         raise ValueError(
-            f"rank {rank} has no dispatcher to start: the compute job has {dispatchers}. Start it with --dispatchers 1, or "
-            "with one for each rank of the training job"
+            f"rank {rank} has no dispatcher to start: the compute job was started with {dispatchers} dispatchers. Start it "
+            "with --dispatchers 1, or with one dispatcher for each rank of the training job"
         )
     number = rank % dispatchers
     with ExitStack() as stack:
@@ -190,36 +196,39 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> Any:
-    """A data set whose elements are prepared by the compute job; also a method of ``tf.data.Dataset``.
+    """A data set whose elements the compute job prepares. This is also a method of ``tf.data.Dataset``.
 
     Args:
-        dataset: what is to be prepared; the same on every rank. It must not call Python (``from_generator``, ``py_function``).
-        compute_config: the compute job's, with dispatchers on the compute side.
-        rank, size: of this process and of the training job; ``size`` is needed for ``round_robin``.
-        processing_mode: "distributed_epoch": the workers share the elements. "parallel_epochs": each prepares all of them.
-        reuse_dataset: the ranks of one dispatcher share what it prepares, first come, first served, so that an element goes to
-            one of them; else each rank gets everything. Every rank must make the data sets that are shared in the same order.
-        round_robin: with ``reuse_dataset``, the ranks get the elements in turn; the data set must have no end. A rank that
-            stops reading holds up the others, so all keep their iterators until all have what they need.
+        dataset: the data set to prepare, the same on every rank. It must not call Python (``from_generator``,
+            ``py_function``).
+        compute_config: the configuration of the compute job. Its dispatchers must run on the compute side.
+        rank, size: the rank of this process, and the size of the training job. ``size`` is needed for ``round_robin``.
+        processing_mode: "distributed_epoch": the workers divide the elements. "parallel_epochs": each worker prepares all of
+            them.
+        reuse_dataset: the ranks of one dispatcher divide its elements: each element goes to the rank that asks first.
+            Otherwise each rank gets all elements. Every rank must make the shared data sets in the same order.
+        round_robin: with ``reuse_dataset``, the ranks get the elements in turn. The data set must be infinite. A rank that
+            stops reading blocks the others, so keep the iterators on all ranks until all have read what they need.
 
     Raises:
-        RuntimeError: dispatchers run on the training side; use :func:`tf_data_service` there.
+        RuntimeError: the dispatchers run on the training side. Use :func:`tf_data_service` then.
         ValueError: ``round_robin`` without ``reuse_dataset`` or ``size``.
-        TimeoutException: a dispatcher or its workers did not come within the configuration's timeout.
+        TimeoutException: the dispatcher or its workers did not register in time.
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
-            "the dispatcher runs on the training side, where something has to keep it for as long as data are read: use "
-            "`with tf_data_service(compute_config, rank) as address:` and tf.data.experimental.service.distribute(service="
-            "address, ...) inside; or start the compute job with --dispatcher-side compute"
+            "the dispatcher runs on the training side, and must live as long as data are read: use `with "
+            "tf_data_service(compute_config, rank) as address:` and tf.data.experimental.service.distribute(service=address, "
+            "...) inside; or start the compute job with --dispatcher-side compute"
         )
     if round_robin and not (reuse_dataset and size is not None):
         raise ValueError(
-            "round_robin=True deals one data set to all ranks: it needs reuse_dataset=True and size=hvd.size()"
+            "round_robin=True gives the elements of one data set to the ranks in turn: it needs reuse_dataset=True and "
+            "size=hvd.size()"
         )
     turn: dict[str, int] = {}
     if round_robin and size is not None:
-        # Among the ranks that read from the same dispatcher, which knows of no others.
+        # The dispatcher counts only the ranks that read from it.
         number, dispatchers = rank % compute_config.dispatchers, compute_config.dispatchers
         turn = {"consumer_index": rank // dispatchers, "num_consumers": len(range(number, size, dispatchers))}
     with tf_data_service(compute_config, rank) as address:
@@ -237,10 +246,10 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def _shared_name() -> str:
-    """What TensorFlow is to call the reading that the ranks of this job share; the same on all of them.
+    """A name for TensorFlow's job that reads one shared data set. It is the same on all ranks of this training job.
 
-    It takes whatever has that name for the same data: a validation set of the name of the training set's would be empty, and so
-    would all data of the next training job. So there is a name for each data set of each job.
+    TensorFlow takes all readers of one name for readers of the same data. With the name of the training set, a validation set
+    would be empty, and so would all data of the next training job. So each data set of each job has its own name.
     """
     if not basics.is_initialized():
         return "job"
@@ -251,15 +260,15 @@ def _shared_name() -> str:
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """Be one worker of the compute job, and its dispatcher where that is due, until a client says that it is over.
+    """Run one worker of the compute job, and on some ranks a dispatcher, until a client calls ``shutdown()``.
 
-    Every rank of the compute job calls it, at once; rank r serves dispatcher ``r // workers_per_dispatcher``. It calls
-    ``hvd.init()``, unless that was done.
+    Every rank of the compute job must call it. Rank r is a worker of dispatcher ``r // workers_per_dispatcher``. It calls
+    ``hvd.init()``, unless the script has done so.
 
     Raises:
-        ValueError: the job has not ``dispatchers * workers_per_dispatcher`` ranks.
-        TimeoutException: a dispatcher did not come within the configuration's timeout.
-        ConnectionError: the compute service is gone.
+        ValueError: the job does not have ``dispatchers * workers_per_dispatcher`` ranks.
+        TimeoutException: a dispatcher did not register in time.
+        ConnectionError: the compute service cannot be reached any more.
     """
     own = not basics.is_initialized()
     basics.init()
@@ -271,12 +280,12 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
 
 
 def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
-    """Be a worker, in a job that is initialised; ``ended()`` is called when it serves no more data, for whatever reason."""
+    """Run a worker in a job that is initialised. Calls ``ended()`` when the worker stops or fails."""
     rank, size, each = basics.rank(), basics.size(), config.workers_per_dispatcher
     if size != config.dispatchers * each:
         raise ValueError(
             f"the compute job has {size} ranks, but {config.dispatchers} dispatchers with {each} workers each need "
-            f"{config.dispatchers * each}"
+            f"{config.dispatchers * each} ranks"
         )
     client, number = config.compute_client(), rank // each
     with ExitStack() as stack:
@@ -295,14 +304,14 @@ def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
                 client.register_worker_for_dispatcher(number, rank)
                 client.wait_for_shutdown()
             finally:
-                ended()  # before servers stop, which takes a while if a reader does not let go
-        # A dispatcher outlives its workers, which else would look for it.
+                ended()  # before the servers stop, which takes up to a minute if a reader keeps its connection
+        # A dispatcher must stop after its workers, because workers try to reconnect to it.
         barrier().wait()
 
 
 @contextmanager
 def _dispatcher(client: ComputeClient, number: int) -> Iterator[None]:
-    """A dispatcher of this process, registered under the address by which others reach this host."""
+    """A block with a dispatcher in this process, registered with the address at which other hosts reach this host."""
     server = tf.data.experimental.service.DispatchServer()
     with _stopping(server):
         protocol, _, place = server.target.partition("://")
@@ -312,9 +321,9 @@ def _dispatcher(client: ComputeClient, number: int) -> Iterator[None]:
 
 @contextmanager
 def _stopping(server: Any) -> Iterator[None]:
-    """Stop a server in the end. TensorFlow waits for its readers, for about a minute if one of them hangs."""
+    """A block that stops ``server`` at its end. TensorFlow waits for readers, up to about a minute if one of them hangs."""
     try:
         yield
     finally:
-        with suppress(tf.errors.OpError):  # it ends with its last reference in any case
+        with suppress(tf.errors.OpError):  # it ends in any case when its last reference is dropped
             server.stop()

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _compute_service(options) as config:
             every = hvd.broadcast_object(config, root_rank=0, name="compute service")
             work(every, lambda: _remove(options.configfile, config))
-            barrier().wait()  # all ranks know of the end before the service stops
+            barrier().wait()  # the service stops when no rank needs it any more
     finally:
         hvd.shutdown()
 
@@ -42,8 +42,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m horovod.tensorflow.data.compute_worker",
         description="One rank of a compute job, which prepares data for training jobs. Start it with horovodrun.",
     )
-    parser.add_argument("configfile", help="is written for training jobs to read; contains a secret")
-    parser.add_argument("--dispatchers", type=int, default=1, help="divides the number of ranks (default: 1)")
+    parser.add_argument("configfile", help="the file to write, which training jobs read; it contains a secret")
+    parser.add_argument(
+        "--dispatchers",
+        type=int,
+        default=1,
+        help="the number of dispatchers, a divisor of the number of ranks (default: 1)",
+    )
     parser.add_argument(
         "--dispatcher-side",
         choices=SIDES,
@@ -51,7 +56,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="the job whose processes run the dispatchers (default: compute)",
     )
     parser.add_argument(
-        "--timeout", type=int, default=60, metavar="SECONDS", help="for dispatchers and workers to come (default: 60)"
+        "--timeout",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="how long to wait until dispatchers and workers are registered (default: 60)",
     )
     options = parser.parse_args(arguments)
     if options.dispatchers < 1 or options.timeout < 1:
@@ -69,7 +78,7 @@ def _compute_service(options: argparse.Namespace) -> Iterator[TfDataServiceConfi
     size = basics.size()
     if size % options.dispatchers:
         raise ValueError(
-            f"{size} ranks cannot serve {options.dispatchers} dispatchers: their number must be a multiple"
+            f"{size} ranks cannot be divided evenly among {options.dispatchers} dispatchers; choose another number of either"
         )
     if basics.rank() != 0:
         yield None
@@ -82,7 +91,7 @@ def _compute_service(options: argparse.Namespace) -> Iterator[TfDataServiceConfi
         )
         config.write(options.configfile)
         try:
-            print(f"compute service of {size} workers: training jobs find it by {options.configfile}", flush=True)
+            print(f"compute service with {size} workers; training jobs read {options.configfile}", flush=True)
             yield config
         finally:
             _remove(options.configfile, config)
@@ -95,7 +104,7 @@ def _remove(configfile: str, config: TfDataServiceConfig | None) -> None:
     try:
         ours = TfDataServiceConfig.read(configfile) == config
     except (OSError, ValueError):
-        return
+        return  # the file is gone, or another program has replaced it
     if ours:
         Path(configfile).unlink(missing_ok=True)
 

@@ -48,7 +48,9 @@ def stop() -> None:
             _waiting.put(None)
             thread.join(_END_SECONDS)
             if thread.is_alive():
-                _log.warning("TensorFlow did not take what was left for its queues within %g seconds", _END_SECONDS)
+                _log.warning(
+                    "the thread that completes collectives in graphs did not end within %g seconds", _END_SECONDS
+                )
 
 
 def _run() -> None:
@@ -69,6 +71,5 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(
-    stop
-)  # before the runtime registers its own end, so that this runs after it, when everything is complete
+# The runtime registers its end later than this module, so it runs before stop(): then all collectives are complete.
+atexit.register(stop)

@@ -20,7 +20,7 @@ from horovod._keras.backends.tensorflow_values import (
 )
 from horovod._keras.settings import checked as _checked
 from horovod.common import interface
-from horovod.common.interface import *  # noqa: F403
+from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.reductions import Average, Sum
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.tensorflow import data

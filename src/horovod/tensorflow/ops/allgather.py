@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.comm.datatypes import Array
-from horovod.common.reductions import Average
+from horovod.common.reductions import Reducing
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
@@ -67,7 +67,7 @@ def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[A
         rows: int32 (tensors, ranks): the number of rows of each tensor that each rank contributed.
     """
     dense = [tf.convert_to_tensor(grad) for grad in grads]
-    averaged = reduce_dense(REDUCE, collective_name(REDUCE, None, dense), dense, Average, 1.0, 1.0, process_set)
+    averaged = reduce_dense(REDUCE, collective_name(REDUCE, None, dense), dense, Reducing(process_set=process_set))
     me = process_set.rank() or 0
     own = []
     for index, grad in enumerate(averaged):

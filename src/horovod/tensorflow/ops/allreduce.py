@@ -7,41 +7,37 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import Adasum, Average, Sum, check_adasum, reduction
+from horovod.common.reductions import Adasum, Average, Reducing, Sum, check_adasum
 from horovod.core.process_set import ProcessSet, global_process_set
-from horovod.core.submission.arguments import set_id, shown
+from horovod.core.submission.arguments import shown
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.ops.allgather import allgather
-from horovod.tensorflow.ops.arguments import compressor, factors
+from horovod.tensorflow.ops.arguments import compressor, reducing
 from horovod.tensorflow.ops.dense_allreduce import GROUPED, KIND, reduce_dense
 from horovod.tensorflow.ops.tensors import check_type
 
 
 def _reduce_slices(
-    slices: tf.IndexedSlices,
-    op: ReduceOp,
-    scaled: bool,
-    name: str | None,
-    process_set: ProcessSet,
-    ignore_name_scope: bool,
+    slices: tf.IndexedSlices, how: Reducing, name: str | None, ignore_name_scope: bool
 ) -> tf.IndexedSlices:
     """Gather the values and indices of all ranks. An Average divides the values by the number of ranks."""
-    if op == Adasum:
+    if how.op == Adasum:
         raise NotImplementedError(
             "op=hvd.Adasum does not support tf.IndexedSlices; pass sparse_as_dense=True to DistributedOptimizer"
         )
-    if op not in (Sum, Average):
-        raise NotImplementedError(f"tf.IndexedSlices can be reduced with hvd.Sum or hvd.Average, not hvd.{op.label}")
-    if scaled:
+    if how.op not in (Sum, Average):
+        raise NotImplementedError(
+            f"tf.IndexedSlices can be reduced with hvd.Sum or hvd.Average, not hvd.{how.op.label}"
+        )
+    if how.prescale != 1.0 or how.postscale != 1.0:
         raise NotImplementedError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices")
     names = (f"{name}_values", f"{name}_indices") if name else (None, None)
-    values = allgather(slices.values, names[0], ignore_name_scope, process_set)
-    indices = allgather(slices.indices, names[1], ignore_name_scope, process_set)
-    if op == Average:
-        values = values / tf.cast(process_set.size() or 1, values.dtype)
+    values = allgather(slices.values, names[0], ignore_name_scope, how.process_set)
+    indices = allgather(slices.indices, names[1], ignore_name_scope, how.process_set)
+    if how.op == Average:
+        values = values / tf.cast(how.process_set.size() or 1, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
@@ -80,20 +76,17 @@ def allreduce(
         tf.errors.UnknownError, which is a HorovodInternalError too: the job has failed or was shut down.
         In a graph, when it is run: InvalidArgumentError for the first, UnknownError for the last two.
     """
-    set_id(process_set)
-    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
-    chosen = reduction(op, average)
-    check_adasum(chosen, process_set)
+    check_adasum(how.op, process_set)
     if isinstance(tensor, tf.IndexedSlices):
-        scaled = prescale_factor != 1.0 or postscale_factor != 1.0
         with tf.device(device_sparse or None):
-            return _reduce_slices(tensor, chosen, scaled, name, process_set, ignore_name_scope)
+            return _reduce_slices(tensor, how, name, ignore_name_scope)
     tensor = tf.convert_to_tensor(tensor)
     compressed, context = compression.compress(tensor)
     check_type(compressed, KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
-    reduced = reduce_dense(KIND, names, [compressed], chosen, prescale_factor, postscale_factor, process_set)[0]
+    reduced = reduce_dense(KIND, names, [compressed], how)[0]
     return compression.decompress(placed(reduced, device_dense), context)
 
 
@@ -122,15 +115,13 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> Any:
     """:func:`allreduce` of several tensors in one request. Returns a list in their order. Differentiable."""
-    set_id(process_set)
-    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)
     if not tensors:
         return tensors
-    chosen = reduction(op, average)
-    check_adasum(chosen, process_set)
+    check_adasum(how.op, process_set)
     results: list[Any] = [None] * len(tensors)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     for index, tensor in enumerate(tensors):
@@ -139,9 +130,9 @@ def grouped_allreduce(
             results[index] = allreduce(
                 tensor,
                 device_sparse=device_sparse,
-                op=chosen,
-                prescale_factor=prescale_factor,
-                postscale_factor=postscale_factor,
+                op=how.op,
+                prescale_factor=how.prescale,
+                postscale_factor=how.postscale,
                 name=label,
                 process_set=process_set,
                 ignore_name_scope=ignore_name_scope,
@@ -152,7 +143,7 @@ def grouped_allreduce(
         for tensor in compressed:
             check_type(tensor, GROUPED)
         names = collective_name(GROUPED, name, originals, ignore_name_scope)
-        reduced = reduce_dense(GROUPED, names, compressed, chosen, prescale_factor, postscale_factor, process_set)
+        reduced = reduce_dense(GROUPED, names, compressed, how)
         for index, tensor, context in zip(dense, reduced, contexts, strict=True):
             results[index] = compression.decompress(placed(tensor, device_dense), context)
     return results

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from horovod.common.scalars import real, whole
+from horovod.common import reductions
+from horovod.common.reductions import Reducing
+from horovod.common.scalars import whole
 from horovod.core.process_set import ProcessSet
 from horovod.core.submission.arguments import set_id, shown, whole_numbers
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.errors import InvalidArgument
+from horovod.tensorflow.errors import InvalidArgument, of_both_kinds
 
 _LARGEST_SPLIT = np.iinfo(np.int32).max
 
@@ -33,12 +35,12 @@ def root(value: Any, process_set: ProcessSet) -> int:
     return number
 
 
-def factors(prescale: Any, postscale: Any) -> tuple[float, float]:
-    """The two factors of a reduction. Raises TypeError if one is not a number, InvalidArgument if one is not finite."""
-    try:
-        return real(prescale, "prescale_factor"), real(postscale, "postscale_factor")
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+def reducing(
+    op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
+) -> Reducing:
+    """As :func:`horovod.common.reductions.reducing`, with InvalidArgument for ValueError."""
+    with of_both_kinds():
+        return reductions.reducing(op, average, prescale_factor, postscale_factor, process_set)
 
 
 def compressor(compression: Any) -> type[Compressor]:

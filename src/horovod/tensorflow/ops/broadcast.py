@@ -18,7 +18,7 @@ from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce
 from horovod.tensorflow.ops.arguments import root
 from horovod.tensorflow.ops.arguments import variables as checked_variables
-from horovod.tensorflow.ops.tensors import Room, check_type, view
+from horovod.tensorflow.ops.tensors import check_type, rooms_like, view
 
 _REFERENCE: Any = RefVariable
 KIND = "HorovodBroadcast"
@@ -32,7 +32,7 @@ def broadcast_submission(
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
-        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
+        rooms = rooms_like(views, inputs)
         if (process_set.ranks or [])[process_set.rank() or 0] == root:
             for each, room in zip(views, rooms, strict=True):
                 np.copyto(room.array, each.array)

@@ -7,69 +7,43 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.comm.reduction import ReduceOp
-from horovod.core.process_set import ProcessSet
+from horovod.common.reductions import Reducing
 from horovod.core.submission import collectives
 from horovod.tensorflow.graph.decorators import with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
-from horovod.tensorflow.ops.tensors import Room, view
+from horovod.tensorflow.ops.tensors import rooms_like, view
 
 KIND = "HorovodAllreduce"
 GROUPED = "HorovodGroupedAllreduce"
 
 
-def allreduce_submission(
-    kind: str,
-    name: str | None,
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> Submission:
+def allreduce_submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reducing) -> Submission:
     """A submission that reduces tensors in one request. It has one output for each tensor."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
-        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
+        rooms = rooms_like(views, inputs)
+        targets = [room.described() for room in rooms]
+        members = how.process_set.process_set_id
         handle = collectives.allreduce(
-            kind,
-            name,
-            views,
-            [room.described() for room in rooms],
-            op,
-            prescale,
-            postscale,
-            process_set.process_set_id,
-            awaited,
+            kind, name, views, targets, how.op, how.prescale, how.postscale, members, awaited
         )
         return handle, lambda: [room.tensor() for room in rooms]
 
     return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
 
 
-def reduce_dense(
-    kind: str,
-    name: Name,
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> list[Any]:
+def reduce_dense(kind: str, name: Name, tensors: Sequence[Any], how: Reducing) -> list[Any]:
     """Reduce dense tensors, eagerly or in a graph. Differentiable: the gradients are reduced in the same way."""
 
     @with_gradient
     def reduce(*tensors: Any) -> Any:
-        outputs = run(
-            name.node, [allreduce_submission(kind, name.negotiated, tensors, op, prescale, postscale, process_set)]
-        )[0]
+        outputs = run(name.node, [allreduce_submission(kind, name.negotiated, tensors, how)])[0]
 
         def gradient(*grads: Any) -> list[Any]:
-            again = collective_name(kind, None, list(grads))
-            return reduce_dense(kind, again, grads, op, prescale, postscale, process_set)
+            return reduce_dense(kind, collective_name(kind, None, list(grads)), grads, how)
 
         return outputs, gradient
 

@@ -7,14 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import Average, Sum, reduction
+from horovod.common.reductions import Average, Reducing, Sum
 from horovod.core.coordination.messages import Operation
 from horovod.core.execution.batch import shard_rows
 from horovod.core.lifecycle.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
-from horovod.core.submission.arguments import set_id
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.errors import InvalidArgument
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
@@ -23,26 +21,19 @@ from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.allreduce import placed
-from horovod.tensorflow.ops.arguments import compressor, factors
+from horovod.tensorflow.ops.arguments import compressor, reducing
 from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
 
 KIND = "HorovodReducescatter"
 GROUPED = "HorovodGroupedReducescatter"
 
 
-def _submission(
-    kind: str,
-    name: str | None,
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> Submission:
+def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reducing) -> Submission:
     """A submission of one request. Outputs: this rank's rows of each reduced tensor."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        worker = running().worker(process_set.process_set_id, Operation.REDUCESCATTER)
+        members = how.process_set.process_set_id
+        worker = running().worker(members, Operation.REDUCESCATTER)
         views = [view(tensor) for tensor in inputs]
         rooms = []
         for each, tensor in zip(views, inputs, strict=True):
@@ -50,16 +41,9 @@ def _submission(
                 raise ValueError("Reducescatter does not support scalar inputs.")
             rows = shard_rows(each.shape[0], len(worker.ranks))[worker.index]
             rooms.append(Room((rows, *each.shape[1:]), tensor.dtype))
+        targets = [room.described() for room in rooms]
         handle = collectives.reducescatter(
-            kind,
-            name,
-            views,
-            [room.described() for room in rooms],
-            op,
-            prescale,
-            postscale,
-            process_set.process_set_id,
-            awaited,
+            kind, name, views, targets, how.op, how.prescale, how.postscale, members, awaited
         )
         return handle, lambda: [room.tensor() for room in rooms]
 
@@ -67,26 +51,17 @@ def _submission(
     return Submission(tensors, start, specs)
 
 
-def _reduce(
-    kind: str,
-    name: Name,
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> list[Any]:
+def _reduce(kind: str, name: Name, tensors: Sequence[Any], how: Reducing) -> list[Any]:
     """The gradient gathers the rows of all ranks, and multiplies them by both factors, and for a Sum by the number of ranks."""
 
     @with_gradient
     def reduce(*tensors: Any) -> Any:
-        submission = _submission(kind, name.negotiated, tensors, op, prescale, postscale, process_set)
-        outputs = run(name.node, [submission])[0]
+        outputs = run(name.node, [_submission(kind, name.negotiated, tensors, how)])[0]
 
         def gradient(*grads: Any) -> list[Any]:
-            factor = prescale * postscale * ((process_set.size() or 1) if op == Sum else 1)
+            factor = how.prescale * how.postscale * ((how.process_set.size() or 1) if how.op == Sum else 1)
             scaled = [grad * tf.cast(factor, grad.dtype) for grad in grads]
-            return [allgather(grad, process_set=process_set) for grad in scaled]
+            return [allgather(grad, process_set=how.process_set) for grad in scaled]
 
         return outputs, gradient
 
@@ -118,14 +93,13 @@ def reducescatter(
     Name, shape, dtype, op and factors must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`, and
     InvalidArgumentError for a tensor without dimensions.
     """
-    set_id(process_set)
-    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     tensor = tf.convert_to_tensor(tensor)
     compressed, context = compression.compress(tensor)
     _check([compressed], KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
-    reduced = _reduce(KIND, names, [compressed], reduction(op), prescale_factor, postscale_factor, process_set)[0]
+    reduced = _reduce(KIND, names, [compressed], how)[0]
     return compression.decompress(placed(reduced, device_dense), context)
 
 
@@ -140,8 +114,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """:func:`reducescatter` of several tensors in one request. Returns a list in their order. Differentiable."""
-    set_id(process_set)
-    prescale_factor, postscale_factor = factors(prescale_factor, postscale_factor)
+    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)
@@ -151,8 +124,7 @@ def grouped_reducescatter(
     compressed, contexts = zip(*[compression.compress(tensor) for tensor in originals], strict=True)
     _check(compressed, GROUPED)
     names = collective_name(GROUPED, None, originals)
-    chosen = reduction(op)
-    reduced = _reduce(GROUPED, names, compressed, chosen, prescale_factor, postscale_factor, process_set)
+    reduced = _reduce(GROUPED, names, compressed, how)
     return [
         compression.decompress(placed(tensor, device_dense), context)
         for tensor, context in zip(reduced, contexts, strict=True)

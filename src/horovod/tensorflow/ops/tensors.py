@@ -89,6 +89,11 @@ class Room:
         )
 
 
+def rooms_like(views: Sequence[Tensor], tensors: Sequence[Any]) -> list[Room]:
+    """Memory for outputs of the shapes and types of ``tensors``, which :func:`view` has made ``views``."""
+    return [Room(each.shape, tensor.dtype) for each, tensor in zip(views, tensors, strict=True)]
+
+
 _host = ""
 
 

@@ -18,9 +18,8 @@ from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_group
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
-from horovod.core.coordination.messages import Request
 from horovod.core.submission.arguments import set_id
-from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.core.submission.collectives import prepared_allreduce
 from horovod.observe.call_site import caller
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.graph.decorators import unconverted
@@ -29,7 +28,7 @@ from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce, placed
 from horovod.tensorflow.ops.arguments import compressor
-from horovod.tensorflow.ops.tensors import Room, check_type, view
+from horovod.tensorflow.ops.tensors import check_type, rooms_like, view
 
 KIND = "HorovodAllreduce"
 
@@ -181,20 +180,16 @@ def _signature(tensors: Sequence[Any]) -> str:
 def _submission(
     name: str, labels: Sequence[str], tensors: Sequence[Any], reduction: Reduction, line: str
 ) -> Submission:
-    """The submission of one bucket. A new request is made only if the shape of a gradient changes."""
-    made: dict[tuple[tuple[int, ...], ...], Request] = {}
+    """The submission of one bucket."""
+    prescale, postscale = reduction.scales()
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         views = [view(tensor) for tensor in inputs]
-        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
-        shapes = tuple(each.shape for each in views)
-        request = made.get(shapes)
-        if request is None:
-            described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
-            made.clear()
-            request = made[shapes] = allreduce_request(name, described, reduction.op, *reduction.scales(), line)
-        targets = [room.described() for room in rooms]
-        handle = submit(reduction.process_set.process_set_id, request, views, targets, awaited=awaited)
+        rooms = rooms_like(views, inputs)
+        described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
+        prepared = prepared_allreduce(name, described, reduction.op, prescale, postscale, line)
+        sources, targets = [each.array for each in views], [room.array for room in rooms]
+        handle = prepared.submit(reduction.process_set.process_set_id, sources, targets, awaited)
         return handle, lambda: [room.tensor() for room in rooms]
 
     return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

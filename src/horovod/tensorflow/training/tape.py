@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from horovod.common.buckets import chosen_groups
+from horovod.common.local_variables import checked_layers
 from horovod.common.reductions import Average, reduction
 from horovod.common.scalars import whole
 from horovod.core.process_set import ProcessSet, global_process_set
@@ -143,22 +143,14 @@ def PartialDistributedGradientTape(
     """A :func:`DistributedGradientTape` that does not reduce the gradients of some layers.
 
     Args:
-        local_layers: a built Keras layer, or several. The gradients of their trainable weights are not reduced.
+        local_layers: one or several Keras layers. They need not be built yet.
 
     The other arguments are those of :func:`DistributedGradientTape`.
 
     Raises:
         ValueError: ``local_layers`` contains something else. Otherwise as :func:`DistributedGradientTape`.
     """
-    if local_layers is None:
-        local_layers = []
-    elif isinstance(local_layers, tf.keras.layers.Layer):
-        local_layers = [local_layers]
-    if not isinstance(local_layers, Iterable):
-        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
-    local_layers = list(local_layers)
-    if not all(isinstance(layer, tf.keras.layers.Layer) for layer in local_layers):
-        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    layers = checked_layers(local_layers, lambda each: isinstance(each, tf.keras.layers.Layer), "tf.keras.layers.Layer")
     tape = DistributedGradientTape(
         gradtape,
         device_dense,
@@ -172,7 +164,5 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    for layer in local_layers:
-        for variable in layer.trainable_weights:
-            tape.register_local_source(variable)
+    tape._local_sources.add_layers(layers)
     return tape

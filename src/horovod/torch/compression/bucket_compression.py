@@ -1,19 +1,18 @@
-"""Compression of gradients that remembers, or that takes several collectives: the interface.
+"""The interface of compressors that keep state from step to step, or that need several collectives.
 
-A :class:`~horovod.torch.compression.Compressor` changes one tensor for the way and back and forgets it. A
-:class:`BucketCompressor` reduces a bucket of gradients itself. It is a recipe: whatever it remembers from step to step (what
-was lost on the way, a basis to start from) lives in a dictionary that the optimizer keeps for each parameter, and saves in its
-``state_dict()``.
+A :class:`~horovod.torch.compression.Compressor` compresses one tensor, and keeps no state. A :class:`BucketCompressor` reduces
+a bucket of gradients itself. It keeps its state (the error of the last step, a basis to start from) in a dictionary for each
+parameter. The optimizer has these dictionaries, and saves them in its ``state_dict()``.
 
-Its one method is a generator. It starts a collective, yields, and is resumed with the result when that is there; meanwhile
-backward and the other buckets go on. The whole of "reduce without compression", for example, is::
+Its one method is a generator. It starts a collective and yields it. The optimizer resumes the generator with the results of
+the collective. Meanwhile backward and other buckets go on. For example, a reduction without compression is::
 
     class Plain(hvd.BucketCompressor):
         def reduce(self, gradients, memory, collectives):
             yield collectives.allreduce(list(gradients.values()), "plain")
 
-The first collective of a bucket starts inside backward, when its last gradient is ready. The others start in ``step()`` (or
-``synchronize()``), which goes round all buckets until all are through.
+The first collective of a bucket starts inside backward, when its last gradient is ready. The others start in ``step()`` or
+``synchronize()``, which resume the generators of all buckets in turn until all have ended.
 """
 
 from __future__ import annotations
@@ -26,45 +25,45 @@ import torch
 
 
 class Pending(Protocol):
-    """A collective under way."""
+    """A running collective."""
 
     def wait(self) -> list[torch.Tensor]:
-        """Its results, when they are there. Raises HorovodInternalError if it failed."""
+        """Wait, and return the results. Raises HorovodInternalError if the collective failed."""
 
 
 class Collectives(Protocol):
-    """What a compressor may do with the other ranks, in the optimizer's process set, for one bucket.
+    """The collectives that a compressor may start for one bucket, over the optimizer's process set.
 
     Attributes:
-        size: how many ranks there are.
-        average: whether gradients are to be averaged; otherwise they are summed.
+        size: the number of ranks.
+        average: whether gradients are averaged; otherwise they are summed.
     """
 
     size: int
     average: bool
 
     def allreduce(self, tensors: Sequence[torch.Tensor], label: str) -> Pending:
-        """Start to reduce contiguous tensors in place, averaging or summing as the optimizer does.
+        """Start to reduce contiguous tensors in place, to averages or sums as the optimizer does.
 
         Args:
-            label: tells the collectives of one bucket's step apart; the same on every rank.
+            label: distinguishes the collectives of one bucket in a step; the same on every rank.
         """
 
     def allgather(self, tensors: Sequence[torch.Tensor], label: str) -> Pending:
-        """Start to concatenate each tensor over the ranks along its first dimension; ranks that joined have no rows."""
+        """Start to concatenate each tensor over the ranks along its first dimension. Ranks that have joined add no rows."""
 
 
 Steps = Generator[Pending, list[torch.Tensor], None]
 
 
 class BucketCompressor(ABC):
-    """Derive from this to write a compressor with a memory, or one that takes several collectives.
+    """The base class of compressors that keep state, or that need several collectives.
 
-    Every rank's optimizer is given one with the same settings.
+    Pass one with the same settings to the optimizer of every rank.
 
     Attributes:
-        common: the keys in parameters' memories whose values are alike on all ranks. A checkpoint of any rank serves all
-            ranks for these; the others are a rank's own.
+        common: the keys of the state whose values are equal on all ranks, so that a checkpoint of any rank restores them on
+            all ranks. All other values belong to one rank.
     """
 
     common: frozenset[str] = frozenset()
@@ -73,35 +72,35 @@ class BucketCompressor(ABC):
     def reduce(
         self, gradients: Mapping[str, torch.Tensor], memory: Mapping[str, dict[str, Any]], collectives: Collectives
     ) -> Steps:
-        """Overwrite this rank's gradients with (something close to) their average or sum over the ranks.
+        """Overwrite this rank's gradients with their average or sum over the ranks, or with an approximation of it.
 
-        Called without gradient tracking. It must leave the same bits on every rank, and do the same collectives on every
-        rank, so it decides by shapes and by what was reduced, not by this rank's own gradients. A rank that joins misses
-        steps of the others, so what was alike on all ranks may not be so afterwards.
+        Called without gradient tracking. It must write the same bits and run the same collectives on every rank, so its
+        decisions depend on shapes and on reduced values, never on this rank's own gradients. A rank that has joined misses
+        steps of the others. Afterwards the values of ``common`` may differ between ranks.
 
         Args:
-            gradients: by parameter name: dense and contiguous, the same names, shapes and dtypes on every rank.
-            memory: by parameter name, a dictionary of the parameter's own: empty at first, and then as the last step left
-                it. Put tensors there, or what else may go into a checkpoint.
+            gradients: by parameter name; dense and contiguous, with the same names, shapes and dtypes on every rank.
+            memory: by parameter name, a dictionary with the state of the parameter. It is empty in the first step, and
+                keeps what later steps put there: tensors, or other values that a checkpoint may contain.
 
         Yields:
-            What a method of ``collectives`` returned; is resumed with the results.
+            What a method of ``collectives`` has returned. The generator is resumed with the results.
         """
 
     def compress(self, tensor: torch.Tensor) -> Any:
-        """Where a :class:`~horovod.torch.compression.Compressor` is expected.
+        """Not supported: operations call it, and single tensors have no state.
 
         Raises:
-            ValueError: always; single tensors have no memory.
+            ValueError: always. The text says where to pass the compressor.
         """
         raise ValueError(
-            f"{type(self).__name__} keeps a memory from step to step, so it can compress an optimizer's gradients only: "
+            f"{type(self).__name__} keeps state from step to step, so it compresses the gradients of an optimizer only: "
             "pass it to DistributedOptimizer"
         )
 
 
 class Reduction:
-    """A compressor at work on one bucket."""
+    """The running reduction of one bucket by a compressor."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -110,7 +109,7 @@ class Reduction:
         self._resume(None)
 
     def advance(self) -> bool:
-        """Wait for the collective under way and start the next; False when there is none, or something has failed."""
+        """Wait for the running collective, and start the next. Returns False if there is none, or if it failed."""
         if self._pending is None:
             return False
         try:
@@ -123,7 +122,7 @@ class Reduction:
         return self._pending is not None
 
     def wait(self) -> None:
-        """Go on to the end.
+        """Wait until the reduction is complete.
 
         Raises:
             HorovodInternalError: a collective failed.

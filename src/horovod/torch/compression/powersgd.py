@@ -42,13 +42,13 @@ class PowerSGD(BucketCompressor):
             raise ValueError(f"the rank of PowerSGD must be a positive integer, not {rank!r}")
         self.rank = rank
 
-    # Alike on all ranks but for one step after a join; the left factors need not come from the best place to be right.
+    # Equal on all ranks, except for one step after a join. Any right factor gives a correct result, only a less exact one.
     common = frozenset(["factor"])
 
     def reduce(
         self, gradients: Mapping[str, torch.Tensor], memory: Mapping[str, dict[str, Any]], collectives: Collectives
     ) -> Steps:
-        # By name: what to send of each matrix, (n, m), and its left factor, (n, r)
+        # By name: each matrix to send, (n, m), and its left factor, (n, r)
         matrices: dict[str, torch.Tensor] = {}
         lefts: dict[str, torch.Tensor] = {}
         plain: list[torch.Tensor] = []
@@ -68,7 +68,7 @@ class PowerSGD(BucketCompressor):
         yield collectives.allreduce([*lefts.values(), *plain], "left")
         rights: dict[str, torch.Tensor] = {}
         for name, left in lefts.items():
-            if not torch.isfinite(left).all():  # some rank's gradient overflowed; so it looks on all ranks
+            if not torch.isfinite(left).all():  # some rank's gradient has overflowed; `left` is the same on all ranks
                 gradients[name].fill_(torch.nan)
                 continue
             lefts[name] = torch.linalg.qr(left).Q.contiguous()

@@ -63,7 +63,7 @@ class TopK(BucketCompressor):
         dense = torch.zeros(total, dtype=wide, device=value.device)
         for begin in range(
             0, len(value), counts
-        ):  # rank by rank, in which no place comes twice: the same bits everywhere
+        ):  # rank by rank; a rank's places are unique, so all ranks get the same bits
             dense.index_add_(0, place[begin : begin + counts], value[begin : begin + counts])
         if collectives.average:
             dense /= collectives.size

@@ -22,14 +22,15 @@ from horovod.comm.spans import Spans, layout_of
 from horovod.core.submission.devices import Ready, device_name
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate, Tensor
+from horovod.torch.device.base import InPlace
 from horovod.torch.device.runtime import TorchRuntime
-from horovod.torch.ops.tensors import check, check_apart
+from horovod.torch.ops.tensors import check
 
 _NOTHING = np.empty(0, np.uint8)
 
 
-class Direct:
-    """One submission of device memory; the interface of :class:`horovod.torch.device.memory.Memory`."""
+class Direct(InPlace):
+    """One submission of device memory; implements :class:`horovod.torch.device.base.Memory`."""
 
     def __init__(self, runtime: TorchRuntime, engine: str, stream: object) -> None:
         if runtime.capturing():
@@ -40,27 +41,13 @@ class Direct:
         self._ready = Ready(self.device, runtime.record(runtime.current_stream()), [])
         self._grown: list[torch.Tensor] = []
 
-    def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
-        return [self._view(tensor) for tensor in tensors]
-
-    write = read
-
-    def reduce(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        sources = self.read(inputs)
-        if outputs is inputs:
-            check_apart(inputs)
-            return sources, sources
-        return sources, self.read(outputs)
-
     def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
         def allocate(index: int, rows: int) -> Spans:
             like = tensors[index]
             with self._runtime.on(self._stream):
                 outputs[index] = torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device)
             self._grown.append(outputs[index])
-            place = self._view(outputs[index]).place
+            place = self.view(outputs[index]).place
             assert place is not None
             return place
 
@@ -77,7 +64,7 @@ class Direct:
     def arrived(self, handle: Handle) -> bool:
         return handle.event is None or handle.event.query()
 
-    def _view(self, tensor: torch.Tensor) -> Tensor:
+    def view(self, tensor: torch.Tensor) -> Tensor:
         data_type = check(tensor)
         if tensor.device != self._runtime.torch_device:
             raise ValueError(

@@ -8,84 +8,30 @@ the handle is done, it calls ``arrive``. The core gets host memory as it is, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 import torch
 
 from horovod.comm.datatypes import Array
 from horovod.comm.device import GPU
 from horovod.comm.nccl.engine import stream_of
-from horovod.comm.reduction import ReduceOp
 from horovod.comm.select import engine
+from horovod.common.reductions import Reducing
 from horovod.core.coordination.messages import HOST
 from horovod.core.lifecycle.context import running
 from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Allocate, Tensor
+from horovod.core.submission.tensor import Allocate
 from horovod.torch.device import staging
+from horovod.torch.device.base import InPlace, Memory
 from horovod.torch.device.direct import Direct
 from horovod.torch.device.runtime import IN_MEMORY, own
-from horovod.torch.ops.tensors import check, check_apart, empty, flat_array, view
+from horovod.torch.ops.tensors import check, empty, flat_array, view
 
 
-class Reduction(NamedTuple):
-    """What decides whether an engine has a reduction."""
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
-
-    @property
-    def scaled(self) -> bool:
-        """Whether anything is multiplied."""
-        return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
-
-
-class Memory(Protocol):
-    """The memory of one submission. All tensors must be on one device, and pass :func:`check`."""
-
-    @property
-    def device(self) -> str:
-        """The kind of device, as ranks compare it."""
-
-    def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
-        """The tensors' elements, for the collective to read."""
-
-    def write(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
-        """Room for what the collective writes, which becomes the tensors' elements."""
-
-    def reduce(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """What to read and what to write, where each output is like its input, or is its input (``outputs is inputs``)."""
-
-    def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
-        """Makes outputs with the columns and the type of ``tensors``, when their rows are known; puts them in ``outputs``."""
-
-    def arrive(self, handle: Handle) -> None:
-        """Called when the handle is done: later work of the caller's current stream waits for the result."""
-
-    def arrived(self, handle: Handle) -> bool:
-        """Whether the result is where it belongs. Called when the handle is done."""
-
-
-class HostMemory:
+class HostMemory(InPlace):
     """Host memory, which the core uses without a copy."""
 
     device = HOST
-
-    def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
-        return [view(tensor) for tensor in tensors]
-
-    write = read
-
-    def reduce(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        sources = self.read(inputs)
-        if outputs is inputs:
-            check_apart(inputs)
-            return sources, sources
-        return sources, self.read(outputs)
+    view = staticmethod(view)
 
     def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
         def allocate(index: int, rows: int) -> Array:
@@ -105,11 +51,11 @@ class HostMemory:
 host_memory = HostMemory()
 
 
-def memory_of(tensors: Sequence[torch.Tensor], reduction: Reduction | None = None) -> Memory:
+def memory_of(tensors: Sequence[torch.Tensor], how: Reducing | None = None) -> Memory:
     """The memory of a submission's tensors. The collective sees what the caller's current stream has done until now.
 
     Args:
-        reduction: that is wanted; None for a collective that only moves elements.
+        how: the reduction that is wanted; None for a collective that only moves elements.
 
     Raises:
         ValueError: the first tensor cannot be communicated. The others are checked when they are read or written.
@@ -120,7 +66,7 @@ def memory_of(tensors: Sequence[torch.Tensor], reduction: Reduction | None = Non
     device = tensors[0].device
     name = running().device_engine
     if name and device.type in IN_MEMORY:
-        op, scaled = (None, False) if reduction is None else (reduction.op, reduction.scaled)
+        op, scaled = (None, False) if how is None else (how.op, how.scaled)
         if not engine(name, GPU).lacks([check(tensor) for tensor in tensors], op, scaled):
             runtime = own.use(device)
             return Direct(runtime, name, stream_of(runtime))

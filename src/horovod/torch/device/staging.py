@@ -186,7 +186,7 @@ class Staged:
         self._outputs: list[torch.Tensor] = []
         self._returned: Any = None
 
-    # The interface that operations use: horovod.torch.device.memory.Memory.
+    # The interface that operations use: horovod.torch.device.base.Memory.
 
     def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
         copies = self._host(tensors)

@@ -1,4 +1,4 @@
-"""allgather and its forms: tensors of all ranks, one after another along the first dimension."""
+"""allgather and its forms: concatenate the tensors of all ranks along the first dimension."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from horovod.torch.ops.handles import register, synchronize
 from horovod.torch.ops.tensors import plain
 
 Rows = Sequence[Sequence[int]]
-"""By tensor, how many rows came from each rank."""
-
+"""By tensor, the number of rows from each rank."""
 
 _SINGLE, _GROUP = "allgather", "grouped_allgather"
 
@@ -32,7 +31,7 @@ def _start(
     with_rows: bool = False,
     awaited: bool = False,
 ) -> int:
-    """Start to gather. The result of a group is a tuple.
+    """Start the allgather, and return its handle. The result of a group is a tuple.
 
     Args:
         with_rows: the result comes with the number of rows from each rank.
@@ -53,10 +52,10 @@ def _start(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start concatenating ``tensor`` of all members along dimension 0; a handle.
+    """Start to concatenate ``tensor`` of all members along dimension 0. Returns a handle.
 
-    First dimensions may differ between ranks, 0 included; the others and the dtype must agree. Errors as
-    :func:`allreduce_async`; a tensor without dimensions fails on every rank.
+    First dimensions may differ between ranks, and may be 0. The others and the dtype must agree. Errors as
+    :func:`allreduce_async`. A tensor without dimensions is an error on every rank.
     """
     return _start(_SINGLE, [tensor], name, process_set)
 
@@ -64,19 +63,19 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Like :func:`allgather_async` for several tensors that become ready together; its result is a tuple."""
+    """:func:`allgather_async` of several tensors in one request. The result is a tuple."""
     return _start(_GROUP, list(tensors), name, process_set)
 
 
 def _own_slices(grads: Sequence[torch.Tensor], rows: Rows, process_set: ProcessSet) -> list[torch.Tensor]:
-    """The gradients: averaged over the ranks, then this rank's rows. Scripts rely on the average; an adjoint would sum."""
+    """This rank's rows of the gradients, averaged over the ranks. The adjoint is a sum, but scripts rely on the average."""
     averaged = grouped_allreduce([plain(grad) for grad in grads], process_set=process_set)
     me = process_set.rank() or 0
     return [grad[sum(of[:me]) : sum(of[: me + 1])] for grad, of in zip(averaged, rows, strict=True)]
 
 
 class HorovodAllgather(torch.autograd.Function):
-    """Gradients: averaged over the ranks, then this rank's rows; alone or as a group."""
+    """The gradients of an allgather, or of a group: this rank's rows of the ranks' average."""
 
     @staticmethod
     def forward(ctx: Any, prefix: str, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
@@ -93,7 +92,7 @@ HorovodGroupedAllgather = HorovodAllgather
 
 
 def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Any:
-    """Gather, and let autograd record it if a tensor requires a gradient."""
+    """Gather into new tensors, and let autograd record it if a tensor requires a gradient."""
     if tracked(*tensors):
         return HorovodAllgather.apply(prefix, name, process_set, *tensors)  # type: ignore[no-untyped-call]  # torch's
     return synchronize(_start(prefix, tensors, name, process_set, awaited=True))
@@ -102,7 +101,7 @@ def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, pr
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensors of all members, one after another along dimension 0 in rank order. Differentiable."""
+    """Concatenate the tensors of all members along dimension 0 in rank order. Differentiable."""
     result: torch.Tensor = _gathered(_SINGLE, [tensor], name, process_set)
     return result
 
@@ -110,6 +109,6 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`allgather` of several tensors as one group. Differentiable."""
+    """:func:`allgather` of several tensors in one request. Differentiable."""
     result: tuple[torch.Tensor, ...] = _gathered(_GROUP, list(tensors), name, process_set)
     return result

@@ -1,6 +1,7 @@
-"""allreduce of dense tensors: in place or not, asynchronous or not, one tensor or a group.
+"""allreduce of dense tensors: in place or into new ones, asynchronous or blocking, one tensor or a group.
 
-The public functions repeat one list of arguments. Inside, the arguments are a list of tensors, a name and a ``Reducing``.
+The public functions repeat one list of arguments, because scripts pass them by position. Inside, the arguments are a list of
+tensors, a name and a :class:`~horovod.common.reductions.Reducing`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from typing import Any
 import torch
 
 from horovod.comm.spans import Spans, Vectors
+from horovod.common.reductions import Reducing, reducing
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
-from horovod.core.submission.arguments import full_name, set_id
+from horovod.core.submission.arguments import full_name
 from horovod.core.submission.prepared import Prepared, recall, remember
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.device.memory import Reduction, host_memory, memory_of
-from horovod.torch.ops.arguments import Reducing, compressed, tracked
+from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.ops.arguments import compressed, tracked
 from horovod.torch.ops.handles import register, synchronize
 from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain
 
@@ -33,7 +35,11 @@ def _start(
     in_place: bool,
     awaited: bool = False,
 ) -> int:
-    """Start to reduce; a group's result is a tuple. ``awaited``: what follows is to wait for it."""
+    """Start the reduction, and return its handle. The result of a group is a tuple.
+
+    Args:
+        awaited: the caller waits for the result next.
+    """
     if prefix == _SINGLE and type(name) is str and name:
         tensor = tensors[0]
         if isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.dtype.is_complex:
@@ -42,21 +48,21 @@ def _start(
         for tensor in tensors:
             check(tensor)
     outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
-    memory = memory_of(tensors, Reduction(how.op, how.prescale, how.postscale))
+    memory = memory_of(tensors, how)
     sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(
-        prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
     return register(handle, memory, result)
 
 
 def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool, awaited: bool) -> int:
-    """Start to reduce one tensor in host memory, which probably travels under this name time and again.
+    """Start the reduction of one tensor in host memory that has a name, and is probably reduced again under this name.
 
-    The same as above in fewer steps: what is small consists of little else.
+    It does the same as :func:`_start` in fewer steps, which take most of the time of a small allreduce.
     """
-    line = caller(above=3)  # this function, _start() and who calls that are none of the user's
+    line = caller(above=3)  # this function, _start() and the function that calls it are not the user's
     key = (tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
     prepared = recall(name, key)
     if prepared is None or not is_plain(tensor):
@@ -69,7 +75,7 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
     result = tensor
     if not in_place:
         result = empty_like(tensor)
-        # What is waited for probably travels alone, and then an array is needed.
+        # A collective that the caller waits for is probably not batched with others, and then the engine needs an array.
         targets = (flat_array(result),) if awaited else Spans(sources.layout, (result.data_ptr(),))
         owner = tensor, result
     handle = prepared.submit(how.process_set.process_set_id, sources, targets, awaited, owner)
@@ -93,16 +99,17 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start reducing ``tensor`` over the ranks of ``process_set``; a handle for :func:`synchronize` and :func:`poll`.
+    """Start to reduce ``tensor`` over the ranks of ``process_set``. Returns a handle for :func:`synchronize` and :func:`poll`.
 
-    Every member calls it with the same name, shape, dtype, op and factors. The tensor must not be changed until the handle
-    is synchronised, which returns a new tensor of its shape.
+    Every member must call it with the same name, shape, dtype, op and factors. The tensor must not be changed until
+    ``synchronize(handle)`` returns the result, a new tensor of the same shape.
 
     Raises:
-        ValueError: sparse, not contiguous, an unsupported dtype or device, a name in flight, not a member.
+        ValueError: the tensor is sparse, not contiguous, or of an unsupported dtype or device; the name is in use, or this
+            rank is not a member.
         HorovodInternalError: not initialised, or the job has failed.
     """
-    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_SINGLE, [tensor], name, how, in_place=False)
 
 
@@ -115,8 +122,8 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Like :func:`allreduce_async`, in place: the result is written into ``tensor``."""
-    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    """:func:`allreduce_async` in place: the result is written into ``tensor``."""
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_SINGLE, [tensor], name, how, in_place=True)
 
 
@@ -130,7 +137,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce ``tensor`` in place and return it. No gradient flows through it."""
-    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=True, awaited=True))
     return result
 
@@ -144,11 +151,11 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Like :func:`allreduce_async` for several tensors that become ready together; its result is a tuple of new tensors.
+    """:func:`allreduce_async` of several tensors in one request. The result is a tuple of new tensors.
 
-    They may differ in shape and dtype, and must be on one device.
+    The tensors may differ in shape and dtype, and must be on one device.
     """
-    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how, in_place=False)
 
 
@@ -161,8 +168,8 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Like :func:`grouped_allreduce_async`, in place: its result is a tuple of the tensors themselves."""
-    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    """:func:`grouped_allreduce_async` in place. The result is a tuple of the tensors themselves."""
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how, in_place=True)
 
 
@@ -175,8 +182,8 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
-    """Reduce several tensors in place, as one group, and return them."""
-    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
+    """Reduce several tensors in place in one request, and return them."""
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
     result: tuple[torch.Tensor, ...] = synchronize(
         _start(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
     )
@@ -184,7 +191,7 @@ def grouped_allreduce_(
 
 
 class HorovodAllreduce(torch.autograd.Function):
-    """The gradients of an allreduce are the allreduce of the gradients, in the same way; alone or as a group."""
+    """The gradients of an allreduce, or of a group: the gradients are reduced in the same way."""
 
     @staticmethod
     def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
@@ -200,7 +207,7 @@ HorovodGroupedAllreduce = HorovodAllreduce
 
 
 def _reduced(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
-    """New tensors, which know where they come from if autograd is interested."""
+    """Reduce into new tensors, and let autograd record it if a tensor requires a gradient."""
     if tracked(*tensors):
         result = HorovodAllreduce.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
     else:
@@ -222,8 +229,8 @@ def allreduce(
 
     Differentiable. The default op is ``hvd.Average``. Arguments and errors as :func:`allreduce_async`.
     """
-    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
-    return compressed(compression, [tensor], lambda travelling: _reduced(_SINGLE, travelling, name, how))[0]
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, [tensor], lambda sent: _reduced(_SINGLE, sent, name, how))[0]
 
 
 def grouped_allreduce(
@@ -236,6 +243,6 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce several tensors as one group, into new tensors. Differentiable."""
-    how = Reducing.of(op, average, prescale_factor, postscale_factor, process_set)
-    return compressed(compression, tensors, lambda travelling: _reduced(_GROUP, travelling, name, how))
+    """:func:`allreduce` of several tensors in one request. Returns a list of new tensors. Differentiable."""
+    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensors, lambda sent: _reduced(_GROUP, sent, name, how))

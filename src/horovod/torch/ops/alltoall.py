@@ -1,4 +1,4 @@
-"""alltoall: every rank sends some rows to every rank."""
+"""alltoall: every rank sends some of its rows to every rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ Splits = torch.Tensor | Sequence[int] | None
 def _start(
     tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, awaited: bool = False
 ) -> int:
-    """``awaited``: what follows is to wait for it."""
+    """Start the alltoall, and return its handle.
+
+    Args:
+        awaited: the caller waits for the result next.
+    """
     rows, number = split_rows(splits), set_id(process_set)
     memory = memory_of([tensor])
     outputs: dict[int, torch.Tensor] = {}
@@ -40,21 +44,21 @@ def _start(
 def alltoall_async(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start sending ``splits[r]`` consecutive rows of ``tensor`` to each set rank r; a handle.
+    """Start to send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Returns a handle.
 
-    Its result is ``(output, received_splits)``: the rows that arrived, concatenated by source rank, and how many came from
-    each. Without splits the rows are dealt evenly. Dtype and all dimensions but the first must agree. ``received_splits``
-    has the dtype and device of a splits tensor, else int32 on the CPU.
+    The result is ``(output, received_splits)``: the received rows by source rank, and the number of rows from each rank.
+    Without splits the rows are divided evenly. The dtype and all dimensions but the first must agree. ``received_splits`` is
+    an int32 tensor on the device of ``splits``, or on the CPU if ``splits`` is not a tensor.
 
     Raises:
-        TypeError, ValueError: splits that are no whole numbers, do not add up, or are a tensor that is not one-dimensional or
-            not int32; otherwise as :func:`allreduce_async`.
+        TypeError, ValueError: splits that are not whole numbers, do not fit the rows, or are a tensor that is not
+            one-dimensional or not int32. Otherwise as :func:`allreduce_async`.
     """
     return _start(tensor, splits, name, process_set)
 
 
 class HorovodAlltoall(torch.autograd.Function):
-    """Gradient: the rows go back the way they came."""
+    """The gradient of an alltoall: each row's gradient is sent back to the rank that the row came from."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
@@ -68,7 +72,7 @@ class HorovodAlltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad, _ = alltoall(plain(grads[0]), ctx.received, process_set=ctx.process_set)
-        if grad.shape[0] < ctx.rows:  # rows beyond the sum of the splits went nowhere
+        if grad.shape[0] < ctx.rows:  # rows beyond the sum of the splits were not sent
             grad = torch.cat([grad, grad.new_zeros((ctx.rows - grad.shape[0], *grad.shape[1:]))])
         return grad, None, None, None
 
@@ -76,7 +80,7 @@ class HorovodAlltoall(torch.autograd.Function):
 def alltoall(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The rows that arrived, and with ``splits`` given also how many came from each rank. Differentiable."""
+    """The received rows; if ``splits`` is given, a tuple of them and the number of rows from each rank. Differentiable."""
     if tracked(tensor):
         output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch's
     else:

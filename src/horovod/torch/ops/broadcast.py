@@ -1,4 +1,4 @@
-"""broadcast and its forms: one rank's tensor on every rank."""
+"""broadcast of one rank's tensor to every rank, into a new tensor or in place."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from horovod.torch.ops.tensors import check, empty_like, plain
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start overwriting ``tensor`` on every member with that of global rank ``root_rank``; a handle.
+    """Start to overwrite ``tensor`` on every member with that of global rank ``root_rank``. Returns a handle.
 
-    Shape, dtype and root must agree. Errors as :func:`allreduce_async`; ValueError for a root that is not a member.
+    Shape, dtype and root must agree. Errors as :func:`allreduce_async`, and ValueError for a root that is not a member.
     """
     return _start(tensor, root_rank, name, process_set)
 
@@ -30,7 +30,11 @@ def broadcast_async_(
 def _start(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, awaited: bool = False
 ) -> int:
-    """``awaited``: what follows is to wait for it."""
+    """Start the broadcast, and return its handle.
+
+    Args:
+        awaited: the caller waits for the result next.
+    """
     root, number = whole_number(root_rank, "root_rank"), set_id(process_set)
     memory = memory_of([tensor])
     tensors = memory.read([tensor]) if _is_root(root) else memory.write([tensor])
@@ -53,12 +57,12 @@ def broadcast_(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Like :func:`broadcast_async_`, into a new tensor."""
+    """:func:`broadcast_async_` into a new tensor."""
     return _start(_copy(tensor, root_rank), root_rank, name, process_set)
 
 
 def _copy(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
-    """A new tensor, with the contents of ``tensor`` on the root."""
+    """A new tensor like ``tensor``; on the root, a copy of it."""
     root_rank = whole_number(root_rank, "root_rank")
     check(tensor)
     new = empty_like(tensor)
@@ -68,7 +72,7 @@ def _copy(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
 
 
 class HorovodBroadcast(torch.autograd.Function):
-    """Gradient: averaged over the ranks on the root, zero elsewhere."""
+    """The gradient of a broadcast: the average of the ranks' gradients on the root, and zeros on other ranks."""
 
     @staticmethod
     def forward(
@@ -83,7 +87,7 @@ class HorovodBroadcast(torch.autograd.Function):
         grad = allreduce(plain(grads[0]), process_set=ctx.process_set)
         ranks = ctx.process_set.ranks or []
         if ranks[ctx.process_set.rank() or 0] != ctx.root_rank:
-            # Zeros that have a gradient themselves; not a product with 0, which is NaN for what is infinite.
+            # Not a product with 0, which is NaN where the gradient is infinite. The zeros can be differentiated again.
             grad = grad.masked_fill(torch.ones((), dtype=torch.bool, device=grad.device), 0)
         return grad, None, None, None
 

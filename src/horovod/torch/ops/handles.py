@@ -1,4 +1,4 @@
-"""The integer handles of the asynchronous calls, and what becomes of their results."""
+"""The integer handles of asynchronous calls: ``poll`` and ``synchronize``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from horovod.core.submission.handle import Handle, drive_by
-from horovod.torch.device.memory import Memory
+from horovod.torch.device.base import Memory
 from horovod.torch.uncompiled import drive
 
-drive_by(drive)  # so no wait for a collective is compiled
+drive_by(drive)  # PyTorch's compiler must not compile a wait for a collective
 
 
 class _Open(msgspec.Struct, gc=False):
-    """A collective that nobody has fetched the result of; attributes as :func:`register` has them."""
+    """A collective whose result was not returned yet. The attributes are the arguments of :func:`register`."""
 
     promise: Handle
     memory: Memory
@@ -30,11 +30,12 @@ _open: dict[int, _Open] = {}
 
 
 def register(handle: Handle, memory: Memory, output: Any = None, make: Callable[[Handle], Any] | None = None) -> int:
-    """Give a collective on tensors in ``memory`` a number.
+    """Give a collective an integer handle, and return it.
 
     Args:
+        memory: the memory of its tensors.
         output: what :func:`synchronize` returns.
-        make: makes it, where it is only known when the handle is done.
+        make: makes the output, if it is only known when the collective is done.
     """
     global _last
     _last = number = next(_numbers)
@@ -43,15 +44,15 @@ def register(handle: Handle, memory: Memory, output: Any = None, make: Callable[
 
 
 def clear() -> None:
-    """Forget all handles, as ``init()`` and ``shutdown()`` do. Numbers go on, so an old handle is never taken for a new one."""
+    """Forget all handles, for ``init()`` and ``shutdown()``. Numbers are not used again, so an old handle is not valid."""
     _open.clear()
 
 
 def poll(handle: int) -> bool:
-    """Whether :func:`synchronize` would return at once, with the result where it belongs, on a device too.
+    """Whether the collective is done, so that :func:`synchronize` returns at once; on a device, whether the output is there.
 
     Raises:
-        ValueError: no such handle was given out, or its result was fetched already.
+        ValueError: there is no such handle, or its output was returned already.
     """
     try:
         known = _open[handle]
@@ -64,14 +65,14 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for a collective and return its output; None for a handle whose output was fetched before.
+    """Wait for a collective, and return its output. Returns None for a handle whose output was returned before.
 
-    With tensors on a device it does not wait for the device: what the current stream does from now on comes after the
-    arrival of the output. Another stream must be made to wait for this one.
+    With tensors on a device it does not wait for the device: later work of the current stream comes after the output is
+    there. Another stream must be made to wait for the current one.
 
     Raises:
-        HorovodInternalError: it failed; the text names the ranks, the tensor and the lines.
-        ValueError: no such handle was ever given out.
+        HorovodInternalError: the collective failed. The text names the ranks, the tensor and the lines.
+        ValueError: there was never such a handle.
     """
     known = _open.get(handle)
     if known is None:
@@ -83,7 +84,7 @@ def synchronize(handle: int) -> Any:
         promise.wait()
     except BaseException as error:
         failed = type(error) is type(promise.error)
-        if failed:  # else something interrupted the wait, which can be taken up again
+        if failed:  # otherwise something interrupted the wait, and the script may call this again
             _open.pop(handle, None)
         raise
     _open.pop(handle, None)

@@ -1,4 +1,4 @@
-"""reducescatter and its forms: reduce over the ranks, each keeps its rows."""
+"""reducescatter and its forms: reduce over the ranks; each rank keeps its rows of the result."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
+from horovod.common.reductions import Average, Reducing, Sum, reducing
 from horovod.core.coordination.messages import Operation
 from horovod.core.execution.batch import shard_rows
 from horovod.core.lifecycle.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
-from horovod.core.submission.arguments import set_id
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.device.memory import Reduction, memory_of
+from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allgather import grouped_allgather
-from horovod.torch.ops.arguments import Average, Reducing, Sum, compressed, tracked
+from horovod.torch.ops.arguments import compressed, tracked
 from horovod.torch.ops.handles import register, synchronize
 from horovod.torch.ops.tensors import check, empty, plain
 
@@ -24,13 +24,17 @@ _SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
 
 
 def _members(process_set: ProcessSet) -> tuple[int, int]:
-    """This rank's place in the set, and the size of the set."""
+    """This rank's index in the set, and the size of the set."""
     worker = running().worker(process_set.process_set_id, Operation.REDUCESCATTER)
     return worker.index, len(worker.ranks)
 
 
 def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing, awaited: bool = False) -> int:
-    """Start to reduce and scatter; a group's result is a tuple. ``awaited``: what follows is to wait for it."""
+    """Start the reducescatter, and return its handle. The result of a group is a tuple.
+
+    Args:
+        awaited: the caller waits for the result next.
+    """
     index, size = _members(how.process_set)
     outputs = []
     for tensor in tensors:
@@ -39,10 +43,10 @@ def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: 
             raise ValueError("Reducescatter does not support scalar inputs.")
         rows = shard_rows(tensor.shape[0], size)[index]
         outputs.append(empty((rows, *tensor.shape[1:]), tensor.dtype, tensor.device))
-    memory = memory_of(tensors, Reduction(how.op, how.prescale, how.postscale))
+    memory = memory_of(tensors, how)
     sources, targets = memory.read(tensors), memory.write(outputs)
     handle = collectives.reducescatter(
-        prefix, name, sources, targets, how.op, how.prescale, how.postscale, set_id(how.process_set), awaited
+        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
     return register(handle, memory, result)
@@ -56,12 +60,12 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start reducing ``tensor`` and keeping this rank's rows of the result; a handle.
+    """Start to reduce ``tensor``. The result is this rank's rows of the reduced tensor. Returns a handle.
 
-    Of n rows over s ranks everybody keeps n // s, the first n % s ranks one more. ``op`` is hvd.Average or hvd.Sum.
-    Shape, dtype, op and factors must agree. Errors as :func:`allreduce_async`; ValueError for a tensor without dimensions.
+    Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. ``op`` is hvd.Average or hvd.Sum.
+    Shape, dtype, op and factors must agree. Errors as :func:`allreduce_async`, and ValueError for a tensor without dimensions.
     """
-    return _start(_SINGLE, [tensor], name, Reducing.of(op, None, prescale_factor, postscale_factor, process_set))
+    return _start(_SINGLE, [tensor], name, reducing(op, None, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_reducescatter_async(
@@ -72,13 +76,13 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Like :func:`reducescatter_async` for several tensors that become ready together; its result is a tuple."""
-    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
+    """:func:`reducescatter_async` of several tensors in one request. The result is a tuple."""
+    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how)
 
 
 class HorovodReducescatter(torch.autograd.Function):
-    """Gradients: everybody's rows are gathered; for a Sum times the number of ranks, and times both factors."""
+    """The gradients gather the rows of all ranks, and multiply them by both factors, and for a Sum by the number of ranks."""
 
     @staticmethod
     def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
@@ -96,7 +100,7 @@ HorovodGroupedReducescatter = HorovodReducescatter
 
 
 def _scattered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
-    """New tensors, which know where they come from if autograd is interested."""
+    """Reduce into new tensors, and let autograd record it if a tensor requires a gradient."""
     if tracked(*tensors):
         result = HorovodReducescatter.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
     else:
@@ -113,9 +117,9 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """:func:`reducescatter` of several tensors as one group. Differentiable."""
-    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
-    return compressed(compression, tensors, lambda travelling: _scattered(_GROUP, travelling, name, how))
+    """:func:`reducescatter` of several tensors in one request. Returns a list. Differentiable."""
+    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensors, lambda sent: _scattered(_GROUP, sent, name, how))
 
 
 def reducescatter(
@@ -128,5 +132,5 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """This rank's rows of the reduction of ``tensor``, as a new tensor. Differentiable."""
-    how = Reducing.of(op, None, prescale_factor, postscale_factor, process_set)
-    return compressed(compression, [tensor], lambda travelling: _scattered(_SINGLE, travelling, name, how))[0]
+    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, [tensor], lambda sent: _scattered(_SINGLE, sent, name, how))[0]

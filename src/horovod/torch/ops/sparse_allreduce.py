@@ -1,4 +1,4 @@
-"""allreduce of sparse tensors: an allgather of their indices and values."""
+"""allreduce of sparse tensors: it gathers their indices and values."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from horovod.common.reductions import Average, Sum, reduction
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import full_name
 from horovod.torch.ops.allgather import allgather_async
-from horovod.torch.ops.arguments import Average, Sum, reduction
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.ops.tensors import plain
 
@@ -18,10 +18,14 @@ from horovod.torch.ops.tensors import plain
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: Any, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Start summing (or averaging) a sparse COO tensor over the ranks, by gathering the indices and values of all.
+    """Start to sum or average a sparse COO tensor over the ranks. It gathers the indices and values of all ranks.
 
     Returns:
-        A function that waits and returns the sparse tensor, not coalesced.
+        A function that waits for the result, and returns it: a sparse tensor that is not coalesced.
+
+    Raises:
+        ValueError: ``op`` is not Sum or Average, or the tensor is not a sparse COO tensor. Otherwise as
+            :func:`horovod.torch.ops.allgather.allgather_async`.
     """
     full_name("", name)
     chosen = reduction(op)

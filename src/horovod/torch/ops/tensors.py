@@ -1,4 +1,4 @@
-"""PyTorch tensors as the core sees them: one table of types, one check, and their memory as NumPy arrays."""
+"""Converts PyTorch tensors to what the core takes: the table of types, the checks, and their memory as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ for _name in ("uint16", "uint32", "uint64"):  # PyTorch 2.3 and newer
         DATA_TYPES[getattr(torch, _name)] = DataType[_name.upper()]
 
 REACHABLE = {"cuda"}
-"""Kinds of devices whose tensors can travel, beside the CPU. ROCm's devices are called ``cuda`` too."""
+"""Kinds of devices, beside the CPU, whose tensors can be communicated. ROCm's devices are called ``cuda`` too."""
 
 _STRIDED = torch.strided
-_NEGATIVE = "Tensor is a view with its sign still to be changed. Call .resolve_neg() on it first."
-_CONJUGATE = "Tensor is a view still to be conjugated. Call .resolve_conj() on it first."
+_NEGATIVE = "Tensor is a lazily negated view (is_neg()). Call .resolve_neg() on it first."
+_CONJUGATE = "Tensor is a lazily conjugated view (is_conj()). Call .resolve_conj() on it first."
 _ordinary: set[type] = {torch.Tensor, torch.nn.Parameter}
-"""Classes whose tensors have memory of their own."""
+"""Classes of tensors that have memory of their own."""
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TORCH_BFLOAT16 = torch.bfloat16
 
 
 def flat_array(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array; nothing is copied.
+    """The memory of a contiguous CPU tensor as a one-dimensional NumPy array, without a copy.
 
     Raises:
-        ValueError: what lies there is not what the tensor stands for.
+        ValueError: as :func:`check_sign`.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -58,16 +58,16 @@ def flat_array(tensor: torch.Tensor) -> Array:
     except RuntimeError:
         check_sign(tensor)
         raise
-    if tensor.dtype is _TORCH_BFLOAT16:  # NumPy has no such type of its own
+    if tensor.dtype is _TORCH_BFLOAT16:  # NumPy itself has no such type
         array = array.view(_BFLOAT16)
     return array if array.ndim == 1 else array.reshape(-1)
 
 
 def layout_of(tensors: Sequence[torch.Tensor]) -> Layout | None:
-    """The layout of what :func:`flat_array` gives for these; None if they are of several types, or complex.
+    """The layout of the arrays that :func:`flat_array` returns for these tensors; None for several types, or complex ones.
 
-    Others of the same classes, types and shapes may be handed over by ``data_ptr()``, if they are plain (:func:`is_plain`),
-    and those of one element pass :func:`check_sign`. Complex ones may be still to be conjugated, of whatever size.
+    Other tensors of the same classes, types and shapes may be submitted by their ``data_ptr()`` if :func:`is_plain` is true of
+    each, and those of one element pass :func:`check_sign`. Complex tensors of any size may be lazily conjugated.
     """
     if any(tensor.dtype.is_complex for tensor in tensors):
         return None
@@ -77,8 +77,11 @@ def layout_of(tensors: Sequence[torch.Tensor]) -> Layout | None:
 
 
 def check_sign(tensor: torch.Tensor) -> None:
-    """Raises ValueError for a view whose elements are not what lies in memory: with its sign still to be changed, which is
-    contiguous only if it has one element, or still to be conjugated."""
+    """Raise ValueError for a view whose elements are not those in memory.
+
+    Such are lazily conjugated views, and lazily negated ones, for example ``x.conj().imag``, which is contiguous only if it
+    has one element.
+    """
     if tensor.is_neg():
         raise ValueError(_NEGATIVE)
     if tensor.is_conj():
@@ -86,20 +89,20 @@ def check_sign(tensor: torch.Tensor) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie one after another, as :func:`check` wants them."""
+    """Whether the tensor is dense and contiguous."""
     return tensor.layout is _STRIDED and tensor.is_contiguous()
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same elements as :func:`check` wants it: the tensor itself, or a copy."""
+    """The tensor, or a copy of it, that is contiguous and not lazily negated or conjugated, as :func:`check` demands."""
     return tensor.contiguous().resolve_conj().resolve_neg()
 
 
 def check_apart(tensors: Sequence[torch.Tensor]) -> None:
-    """Whether tensors that are all written share no memory. They have passed :func:`check`, so the elements of one lie apart.
+    """Check that tensors that are written share no memory. They have passed :func:`check`, so no tensor overlaps itself.
 
     Raises:
-        ValueError: two of them do.
+        ValueError: two of them share memory.
     """
     if len(tensors) < 2:
         return
@@ -115,10 +118,10 @@ def check_apart(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check(tensor: torch.Tensor) -> DataType:
-    """The tensor's data type, if it can be communicated as it is.
+    """The data type of a tensor that can be communicated as it is.
 
     Raises:
-        ValueError: as :func:`check_kind`; or it is not contiguous, or a view whose elements are still to be computed.
+        ValueError: as :func:`check_kind`; or the tensor is not contiguous, or lazily negated or conjugated.
     """
     data_type = check_kind(tensor)
     if not tensor.is_contiguous():
@@ -128,11 +131,11 @@ def check(tensor: torch.Tensor) -> DataType:
 
 
 def check_kind(tensor: torch.Tensor) -> DataType:
-    """The tensor's data type, if what :func:`plain` makes of it can be communicated.
+    """The data type of a tensor that can be communicated after :func:`plain`.
 
     Raises:
-        ValueError: no tensor, of an unsupported type, sparse, on a device that cannot be reached, or of a class that has no
-            memory of its own, such as a DTensor.
+        ValueError: it is not a tensor, of an unsupported type, sparse, on a device that is not supported, or of a class
+            without memory of its own, such as a DTensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, not {type(tensor).__name__}")
@@ -151,10 +154,10 @@ def check_kind(tensor: torch.Tensor) -> DataType:
 
 
 def _check_class(tensor: torch.Tensor) -> None:
-    """Raise ValueError for a class whose tensors cannot be communicated; remember one whose can.
+    """Raise ValueError for a class whose tensors cannot be communicated. Other classes are remembered.
 
-    A class that says itself what operators do (``__torch_dispatch__``) has its elements wherever it likes. From a device they
-    are copied by an operator. Host memory is handed over as it is, so there must be some.
+    A class that defines what operators do (``__torch_dispatch__``) may keep its elements anywhere. An operator copies elements
+    from a device. The core reads host memory itself, so such a tensor must have some.
     """
     kind = tensor.__class__
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
@@ -162,18 +165,18 @@ def _check_class(tensor: torch.Tensor) -> None:
         return
     if hasattr(kind, "full_tensor") and hasattr(kind, "to_local"):
         raise ValueError(
-            f"Tensor is a {kind.__name__}, which is spread over a device mesh, as FSDP2 and tensor parallelism do. "
-            "Pass the part of this rank, .to_local(), or the whole, .full_tensor()."
+            f"Tensor is a {kind.__name__}, which is distributed over a device mesh, as by FSDP2 and tensor parallelism. "
+            "Pass this rank's part, .to_local(), or the whole, .full_tensor()."
         )
     if tensor.is_cpu:
         raise ValueError(
-            f"Tensor is a {kind.__module__}.{kind.__qualname__}, whose elements do not lie in memory of its own. Pass a plain "
-            "torch.Tensor of its elements."
+            f"Tensor is a {kind.__module__}.{kind.__qualname__}, which has no memory of its own. Pass a plain torch.Tensor of "
+            "its elements."
         )
 
 
 def _type_name(tensor: torch.Tensor) -> str:
-    """As ``tensor.type()`` has it, which some layouts lack."""
+    """The type as ``tensor.type()`` returns it, which raises for some layouts."""
     try:
         return str(tensor.type())
     except RuntimeError:
@@ -183,7 +186,7 @@ def _type_name(tensor: torch.Tensor) -> str:
 def view(tensor: torch.Tensor) -> Tensor:
     """A tensor in host memory for the core. Raises as :func:`check`, and for a tensor on a device."""
     data_type = DATA_TYPES.get(tensor.dtype) if isinstance(tensor, torch.Tensor) else None
-    # What is left to flat_array() to see, is_neg(), lets another thread run each time it is asked.
+    # flat_array() finds lazily negated views. is_neg() would release the interpreter lock in every call.
     if data_type is None or tensor.__class__ not in _ordinary or not (is_plain(tensor) and tensor.is_cpu):
         data_type = check(tensor)
         if not tensor.is_cpu:
@@ -229,14 +232,14 @@ def _sum_of_two(first: Array, second: Array, target: Array) -> bool:
 
 
 def _mean_of_two(first: Array, second: Array, target: Array) -> bool:
-    """``second - (second - first) / 2`` in float32, rounded once.
+    """``second - (second - first) / 2`` in float32, rounded once. Returns whether that is the mean.
 
-    That is the mean, but where ``first`` is infinite or the difference overflows; what is not finite is left to others.
+    It is not where ``first`` is infinite or the difference overflows, so False is returned if a result is not finite.
     """
     if not (first.flags.writeable and second.flags.writeable):
         return False
     torch.lerp(_as_torch(first), _as_torch(second), 0.5, out=_as_torch(target))
-    # The bits of what is not finite are, of either sign, the largest: one look at each sign, without a pass for the sign.
+    # As integers, the bits of infinity and NaN are the largest of their sign: two maxima find them.
     bits = target.view(np.uint16)
     infinity = _INFINITY[target.dtype]
     return int(bits.view(np.int16).max(initial=0)) < infinity and int(bits.max(initial=0)) < infinity | 0x8000

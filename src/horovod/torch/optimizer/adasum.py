@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.core.process_set import global_process_set
+from horovod.common.reductions import Reducing
 from horovod.torch.compression import Compressor
 from horovod.torch.optimizer.buckets import Bucket
 from horovod.torch.optimizer.identity import Identity
@@ -99,9 +99,7 @@ class AdasumReduction(Readiness):
                 deltas.append(sent)
                 bucket.after.append(partial(self._move, p, sent, context))
         bucket.mark_sent([slot.parameter.grad for slot in bucket.slots])
-        bucket.handle = bucket.submit(
-            bucket.slots, deltas, ReduceOp.ADASUM, global_process_set.process_set_id, self.settings.line
-        )
+        bucket.handle = bucket.submit(bucket.slots, deltas, Reducing(ReduceOp.ADASUM), self.settings.line)
 
     def _move(self, parameter: torch.Tensor, received: torch.Tensor, context: Any) -> None:
         delta = self._compression.decompress(received, context)

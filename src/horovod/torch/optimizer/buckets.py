@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Vectors
+from horovod.common.reductions import Reducing
 from horovod.core.coordination.messages import HOST
 from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import Reduction
-from horovod.torch.device.memory import Reduction as DeviceReduction
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.tensors import check_sign, flat_array, layout_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
@@ -147,11 +146,8 @@ class Bucket:
         self,
         slots: Sequence[Slot],
         tensors: Sequence[torch.Tensor],
-        op: ReduceOp,
-        process_set_id: int | None,
+        how: Reducing,
         line: str,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
     ) -> Handle:
         """Start to reduce ``tensors``, which belong to ``slots`` of this bucket, in place.
 
@@ -159,12 +155,12 @@ class Bucket:
             tensors: contiguous, on one device.
             line: the line of the user's code, for errors.
         """
-        memory = memory_of(tensors, DeviceReduction(op, prescale, postscale))
+        memory = memory_of(tensors, how)
         prepared = self._prepared
         if not self.matches(memory.device, slots, tensors):
             prepared = None
         if prepared is not None and memory.device == HOST:
-            return self.submit_again(tensors, process_set_id)
+            return self.submit_again(tensors, how.process_set.process_set_id)
         if memory.device != HOST:  # PyTorch does not count a copy of the result into an alias
             tensors = [tensor.data for tensor in tensors]
         sources, targets = memory.reduce(tensors, tensors)
@@ -173,7 +169,9 @@ class Bucket:
                 (f"allreduce.{slot.name}", each.data_type, each.shape)
                 for slot, each in zip(slots, sources, strict=True)
             ]
-            request = allreduce_request(self.name, specs, op, prescale, postscale, line, device=memory.device)
+            request = allreduce_request(
+                self.name, specs, how.op, how.prescale, how.postscale, line, device=memory.device
+            )
             layout = layout_of(tensors) if memory.device == HOST and tensors else None
             key = (
                 memory.device,
@@ -184,7 +182,7 @@ class Bucket:
             )
             prepared = self._prepared = Prepared(key, request, layout)
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
-        handle = submit(process_set_id, prepared.request, sources, targets)
+        handle = submit(how.process_set.process_set_id, prepared.request, sources, targets)
         self.after.insert(0, partial(memory.arrive, handle))
         return handle
 

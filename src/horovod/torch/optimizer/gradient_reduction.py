@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from horovod.common.reductions import Reducing
 from horovod.core.coordination.messages import HOST
 from horovod.core.process_set import ProcessSet
 from horovod.torch.compression import Compressor, NoneCompressor
@@ -52,21 +53,19 @@ class GradientReduction(Readiness):
         self._skip = False
         super().__init__(optimizer, settings, identity)
 
-    # What the optimizer asks for
-
     def synchronize(self) -> None:
-        """The user wants reduced gradients.
+        """Reduce all gradients, and wait for the result. ``optimizer.synchronize()`` calls it.
 
         Raises:
             HorovodInternalError: the reduction failed.
-            AssertionError: inside ``no_sync()``; or a gradient was changed while it was being reduced.
+            AssertionError: inside ``no_sync()``, or a gradient was changed while it was being reduced.
         """
         self._reduce("synchronize()")
         self.phase = Phase.SYNCHRONIZED
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
-        """A block in which steps take the gradients as they are."""
+        """A block in which ``step()`` does not reduce the gradients."""
         self._skip = True
         try:
             yield
@@ -74,10 +73,13 @@ class GradientReduction(Readiness):
             self._skip = False
 
     def before_step(self) -> bool:
-        """Reduce the gradients unless that was done. Returns whether the user asked for it and should have said so.
+        """Reduce the gradients, unless that was done. Called before every step of the wrapped optimizer.
+
+        Returns:
+            Whether the script has called ``synchronize()`` before, outside of ``skip_synchronize()``.
 
         Raises:
-            AssertionError: not to be reduced, but they are on their way.
+            AssertionError: inside ``skip_synchronize()`` while gradients are being reduced.
         """
         if not self._skip:
             self._reduce("step()", self._changed_since_backward())
@@ -93,7 +95,7 @@ class GradientReduction(Readiness):
             raise AssertionError(_NOT_REDUCED)
 
     def reducing(self, closure: Callable[[], Any], agree: bool) -> Callable[[], Any]:
-        """``closure``, with its gradients reduced after each call, and if the ranks are to agree also its loss."""
+        """A closure that calls ``closure`` and then reduces the gradients; the loss too, if ``agree``."""
         if self.under_way:
             self._reduce("step()")
 
@@ -123,13 +125,13 @@ class GradientReduction(Readiness):
     # The step
 
     def _reduce(self, what: str, error: BaseException | None = None) -> None:
-        """Send what is not under way yet, and wait until every gradient is reduced.
+        """Send the buckets that are not sent, and wait until every gradient is reduced.
 
-        Where backward has done so, there is nothing left but parameters that the optimizer has got since then.
+        If backward has reduced all gradients, only parameters that were added since then are left.
 
         Args:
-            what: the user has called.
-            error: that is known already; raised when everything is through, as other ranks wait for this one.
+            what: the method that the script has called.
+            error: an error that is known already. It is raised after the reduction, because other ranks wait for this one.
         """
         self.check_not_paused(what)
         self._begin_if_thrown_away()
@@ -143,7 +145,7 @@ class GradientReduction(Readiness):
             self.begin()
 
     def _finish(self, error: BaseException | None) -> None:
-        """Wait for everything that was sent."""
+        """Wait for all buckets that were sent. Raises ``error``, or the first error of a bucket."""
         if self._whole is not None:
             under_way = [bucket.handle for bucket in self.buckets]
             while under_way:
@@ -161,7 +163,7 @@ class GradientReduction(Readiness):
         self.end_reduction()
 
     def _changed_since_backward(self) -> BaseException | None:
-        """The error if a gradient that backward has left, and that is not sent yet, is another one now."""
+        """The error if the script has changed a gradient after backward that is not sent yet. None otherwise."""
         if self.phase is Phase.FILLING:
             for bucket in self.buckets:
                 for slot in bucket.slots if bucket.open else ():
@@ -201,24 +203,17 @@ class GradientReduction(Readiness):
             slots.append(slot)
         settings = self.settings
         if self._whole is not None:
-            # PyTorch does not count what is written to an alias as a change of the gradient
+            # PyTorch does not count a write to an alias as a change of the gradient
             aliases = {slot.name: tensor.data for slot, tensor in zip(slots, tensors, strict=True)}
             memory = {slot.name: slot.memory for slot in slots}
             collectives = BucketCollectives(bucket.name, settings.op, self._process_set)
             bucket.handle = Reduction(self._whole.reduce(aliases, memory, collectives))
             return
-        bucket.handle = bucket.submit(
-            slots,
-            tensors,
-            settings.op,
-            self._process_set.process_set_id,
-            settings.line,
-            1.0 / settings.predivide,
-            settings.predivide,
-        )
+        how = Reducing(settings.op, *settings.scales(), self._process_set)
+        bucket.handle = bucket.submit(slots, tensors, how, settings.line)
 
     def _present(self, slot: Slot) -> torch.Tensor:
-        """The gradient of a parameter, in memory that holds its elements; zeros for a parameter without one."""
+        """The gradient of a parameter, without lazy conjugation; zeros for a parameter without one."""
         gradient = slot.parameter.grad
         if gradient is None:
             return self._nothing(slot)
@@ -283,7 +278,7 @@ class GradientReduction(Readiness):
             slot.version = gradient._version
 
     def _agreed(self, loss: Any) -> Any:
-        """The ranks' losses reduced as the gradients are, so that all decide alike."""
+        """The loss, reduced over the ranks like the gradients, so that the closure's caller decides the same on all ranks."""
         common = torch.as_tensor(loss).detach().to(torch.float64, copy=True)
         allreduce_(common, name=f"{self.name}.loss", op=self.settings.op, process_set=self._process_set)
         return common.to(loss) if isinstance(loss, torch.Tensor) else common.item()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from horovod.common.basics import is_initialized, size
+from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.bucket_cutting import cut_buckets
 from horovod.torch.optimizer.buckets import Bucket, Slot
@@ -103,10 +103,8 @@ class OptimizerParameters(ABC):
             self._cut()
 
     def communicates(self) -> bool:
-        """Whether this rank reduces gradients at present."""
-        return (
-            is_initialized() and bool(self.settings.process_set.included()) and (size() > 1 or running().config.elastic)
-        )
+        """Whether this rank reduces gradients at present; False before ``init()`` and after ``shutdown()``."""
+        return is_initialized() and self.settings.active()
 
     def _listen(self) -> None:
         """Register a hook with every parameter, if this rank reduces gradients."""

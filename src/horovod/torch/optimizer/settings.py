@@ -51,10 +51,10 @@ def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ReductionSettings):
-    """The checked arguments.
+    """The checked arguments of ``DistributedOptimizer``.
 
     Attributes:
-        names: the names of the parameters, at least of all that the optimizer has now.
+        names: the names of the parameters; at least those of all parameters that the optimizer has now.
     """
 
     names: dict[torch.Tensor, str]

@@ -11,7 +11,7 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.core.coordination.messages import Operation, Request, TensorSpec
 from horovod.core.submission import requests
-from horovod.core.submission.requests import allreduce_request, sendable
+from horovod.core.submission.requests import allreduce_call, allreduce_request, prepared_allreduce, sendable
 
 ONE = [("x", DataType.FLOAT32, (4,))]
 SPEC = (TensorSpec("x", DataType.FLOAT32, (4,)),)
@@ -51,6 +51,29 @@ def test_requests_that_differ_in_their_line_only_are_the_same_to_all_ranks() -> 
     first = Request(Operation.ALLREDUCE, "x", SPEC, caller="train.py:1")
     assert first.identity == Request(Operation.ALLREDUCE, "x", SPEC, caller="train.py:2").identity
     assert first.identity != Request(Operation.ALLREDUCE, "x", SPEC, postscale=2.0).identity
+
+
+def test_a_step_submits_the_request_of_the_last_step() -> None:
+    def gradients(name: str, columns: int = 4, op: ReduceOp = ReduceOp.SUM, line: str = "train.py:1") -> Request:
+        tensors = [("kernel", DataType.FLOAT32, (2, columns)), ("bias", DataType.FLOAT32, (columns,))]
+        return prepared_allreduce(name, tensors, op, 0.5, 1.0, line).request
+
+    first = gradients("optimizer 1")
+    assert [spec.name for spec in first.tensors] == ["kernel", "bias"]
+    assert gradients("optimizer 1") is first
+    others = (gradients("optimizer 2"), gradients("optimizer 1", 5), gradients("optimizer 1", op=ReduceOp.MAX))
+    assert all(other != first for other in others)
+    assert gradients("optimizer 1", line="train.py:2").caller == "train.py:2"
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_call_with_a_name_gets_the_request_of_the_last_one(number: int) -> None:
+    def call(scale: float = 1.0) -> Request:
+        return allreduce_call("allreduce", "metrics", [SPEC[0]] * number, ReduceOp.SUM, postscale=scale)
+
+    first, again = (call() for _ in range(2))
+    assert again is first
+    assert call(scale=2.0).postscale == 2.0
 
 
 def test_ranks_may_gather_different_numbers_of_rows() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import horovod.mxnet as hvd
-from horovod.mxnet.ops.arguments import Reducing, factor, split_rows, whole
+from horovod.mxnet.ops.arguments import factor, reducing, split_rows, whole
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), np.array(3)])
@@ -18,12 +18,12 @@ def test_whole_numbers_of_any_kind(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [3.0, np.float32(3), "3", None, mx.nd.ones((2,))])
-def test_what_is_no_whole_number(value: Any) -> None:
+def test_values_that_are_not_whole_numbers_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"(?s)root_rank=.*: expected a whole number"):
         whole(value, "root_rank")
 
 
-def test_factors() -> None:
+def test_factors_of_any_kind_become_floats() -> None:
     for value in (2, 2.0, np.float16(2), np.int64(2), np.array(2.0)):
         assert factor(value, "x") == 2.0 and type(factor(value, "x")) is float
     for wrong in ("half", None, [1, 2]):
@@ -46,10 +46,10 @@ def test_splits_of_any_kind() -> None:
             split_rows(wrong)
 
 
-def test_what_a_reduction_is_told() -> None:
-    how = Reducing.of(None, None, np.float32(0.5), 2, hvd.global_process_set, np.int64(-3))
+def test_arguments_of_a_reduction_are_checked() -> None:
+    how = reducing(None, None, np.float32(0.5), 2, hvd.global_process_set, np.int64(-3))
     assert (how.op, how.prescale, how.postscale, how.priority) == (hvd.Average, 0.5, 2.0, -3)
     with pytest.raises(AssertionError, match="Adasum is not supported"):
-        Reducing.of(hvd.Adasum, None, 1.0, 1.0, hvd.global_process_set, 0)
+        reducing(hvd.Adasum, None, 1.0, 1.0, hvd.global_process_set, 0)
     with pytest.raises(ValueError, match="is no reduction"):
-        Reducing.of("mean", None, 1.0, 1.0, hvd.global_process_set, 0)
+        reducing("mean", None, 1.0, 1.0, hvd.global_process_set, 0)

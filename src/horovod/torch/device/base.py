@@ -1,0 +1,63 @@
+"""The interface of one submission's memory, which operations use and every kind of memory implements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from horovod.core.submission.handle import Handle
+from horovod.core.submission.tensor import Allocate, Tensor
+from horovod.torch.ops.tensors import check_apart
+
+
+class Memory(Protocol):
+    """The memory of one submission. All tensors must be on one device, and pass :func:`check`."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device, as ranks compare it."""
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+        """The tensors' elements, for the collective to read."""
+
+    def write(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+        """Room for what the collective writes, which becomes the tensors' elements."""
+
+    def reduce(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What to read and what to write, where each output is like its input, or is its input (``outputs is inputs``)."""
+
+    def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
+        """Makes outputs with the columns and the type of ``tensors``, when their rows are known; puts them in ``outputs``."""
+
+    def arrive(self, handle: Handle) -> None:
+        """Called when the handle is done: later work of the caller's current stream waits for the result."""
+
+    def arrived(self, handle: Handle) -> bool:
+        """Whether the result is where it belongs. Called when the handle is done."""
+
+
+class InPlace(ABC):
+    """Memory that the collective reads and writes without copies: host memory, and device memory that an engine moves."""
+
+    @abstractmethod
+    def view(self, tensor: torch.Tensor) -> Tensor:
+        """One tensor as the core takes it."""
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+        return [self.view(tensor) for tensor in tensors]
+
+    write = read
+
+    def reduce(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        sources = self.read(inputs)
+        if outputs is inputs:
+            check_apart(inputs)
+            return sources, sources
+        return sources, self.read(outputs)
