@@ -229,11 +229,12 @@ def test_an_agent_that_is_killed_is_named_and_leaves_nothing(launcher: Launcher,
 
 
 def test_an_agent_that_does_not_answer_does_not_hold_up_the_end(launcher: Launcher, ssh: Path) -> None:
-    program = f"if [ $HOROVOD_RANK = 0 ]; then sleep 2; exit 3; fi; {WAIT}"
+    program = f"if [ $HOROVOD_RANK = 0 ]; then until [ -e stopped ]; do sleep 0.02; done; exit 3; fi; {WAIT}"
     process = start(launcher, ssh, "-np", "2", "-H", "localhost:1,beta:1", "sh", "-c", program)
     launcher.await_line(process, "ready")
     (agent,) = agents(launcher)
     os.kill(agent, signal.SIGSTOP)
+    (launcher.folder / "stopped").touch()
     done = finish(process)
     assert done.returncode == 3
     assert "Rank 0 failed first (localhost, local rank 0)." in done.stderr
@@ -300,7 +301,7 @@ def test_output_of_a_rank_elsewhere_waits_for_its_reader(launcher: Launcher, ssh
 def test_a_rank_that_writes_more_than_anybody_reads_fills_no_memory(launcher: Launcher, ssh: Path) -> None:
     process = start(launcher, ssh, "-np", "1", "-H", "beta:1", "yes", "x" * 100)
     launcher.await_line(process, "x")
-    time.sleep(3)  # yes writes gigabytes in this time, if it may
+    time.sleep(1.5)  # yes writes a gigabyte in this time, if it may
     largest = max(psutil.Process(pid).memory_info().rss for pid in launcher.living())
     process.terminate()
     assert process.wait(LIMIT_SECONDS) == 143

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.runner.agent import process_tree
+from horovod.runner.agent import local, process_tree
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import Closed, Ended, Event, Output, ProcessPlan
@@ -20,7 +20,8 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on() -> None:
+def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.1)
     events: list[Event] = []
 
     def report(_: Agent, event: Event) -> None:
