@@ -25,22 +25,26 @@ def seconds_to_end(process: subprocess.Popen[str]) -> tuple[float, str]:
     return time.monotonic() - start, err
 
 
-@pytest.mark.parametrize(
-    ("program", "status", "words"),
-    [
-        ("exit 3", 3, "Exit code: 3"),
-        ("exit 255", 255, "Exit code: 255"),
-        ("kill -SEGV $$", 139, "Exit code: 139 (killed by SIGSEGV)"),
-        ("kill -KILL $$", 137, "Exit code: 137 (killed by SIGKILL)"),
-    ],
-)
-def test_the_exit_code_is_the_failing_ranks(launcher: Launcher, program: str, status: int, words: str) -> None:
-    done = launcher.run("-np", "2", "sh", "-c", f"if [ $HOROVOD_RANK = 1 ]; then {program}; fi; sleep 60")
-    assert done.returncode == status
-    assert f"Process 1 exit with status code {status}" in done.stderr
-    assert "Rank 1 failed first (localhost, local rank 1)" in done.stderr
-    assert "Process name: 1" in done.stderr
-    assert words in done.stderr
+ENDINGS = [
+    ("exit 3", 3, "Exit code: 3"),
+    ("exit 255", 255, "Exit code: 255"),
+    ("kill -SEGV $$", 139, "Exit code: 139 (killed by SIGSEGV)"),
+    ("kill -KILL $$", 137, "Exit code: 137 (killed by SIGKILL)"),
+]
+
+
+def test_the_exit_code_is_the_failing_ranks(launcher: Launcher) -> None:
+    jobs = [  # all at once: each lasts for as long as the other ranks may take to end
+        launcher.start("-np", "2", "sh", "-c", f"if [ $HOROVOD_RANK = 1 ]; then {program}; fi; sleep 60")
+        for program, _, _ in ENDINGS
+    ]
+    for job, (_, status, words) in zip(jobs, ENDINGS, strict=True):
+        done = finish(job)
+        assert done.returncode == status
+        assert f"Process 1 exit with status code {status}" in done.stderr
+        assert "Rank 1 failed first (localhost, local rank 1)" in done.stderr
+        assert "Process name: 1" in done.stderr
+        assert words in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -214,19 +218,16 @@ def test_a_failed_job_leaves_none_of_its_ranks_children(launcher: Launcher) -> N
     assert launcher.living() == {}
 
 
-def test_stubborn_ranks_and_their_strays_share_one_grace(launcher: Launcher) -> None:
+def test_stubborn_ranks_and_what_they_have_started_are_ended(launcher: Launcher) -> None:
     stray = f'setsid sh -c "{STUBBORN}" > /dev/null 2>&1 &'
-    program = f"if [ $HOROVOD_RANK = 1 ]; then sleep 0.5; exit 4; fi; {stray} {STUBBORN}"
-    process = launcher.start("-np", "2", "sh", "-c", program)
-    seconds, _ = seconds_to_end(process)
-    assert process.returncode == 4
-    assert seconds < 0.5 + 6.5  # a second grace would make it more than 7
-    assert launcher.living() == {}
-
-
-def test_strays_that_outlive_all_ranks_of_a_failed_job_are_ended(launcher: Launcher) -> None:
-    program = f'setsid sh -c "{STUBBORN}" > /dev/null 2>&1 & sleep 0.3; exit 4'
-    assert launcher.run("-np", "2", "sh", "-c", program).returncode == 4
+    jobs = [  # at the same time: each takes a grace
+        launcher.start("-np", "2", "sh", "-c", program)
+        for program in (
+            f"if [ $HOROVOD_RANK = 1 ]; then sleep 0.5; exit 4; fi; {stray} {STUBBORN}",
+            f"{stray} sleep 0.3; exit 4",  # the strays outlive all ranks
+        )
+    ]
+    assert [finish(job).returncode for job in jobs] == [4, 4]
     assert launcher.living() == {}
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from horovod.runner.agent import local, process_tree
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
-from horovod.runner.agent.messages import Ended, Event, ProcessPlan
+from horovod.runner.agent.messages import Closed, Ended, Event, Output, ProcessPlan
 from horovod.runner.loop import Loop
 
 
@@ -16,7 +20,8 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on() -> None:
+def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.1)
     events: list[Event] = []
 
     def report(_: Agent, event: Event) -> None:
@@ -35,3 +40,40 @@ def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on() 
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "not even a zombie"
     agent.end(0, hunt=False)
     loop.close()
+
+
+def test_stubborn_processes_and_their_strays_share_one_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes have started outside their sessions gets no grace of its own once theirs is over."""
+    events: list[Event] = []
+    graces: list[float] = []
+    end = process_tree.end
+
+    def noted(find: Callable[[], set[int]], grace: float) -> set[int]:
+        graces.append(grace)
+        return end(find, grace)
+
+    monkeypatch.setattr(process_tree, "end", noted)
+    loop = Loop()
+    agent = LocalAgent(
+        ["here"],
+        loop,
+        lambda _, event: events.append(event),
+        HostFacts("", 1, (), None),
+        mark=b"_STRAYS_OF_A_TEST=1",
+        guardian=None,
+        inherits_input=False,
+    )
+    stubborn = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+    plan = ProcessPlan(0, ("sh", "-c", f'setsid sh -c "{stubborn}" & {stubborn}'), {})
+    agent.start({**os.environ, "_STRAYS_OF_A_TEST": "1"}, [plan])
+
+    def ready() -> bool:
+        return b"".join(event.data for event in events if isinstance(event, Output)).count(b"ready") == 2
+
+    loop.run(ready, time.monotonic() + 30)
+    agent.end(0.2, hunt=True)
+    loop.run(lambda: agent.closed, time.monotonic() + 30)
+    loop.close()
+    assert graces == [0.0]
+    assert [event.immortal for event in events if isinstance(event, Closed)] == [[]]
+    assert process_tree.members((), b"_STRAYS_OF_A_TEST=1") == set()
