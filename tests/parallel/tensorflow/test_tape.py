@@ -142,7 +142,7 @@ def test_a_distributed_tape_has_the_methods_of_the_wrapped_tape(job: Any) -> Non
             inside = hvd.DistributedGradientTape(tape_of_the_block)
             y = x * x
         assert float(inside.gradient(y, x)) == 5.0
-        with pytest.raises(RuntimeError, match="only be called once"):
+        with pytest.raises(RuntimeError, match="one set of gradients"):
             tape_of_the_block.gradient(y, x)
         with pytest.raises(ValueError, match="already"):
             hvd.DistributedGradientTape(distributed)
