@@ -348,10 +348,14 @@ class RankPool:
         self.close()
         return RankTimeout(f"{reason}\n" + "\n".join(texts), {})
 
+    def let_go(self) -> None:
+        """Have all processes end, so that :meth:`close` need not wait for one after another."""
+        for worker in self._workers:
+            worker.connection.close()
+
     def close(self) -> None:
         """End all processes. The next call starts new ones."""
-        for worker in self._workers:
-            worker.connection.close()  # so that all end at the same time
+        self.let_go()
         for worker in [*self._workers, *filter(None, [self._host])]:
             worker.close()
         self._workers, self._host = [], None
@@ -426,6 +430,8 @@ class Pools:
         return self._templates.descriptors().union(*(pool.descriptors() for pool in self._pools.values()))
 
     def close(self) -> None:
+        for pool in self._pools.values():
+            pool.let_go()
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

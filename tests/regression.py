@@ -52,6 +52,16 @@ def train(model: nn.Module, optimizer: Any, data: Iterator[Batch]) -> nn.Module:
     return model
 
 
+def scaled(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
+    """Train with a gradient scaler, for :func:`assert_as_alone`."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    for batch in data:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def alone(maker: str, steps: int, size: int) -> nn.Module:
     """The network after a training in one process."""
     model = network()

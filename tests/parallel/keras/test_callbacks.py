@@ -96,7 +96,7 @@ def rates_of(keras: Any, callbacks: list[Any], epochs: int, samples: int = 8) ->
     return rates, history.history
 
 
-def test_learning_rates(job: Any) -> None:
+def test_learning_rates_follow_schedules_and_warmup(job: Any) -> None:
     def check() -> str:
         import contextlib
         import io
@@ -190,7 +190,7 @@ def test_broadcast_leaves_local_variables_alone(job: Any) -> None:
     assert [bias for _, bias in results] == [0.0, 1.0, 2.0]
 
 
-def test_a_model_that_one_rank_has_restored(job: Any, tmp_path: Any) -> None:
+def test_a_model_that_one_rank_has_restored_is_broadcast_with_its_optimizer(job: Any, tmp_path: Any) -> None:
     """Rank 0 loads a checkpoint with the optimizer's state; the others begin anew and get all of it."""
     path = str(tmp_path / "model.keras")
 
@@ -261,7 +261,7 @@ def test_best_model_checkpoint(job: Any, tmp_path: Any) -> None:
     job(1, check, str(tmp_path / "best.keras"))
 
 
-def test_bad_arguments(job: Any) -> None:
+def test_bad_arguments_of_callbacks_are_refused(job: Any) -> None:
     def check() -> None:
         import keras
 

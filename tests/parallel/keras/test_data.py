@@ -102,7 +102,7 @@ def test_fit_on_a_data_set_that_does_not_divide(job: Any) -> None:
     assert len(results[0][1]["loss"]) == 2
 
 
-def test_arrays_of_equal_length(job: Any) -> None:
+def test_arrays_are_divided_into_shards_of_equal_length(job: Any) -> None:
     def check() -> Any:
         import keras
 

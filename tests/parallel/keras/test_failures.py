@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobs import make_job
-from keras_ranks import env_of
+from keras_ranks import tensorflow_pool
 from ranks import Death
 
 
@@ -27,7 +27,7 @@ def fit(model: Any, callbacks: Any = ()) -> None:
     model.fit(x, np.ones((40, outputs), np.float32), batch_size=2, verbose=0, callbacks=list(callbacks))
 
 
-def test_optimizers_that_differ(job: Any, backend: str) -> None:
+def test_ranks_with_different_optimizers_get_an_error_that_names_them(job: Any, backend: str) -> None:
     """Both ranks hear how each of them made its optimizer, and where, and can go on."""
 
     def check(backend: str) -> str:
@@ -58,7 +58,7 @@ def test_optimizers_that_differ(job: Any, backend: str) -> None:
         assert "prescaled by 0.5 postscaled by 2 at " in message and "test_failures.py" in message, message
 
 
-def test_a_rank_that_dies_in_the_middle_of_fit(job: Any, backend: str) -> None:
+def test_a_rank_that_dies_in_the_middle_of_fit_ends_fit_on_the_others(job: Any, backend: str) -> None:
     """The others end with an error that names it."""
 
     def check() -> str:
@@ -89,7 +89,7 @@ def test_a_rank_that_dies_in_the_middle_of_fit(job: Any, backend: str) -> None:
             assert results[rank].startswith("UnknownError"), results[rank]
 
 
-def test_compilation_of_the_whole_step(job: Any, backend: str) -> None:
+def test_a_step_that_is_compiled_as_a_whole(job: Any, backend: str) -> None:
     """TensorFlow: said, and left out. JAX: works. PyTorch: compiled around the collectives."""
 
     def check(backend: str) -> Any:
@@ -111,12 +111,14 @@ def test_compilation_of_the_whole_step(job: Any, backend: str) -> None:
         return [weight.tolist() for weight in found[0]]
 
     if backend == "torch":
-        pytest.skip("the compiler of PyTorch takes minutes on few cores; see test_a_graph_break")
+        pytest.skip(
+            "the compiler of PyTorch takes minutes on few cores; see test_a_compiled_step_breaks_its_graph_at_the_reduction"
+        )
     results = job(2, check, backend, timeout=120)
     assert results[0] == results[1]
 
 
-def test_a_graph_break(job: Any, backend: str) -> None:
+def test_a_compiled_step_breaks_its_graph_at_the_reduction(job: Any, backend: str) -> None:
     """PyTorch's compiler goes on after the reduction."""
     if backend != "torch":
         pytest.skip("concerns PyTorch only")
@@ -144,15 +146,15 @@ def test_a_graph_break(job: Any, backend: str) -> None:
     assert job(3, check, timeout=120) == [-2.0] * 3
 
 
-def test_one_thread_between_operations(ranks: Any) -> None:
+def test_one_thread_between_operations_does_not_deadlock(ranks: Any) -> None:
     """TensorFlow with a single thread for operations, in every rank: nothing waits in that thread."""
-    job = make_job(lambda size: ranks(2, {**env_of("tensorflow"), "ONE_THREAD": "1"}, "keras"), "horovod.keras")
+    job = make_job(lambda size: tensorflow_pool(ranks, 3), "horovod.keras")
 
     def check() -> Any:
         import keras
         import tensorflow as tf
 
-        tf.config.threading.set_inter_op_parallelism_threads(1)  # refused once TensorFlow has begun
+        assert tf.config.threading.get_inter_op_parallelism_threads() == 1  # init() sets it to OMP_NUM_THREADS
         model = line(keras, steps_per_execution=3)
         fit(model)
         return [weight.tolist() for weight in model.get_weights()]

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from jobs import Job, make_job
-from keras_ranks import POOL, env_of
+from keras_ranks import tensorflow_pool
 
 
 @pytest.fixture
 def job(ranks: Any) -> Job:
-    env = {**env_of("tensorflow"), "TF_USE_LEGACY_KERAS": "1"}
-    return make_job(lambda size: ranks(POOL, env, "tensorflow.keras"), "horovod.keras")
+    return make_job(lambda size: tensorflow_pool(ranks, 2), "horovod.keras")
 
 
 def test_optimizers_of_keras_2_train_as_in_one_process(job: Job, tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ def test_optimizers_of_keras_2_train_as_in_one_process(job: Job, tmp_path: Path)
     assert job(2, check, tmp_path, timeout=120) == [(-0.5, 0.0), (-0.5, -1.0)]
 
 
-def test_optimizers_of_keras_3_are_taken_as_well(job: Job) -> None:
+def test_optimizers_of_keras_3_work_beside_keras_2(job: Job) -> None:
     def check() -> None:
         import keras
 

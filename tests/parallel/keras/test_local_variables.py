@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_local_layers(job: Any, scaled: bool) -> None:
+def test_gradients_of_local_layers_stay_on_their_rank(job: Any, scaled: bool) -> None:
     """The first layer's weights follow each rank's own gradients, divided by the number of ranks unless told not to."""
 
     def check() -> None:
@@ -71,7 +71,7 @@ def test_register_local_var_and_process_sets(job: Any) -> None:
     job(3, check, sets=[[0, 2]])
 
 
-def test_values(job: Any, backend: str) -> None:
+def test_values_are_reduced_gathered_and_broadcast(job: Any, backend: str) -> None:
     def check() -> None:
         import keras
 

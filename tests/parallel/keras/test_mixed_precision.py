@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keras_ranks import batches
+
 
 def network(keras: Any, policy: str) -> Any:
     keras.utils.set_random_seed(3)
@@ -20,13 +22,7 @@ def network(keras: Any, policy: str) -> Any:
 
 
 def data(size: int, rank: int | None) -> tuple[Any, Any]:
-    random = np.random.default_rng(0)
-    parts = [random.normal(size=(6, size, 4, width)).astype(np.float32) for width in (4, 1)]
-    x, y = (
-        part.reshape(-1, part.shape[-1]) if rank is None else part[:, rank].reshape(-1, part.shape[-1])
-        for part in parts
-    )
-    return x, y
+    return batches(size, rank, 6, 4, (4, 1), seed=0)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -66,7 +62,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(job: Any, insid
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_fit_as_in_one_process(job: Any, policy: str) -> None:
+def test_fit_in_sixteen_bits_trains_as_one_process_does(job: Any, policy: str) -> None:
     def check() -> Any:
         import keras
 

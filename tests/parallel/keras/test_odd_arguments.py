@@ -7,7 +7,7 @@ from typing import Any
 from jobs import Job
 
 
-def test_values_and_optimizers_work_or_refuse_in_the_call(job: Job) -> None:
+def test_an_odd_argument_works_or_is_an_error_of_that_call(job: Job) -> None:
     def check() -> None:
         import keras
         import numpy as np

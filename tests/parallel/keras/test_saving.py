@@ -29,7 +29,7 @@ def state(model: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("ending", ["keras", "h5"])
-def test_training_goes_on_where_it_was(job: Any, tmp_path: Any, ending: str) -> None:
+def test_a_loaded_model_trains_on_where_it_was_saved(job: Any, tmp_path: Any, ending: str) -> None:
     """Saved after two epochs, loaded, two more: as four epochs without a stop; and plain Keras reads the file too."""
 
     def check(folder: str) -> Any:

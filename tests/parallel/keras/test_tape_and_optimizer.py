@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 
 from jobs import Job, make_job
-from keras_ranks import POOL, env_of
+from keras_ranks import tensorflow_pool
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(scope="module", params=[2, 3])
 def version(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
 @pytest.fixture
 def job(ranks: Any, version: int) -> Job:
-    env = env_of("tensorflow") | ({"TF_USE_LEGACY_KERAS": "1"} if version == 2 else {})
-    return make_job(lambda size: ranks(POOL, env, "tensorflow.keras"), "horovod.tensorflow.keras")
+    return make_job(lambda size: tensorflow_pool(ranks, version), "horovod.tensorflow.keras")
 
 
 def test_every_combination_reduces_once(job: Job, version: int) -> None:

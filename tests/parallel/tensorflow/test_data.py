@@ -39,7 +39,7 @@ def trained(mine: Any, epochs: int = 2) -> tuple[list[list[float]], list[float]]
 
 @pytest.mark.parametrize(("uneven", "drop_remainder"), [("drop", False), ("drop", True), ("repeat", False)])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_make_the_same_steps_on_samples_of_their_own(
+def test_all_ranks_make_the_same_number_of_steps_on_different_samples(
     job: Job, size: int, uneven: Any, drop_remainder: bool
 ) -> None:
     def check() -> Any:
@@ -106,7 +106,7 @@ def test_too_few_samples_fail_on_every_rank(job: Job) -> None:
     }
 
 
-def test_after_shutdown_it_says_so(job: Job) -> None:
+def test_sharding_after_shutdown_is_an_error(job: Job) -> None:
     def check() -> None:
         hvd.shutdown()
         with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)"):

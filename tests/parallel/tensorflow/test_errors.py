@@ -16,7 +16,7 @@ from horovod.common.exceptions import HorovodInternalError
 from ranks import Death
 
 
-def test_disagreement(job: Any) -> None:
+def test_ranks_that_disagree_get_an_error_that_names_them(job: Any) -> None:
     def check() -> None:
         mine = tf.ones([hvd.rank() + 1])
         with pytest.raises(tf.errors.FailedPreconditionError, match=r"Mismatched ALLREDUCE tensor shapes") as eager:
@@ -46,7 +46,7 @@ def test_disagreement(job: Any) -> None:
     job(2, check)
 
 
-def test_what_cannot_be_communicated(job: Any) -> None:
+def test_types_that_cannot_be_communicated_are_refused_in_the_call(job: Any) -> None:
     def check() -> None:
         for wrong in (tf.constant("text"), tf.constant([[b"a"]])):
             for call in (hvd.allreduce, hvd.allgather, lambda x: hvd.broadcast(x, 0), hvd.alltoall):
@@ -76,7 +76,7 @@ def test_xla_is_refused_with_advice(job: Any) -> None:
     job(2, check)
 
 
-def test_after_shutdown(job: Any) -> None:
+def test_operations_after_shutdown_say_so(job: Any) -> None:
     def check() -> None:
         reduce = tf.function(lambda: hvd.allreduce(tf.constant(1.0), name="x"))
         assert float(reduce()) == 1.0

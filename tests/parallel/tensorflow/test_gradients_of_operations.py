@@ -22,7 +22,7 @@ def gradient(operation: Callable[[Any], Any], weights: Callable[[Any], Any], x: 
     return tape.gradient(loss, x)
 
 
-def test_every_operation(job: Any) -> None:
+def test_gradients_of_every_operation_match_their_formula(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         x = tf.constant([[1.0, 2.0]] * 3)

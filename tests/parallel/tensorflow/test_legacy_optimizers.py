@@ -67,7 +67,7 @@ def test_training_equals_one_process_with_all_the_data(job: Any) -> None:
     job(2, check)
 
 
-def test_adding_up_over_several_passes(job: Any) -> None:
+def test_gradients_accumulate_over_several_passes(job: Any) -> None:
     def check() -> None:
         for averaged in (False, True):
 
@@ -92,7 +92,7 @@ def test_adding_up_over_several_passes(job: Any) -> None:
     job(2, check)
 
 
-def test_adasum_combines_steps(job: Any) -> None:
+def test_adasum_combines_the_steps_of_all_ranks(job: Any) -> None:
     def check() -> None:
         def combine(one: Any, two: Any) -> Any:
             dot, ones, twos = one @ two, one @ one, two @ two
@@ -123,7 +123,7 @@ def test_adasum_combines_steps(job: Any) -> None:
     job(2, check)
 
 
-def test_eagerly(job: Any) -> None:
+def test_optimizers_of_tensorflow_1_train_eagerly(job: Any) -> None:
     def check() -> None:
         variable = tf.Variable([1.0, 2.0])
         optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5))
@@ -157,7 +157,7 @@ def test_local_variables_and_the_rest_of_the_interface(job: Any) -> None:
     job(2, check)
 
 
-def test_adding_up_by_hand_eagerly_and_in_functions(job: Any) -> None:
+def test_the_aggregation_helper_accumulates_eagerly_and_in_functions(job: Any) -> None:
     def check() -> None:
         for mode in (lambda function: function, tf.function):
             helper = hvd.LocalGradientAggregationHelper(

@@ -19,7 +19,7 @@ def rows(rank: int, count: int, dtype: tf.DType) -> Any:
     return tf.cast(tf.reshape(tf.range(count * 3) + rank, [count, 3]) % 2, dtype)
 
 
-def test_gathering(job: Any) -> None:
+def test_allgather_concatenates_rows_in_rank_order(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         for mode in MODES:
@@ -41,7 +41,7 @@ def test_gathering(job: Any) -> None:
     job(3, check)
 
 
-def test_broadcasting(job: Any) -> None:
+def test_broadcast_sends_the_tensor_of_the_root(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         for mode in MODES:
@@ -58,7 +58,7 @@ def test_broadcasting(job: Any) -> None:
     job(3, check)
 
 
-def test_variables_in_place(job: Any) -> None:
+def test_variables_are_broadcast_in_place(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         for mode in MODES:
@@ -86,7 +86,7 @@ def test_variables_in_place(job: Any) -> None:
     job(3, check)
 
 
-def test_exchanging(job: Any) -> None:
+def test_alltoall_sends_rows_to_every_rank(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         for mode in MODES:
@@ -112,7 +112,7 @@ def test_exchanging(job: Any) -> None:
     job(3, check)
 
 
-def test_objects(job: Any) -> None:
+def test_objects_are_broadcast_and_gathered(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         mine = {"rank": me, "text": "x" * me}

@@ -133,7 +133,7 @@ def cases() -> list[tuple[str, Any, Callable[[Any], Any], Any]]:
     return found
 
 
-def test_operations_work_or_refuse_in_the_call(job: Any) -> None:
+def test_an_odd_argument_of_an_operation_works_or_is_an_error_of_that_call(job: Any) -> None:
     def check() -> None:
         from horovod.core.submission import collectives
 
@@ -155,7 +155,7 @@ def test_operations_work_or_refuse_in_the_call(job: Any) -> None:
     job(2, check)
 
 
-def test_graphs_are_refused_while_they_are_built(job: Any) -> None:
+def test_an_odd_argument_in_a_graph_is_an_error_while_it_is_built(job: Any) -> None:
     def check() -> None:
         from horovod.core.submission import collectives
 
@@ -183,7 +183,7 @@ def test_graphs_are_refused_while_they_are_built(job: Any) -> None:
     job(2, check)
 
 
-def test_variables_tapes_and_optimizers(job: Any) -> None:
+def test_odd_arguments_of_tapes_and_optimizers_are_refused(job: Any) -> None:
     def check() -> None:
         import keras
 

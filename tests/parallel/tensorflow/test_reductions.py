@@ -46,7 +46,7 @@ def test_every_type_shape_and_operation(job: Any, size: int) -> None:
         def reduce_all(sources: list[Any]) -> list[Any]:
             return [hvd.allreduce(each, op=getattr(hvd, name)) for each in sources for name in operations(each.dtype)]
 
-        for mode in MODES:
+        for mode in MODES if size == 2 else MODES[:1]:  # graphs are the same whatever the number of ranks
             reduce = mode(reduce_all)
             for dtype in DATA_TYPES:
                 sources = [tensor(hvd.rank(), shape, dtype) for shape in SHAPES]
@@ -88,7 +88,7 @@ def test_averages_and_factors(job: Any) -> None:
     job(2, check)
 
 
-def test_variables_and_what_is_no_tensor(job: Any) -> None:
+def test_variables_and_numbers_of_numpy_are_reduced(job: Any) -> None:
     def check() -> None:
         variable = tf.Variable([1.0, 2.0])
         for mode in MODES:

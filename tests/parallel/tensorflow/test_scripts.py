@@ -46,7 +46,7 @@ print("the end of the script")
 """
 
 
-def test_a_process_that_ends_with_a_graph_under_way(tmp_path: Path) -> None:
+def test_a_process_may_end_while_a_graph_runs(tmp_path: Path) -> None:
     done = run(tmp_path, PENDING, "-np", "2")
     assert done.stdout.count("the end of the script") == 2, done.stderr
     share = max(1, len(os.sched_getaffinity(0)) // 2)
@@ -73,13 +73,13 @@ print("total", float(train(tf.constant(6))))
 """
 
 
-def test_python_that_autograph_progress_into_a_graph(tmp_path: Path) -> None:
+def test_python_loops_and_branches_that_autograph_converts(tmp_path: Path) -> None:
     done = run(tmp_path, AUTOGRAPH, "-np", "2", TF_NUM_INTEROP_THREADS="1")
     assert done.returncode == 0 and done.stdout.count("total 6.0") == 2, done.stderr
     assert "AutoGraph" not in done.stderr
 
 
-def test_both_frameworks_in_one_process(tmp_path: Path) -> None:
+def test_tensorflow_and_pytorch_in_one_process(tmp_path: Path) -> None:
     script = """
 import torch
 import tensorflow as tf
@@ -95,7 +95,7 @@ print("both")
     assert done.returncode == 0 and "both" in done.stdout, done.stderr
 
 
-def test_without_tensorflow_the_import_says_so(tmp_path: Path) -> None:
+def test_importing_without_tensorflow_says_what_to_install(tmp_path: Path) -> None:
     script = """
 import sys
 sys.modules["tensorflow"] = None

@@ -26,7 +26,7 @@ def step(layer: Any, x: Any, weights: Any, mask: Any = None) -> Any:
 
 @pytest.mark.parametrize("sizes", [[3, 4, 2], [5, 0, 1]])
 @pytest.mark.parametrize("shape", [(6,), (3, 2, 4)])
-def test_equals_one_process(job: Any, sizes: list[int], shape: tuple[int, ...]) -> None:
+def test_it_equals_one_process_on_the_concatenated_batch(job: Any, sizes: list[int], shape: tuple[int, ...]) -> None:
     def check() -> None:
         random = np.random.default_rng(7)
         data = random.normal(100.0, 2.0, (sum(sizes), *shape)).astype(np.float32)
@@ -74,7 +74,7 @@ def test_masks_and_narrow_types(job: Any) -> None:
     job(2, check)
 
 
-def test_alone_and_what_is_refused(job: Any) -> None:
+def test_one_rank_alone_and_fused_layers_that_are_refused(job: Any) -> None:
     def check() -> None:
         x = tf.constant([[1.0, 2.0], [3.0, 5.0]])
         layer = hvd.SyncBatchNormalization()

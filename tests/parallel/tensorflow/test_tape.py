@@ -138,6 +138,12 @@ def test_a_distributed_tape_has_the_methods_of_the_wrapped_tape(job: Any) -> Non
         weighted = hvd.DistributedGradientTape(tape)
         assert float(weighted.gradient(y, x, unconnected_gradients=tf.UnconnectedGradients.ZERO)) == 0.0
         assert float(weighted.gradient(z, x, output_gradients=tf.constant(2.0 * hvd.rank()))) == 3.0
+        with tf.GradientTape() as tape_of_the_block:
+            inside = hvd.DistributedGradientTape(tape_of_the_block)
+            y = x * x
+        assert float(inside.gradient(y, x)) == 5.0
+        with pytest.raises(RuntimeError, match="one set of gradients"):
+            tape_of_the_block.gradient(y, x)
         with pytest.raises(ValueError, match="already"):
             hvd.DistributedGradientTape(distributed)
         for wrong in ({"groups": 0}, {"groups": "all"}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}):

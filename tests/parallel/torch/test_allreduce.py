@@ -115,7 +115,7 @@ def test_averages(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_what_cannot_be_averaged(job: Any) -> None:
+def test_types_that_cannot_be_averaged_are_refused(job: Any) -> None:
     def check() -> None:
         source = torch.tensor([True, False])
         with pytest.raises(ValueError, match="cannot be averaged or scaled"):
@@ -138,7 +138,7 @@ def test_half_precision_accumulates_in_single(job: Any) -> None:
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_the_older_way_to_say_average(job: Any, average: bool) -> None:
+def test_average_is_deprecated_and_means_op(job: Any, average: bool) -> None:
     def check() -> None:
         one = torch.ones(2)
         wanted = [1.0, 1.0] if average else [2.0, 2.0]

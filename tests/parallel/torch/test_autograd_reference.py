@@ -148,7 +148,7 @@ def reference(case: Case, ranks: Sequence[int]) -> dict[int, tuple[Tensors, Tens
 
 @pytest.mark.parametrize("ranks_of_set", [None, [0, 2]], ids=["all", "set"])
 @pytest.mark.parametrize("name", CASES)
-def test_as_in_one_process(job: Any, name: str, ranks_of_set: list[int] | None) -> None:
+def test_gradients_are_those_of_one_process(job: Any, name: str, ranks_of_set: list[int] | None) -> None:
     case = CASES[name]
 
     def check(sets: Any) -> None:
@@ -173,7 +173,7 @@ def test_as_in_one_process(job: Any, name: str, ranks_of_set: list[int] | None) 
     job(3, check, sets=[[0, 2]])
 
 
-def test_what_takes_no_part_in_the_loss(job: Any) -> None:
+def test_outputs_that_the_loss_does_not_use_count_as_zeros(job: Any) -> None:
     """Outputs without a gradient count as zeros, inputs that want none get none, and all ranks do the same."""
 
     def check() -> None:

@@ -104,7 +104,7 @@ MISMATCHES: dict[str, tuple[Callable[[], int], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", MISMATCHES)
-def test_ranks_that_do_not_agree(job: Any, kind: str) -> None:
+def test_ranks_that_disagree_get_an_error_that_names_them(job: Any, kind: str) -> None:
     call, wanted = MISMATCHES[kind]
 
     def check() -> str:
@@ -123,7 +123,7 @@ def test_ranks_that_do_not_agree(job: Any, kind: str) -> None:
     assert any(text in texts[0] for text in lines), texts[0]
 
 
-def test_the_line_of_each_rank(job: Any) -> None:
+def test_a_disagreement_shows_the_line_of_each_rank(job: Any) -> None:
     def check() -> tuple[str, int]:
         if hvd.rank() == 0:
             handle, where = hvd.allreduce_async(torch.ones(2), name="x"), line()
@@ -139,7 +139,7 @@ def test_the_line_of_each_rank(job: Any) -> None:
     assert f"rank 1: allreduce(Average) float32 [3] at {__file__}:{second}" in text
 
 
-def test_one_name_for_two_operations(job: Any) -> None:
+def test_one_name_for_two_operations_is_an_error(job: Any) -> None:
     """Names carry their operation, so two operations of one name are two collectives; a group of one is a group."""
 
     def check() -> None:
@@ -188,7 +188,7 @@ def test_rows_of_a_scalar_in_a_set_of_one(job: Any) -> None:
     job(2, check, sets=[[1]])
 
 
-def test_roots_that_are_no_ranks(job: Any) -> None:
+def test_roots_that_are_not_ranks_are_refused(job: Any) -> None:
     def check() -> None:
         for root in (-1, 2, 100):
             for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async, hvd.broadcast_async_):
@@ -201,7 +201,7 @@ def test_roots_that_are_no_ranks(job: Any) -> None:
     job(2, check)
 
 
-def test_splits_that_do_not_add_up(job: Any) -> None:
+def test_splits_that_do_not_fit_are_refused(job: Any) -> None:
     def check() -> None:
         x = torch.arange(5.0)
         wrong: list[tuple[str, Any]] = [
@@ -257,7 +257,7 @@ def test_before_init_and_after_shutdown(job: Any) -> None:
     job(2, check)
 
 
-def test_who_left_while_others_waited(job: Any) -> None:
+def test_a_rank_that_has_left_is_named_to_those_who_wait(job: Any) -> None:
     """One rank shuts down in good order; another waits for it, and is told which and why."""
 
     def check() -> list[str]:

@@ -62,7 +62,7 @@ def gradient_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int,
     optimizer.step()
 
 
-def test_nothing_lost_is_the_plain_average(job: Any) -> None:
+def test_compressors_without_loss_give_the_plain_average(job: Any) -> None:
     """A rank that loses nothing, all of the elements, and a compressor of one's own, in many buckets and in groups."""
 
     def check() -> None:
@@ -101,7 +101,7 @@ def test_nothing_lost_is_the_plain_average(job: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["powersgd", "topk"])
-def test_it_goes_with_everything_else(job: Any, kind: str) -> None:
+def test_compressors_work_with_sparse_and_unused_parameters_clipping_and_process_sets(job: Any, kind: str) -> None:
     def check(sets: Any) -> None:
         compression = {"powersgd": hvd.Compression.powersgd(1), "topk": hvd.Compression.topk(0.1)}[kind]
         # channels-last and half-precision parameters, an unused and a sparse one, clipping, two optimizers, a process set
@@ -142,7 +142,7 @@ def test_it_goes_with_everything_else(job: Any, kind: str) -> None:
     job(3, check, sets=[[0, 2]])
 
 
-def test_what_cannot_be_compressed_so(job: Any) -> None:
+def test_compressors_of_buckets_are_refused_elsewhere(job: Any) -> None:
     def check() -> None:
         model = network()
         for arguments in ({"op": hvd.Max}, {"op": hvd.Adasum}, {"gradient_predivide_factor": 2.0}):

@@ -92,7 +92,7 @@ def _one_name(rank: int) -> Any:
 
 
 @pytest.mark.parametrize("line", COMPARED)
-def test_what_ranks_are_compared_by(job: Any, line: str) -> None:
+def test_ranks_are_compared_by_type_shape_operation_and_factors(job: Any, line: str) -> None:
     def check(line: str) -> str:
         call, _ = COMPARED[line]
         with pytest.raises(hvd.HorovodInternalError) as caught:
@@ -152,7 +152,7 @@ REFUSED: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_is_refused_at_once(job: Any, line: str) -> None:
+def test_bad_arguments_are_refused_in_the_call(job: Any, line: str) -> None:
     def check(line: str) -> str:
         with pytest.raises(ValueError) as caught:
             REFUSED[line][0](hvd.rank())

@@ -297,7 +297,7 @@ def test_join_and_process_sets(job: Job, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_what_cannot_work(job: Job, device: str) -> None:
+def test_bad_arguments_are_refused_and_the_job_goes_on(job: Job, device: str) -> None:
     def check(sets: Any) -> None:
         def still_works() -> bool:
             return bool(hvd.allreduce(made(device, (3,)), op=hvd.Sum).tolist() == [3.0, 5.0, 7.0])
@@ -496,7 +496,7 @@ def test_a_copy_that_cannot_be_started_is_the_callers_error(job: Job) -> None:
 
 
 @NEEDS_STAND_IN
-def test_what_is_under_way_when_a_rank_leaves(job: Job) -> None:
+def test_collectives_in_flight_fail_when_a_rank_leaves(job: Job) -> None:
     def check() -> None:
         if hvd.rank() == 1:
             hvd.barrier()

@@ -271,7 +271,7 @@ def test_an_object_that_is_assigned_takes_the_place_of_the_old_one(job: Any) -> 
     job(1, check)
 
 
-def test_objects_of_ones_own_have_handlers_of_ones_own(job: Any) -> None:
+def test_custom_objects_can_have_custom_handlers(job: Any) -> None:
     def check() -> None:
         from horovod.torch.elastic import state as module
 

@@ -142,7 +142,7 @@ def test_it_is_one_error_everywhere() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_who_am_i(job: Any, size: int) -> None:
+def test_ranks_and_sizes_are_those_of_the_job(job: Any, size: int) -> None:
     def check() -> tuple[Any, ...]:
         hvd.init()  # a second call is harmless
         assert hvd.is_initialized() and hvd.gloo_built() and hvd.gloo_enabled() and not hvd.mpi_enabled()

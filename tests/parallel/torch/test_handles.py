@@ -12,7 +12,7 @@ import horovod.torch as hvd
 from horovod.core.errors import HorovodInternalError
 
 
-def test_polling_and_fetching(job: Any) -> None:
+def test_poll_and_synchronize(job: Any) -> None:
     def check() -> None:
         if hvd.rank() == 1:
             time.sleep(0.2)
@@ -32,7 +32,7 @@ def test_polling_and_fetching(job: Any) -> None:
     job(2, check)
 
 
-def test_a_wait_that_a_signal_interrupts_can_be_taken_up_again(job: Any) -> None:
+def test_a_wait_that_a_signal_interrupts_can_be_repeated(job: Any) -> None:
     """Small collectives run on the very thread in which a handler raises; wherever it strikes, nothing is lost or half done."""
 
     def check() -> int:
@@ -72,7 +72,7 @@ def test_a_wait_that_a_signal_interrupts_can_be_taken_up_again(job: Any) -> None
     assert all(job(2, check, timeout=60))
 
 
-def test_handles_that_never_were(job: Any) -> None:
+def test_unknown_handles_are_refused(job: Any) -> None:
     def check() -> None:
         known = hvd.allreduce_async(torch.ones(1))
         for wrong in (known + 1000, 0, -1):
@@ -214,7 +214,7 @@ def test_join(job: Any) -> None:
     assert job(3, check) == [2, 2, 2]
 
 
-def test_join_with_what_cannot_do_without_anyone(job: Any) -> None:
+def test_collectives_that_need_all_ranks_fail_after_a_join(job: Any) -> None:
     def check() -> int:
         if hvd.rank() == 0:
             calls = [
@@ -255,7 +255,7 @@ def test_small_collectives_in_a_compiled_function(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_rank_in_a_rhythm_of_its_own(job: Any, size: int) -> None:
+def test_ranks_may_submit_at_different_times_and_in_different_orders(job: Any, size: int) -> None:
     """The same collectives everywhere; who waits at once, asks, comes late or waits for several together differs by rank."""
 
     def check() -> None:

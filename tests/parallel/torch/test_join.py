@@ -66,7 +66,7 @@ def test_reductions(job: Any, env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("env", ENGINES, ids=["shm", "tcp"])
-def test_rows_move_among_those_who_are_left(job: Any, env: dict[str, str]) -> None:
+def test_allgather_and_alltoall_move_the_rows_of_ranks_that_have_not_joined(job: Any, env: dict[str, str]) -> None:
     def check() -> int:
         rank = hvd.rank()
         if rank == 1:
@@ -91,7 +91,7 @@ def test_rows_move_among_those_who_are_left(job: Any, env: dict[str, str]) -> No
     job(3, check, env=env)
 
 
-def test_the_gradient_of_an_allgather_is_ones_own_rows(job: Any) -> None:
+def test_the_gradient_of_an_allgather_is_this_rank_s_rows(job: Any) -> None:
     def check() -> int:
         rank = hvd.rank()
         if rank == 0:
@@ -107,7 +107,7 @@ def test_the_gradient_of_an_allgather_is_ones_own_rows(job: Any) -> None:
     job(3, check)
 
 
-def test_what_needs_those_who_joined_says_so(job: Any) -> None:
+def test_collectives_that_need_a_joined_rank_fail_and_name_it(job: Any) -> None:
     def check() -> int:
         if hvd.rank() == 1:
             return hvd.join()
@@ -127,7 +127,7 @@ def test_what_needs_those_who_joined_says_so(job: Any) -> None:
     job(3, check)
 
 
-def test_life_goes_on_after_different_numbers_of_unnamed_calls(job: Any) -> None:
+def test_unnamed_calls_match_again_after_a_join(job: Any) -> None:
     def check() -> list[int]:
         last = []
         for turn in range(3):

@@ -51,7 +51,7 @@ def test_allgather(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_allgather_of_much(job: Any) -> None:
+def test_allgather_of_large_tensors(job: Any) -> None:
     def check() -> None:
         rows = [3_000_001, 0, 70_003]
         mine = numbered(rows[hvd.rank()], (), torch.int32, hvd.rank())
@@ -135,7 +135,7 @@ def test_alltoall(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_alltoall_of_much(job: Any) -> None:
+def test_alltoall_of_large_tensors(job: Any) -> None:
     def check() -> None:
         counts = [[0, 1_500_000, 3], [5, 0, 700_001], [1, 1, 1]]
         source = torch.cat([torch.full((counts[hvd.rank()][s],), 10 * hvd.rank() + s) for s in range(3)])

@@ -158,7 +158,7 @@ def test_nothing_waits_for_the_device_neither_the_caller_nor_the_worker_thread(j
 
 
 @NEEDS_STAND_IN
-def test_what_nccl_lacks_travels_through_host_memory(job: Job) -> None:
+def test_types_and_reductions_that_nccl_lacks_use_host_memory(job: Job) -> None:
     def check() -> None:
         whole = made(LATE, (4,), torch.int32)
         assert hvd.allreduce(whole).tolist() == [1, 2, 3, 4]  # 1.5, ... towards zero

@@ -128,7 +128,7 @@ UNSENDABLE: dict[str, tuple[Callable[[], Any], Callable[[], Any], type[Exception
 
 
 @pytest.mark.parametrize("kind", UNSENDABLE)
-def test_what_one_rank_cannot_send_is_an_error_on_all(job: Any, kind: str) -> None:
+def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all(job: Any, kind: str) -> None:
     """It names the rank, the reason and the line, nobody waits, and the job goes on."""
     bad, good, error, reason = UNSENDABLE[kind]
 

@@ -19,7 +19,7 @@ from regression import MAKERS, alone, assert_close, assert_same_on_all_ranks, ba
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_as_in_one_process(job: Any, size: int) -> None:
+def test_training_equals_one_process_with_all_data(job: Any, size: int) -> None:
     def check() -> None:
         for maker in ("momentum", "adam"):
             for wrapping in (
@@ -313,7 +313,7 @@ def test_learning_rate_schedulers(job: Any, when: str) -> None:
     job(2, check)
 
 
-def test_a_state_dictionary_there_and_back(job: Any) -> None:
+def test_a_state_dictionary_can_be_saved_and_loaded(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(MAKERS["adam"](model.parameters()), model.named_parameters())

@@ -111,7 +111,7 @@ ORDERS = [
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("bucket_bytes", ["1", "1000000"])
-def test_the_order_of_play(job: Any, size: int, bucket_bytes: str) -> None:
+def test_a_gan_trains_in_any_order_of_its_steps(job: Any, size: int, bucket_bytes: str) -> None:
     def check() -> None:
         for order in ORDERS:
             game, wanted = Game(True), Game(False)
@@ -125,7 +125,7 @@ def test_the_order_of_play(job: Any, size: int, bucket_bytes: str) -> None:
     job(size, check, env={"HOROVOD_BUCKET_BYTES": bucket_bytes})
 
 
-def test_two_passes_of_the_judge(job: Any) -> None:
+def test_a_gan_whose_discriminator_runs_two_backward_passes(job: Any) -> None:
     """One for real and one for fake data, with ``backward_passes_per_step=2`` for them; the generator's pass comes on top."""
 
     def play(game: Game, real: torch.Tensor) -> None:
@@ -148,7 +148,7 @@ def test_two_passes_of_the_judge(job: Any) -> None:
     job(2, check)
 
 
-def test_a_gradient_penalty(job: Any) -> None:
+def test_a_gan_with_a_gradient_penalty(job: Any) -> None:
     """Gradients of gradients: ``create_graph``, as in Wasserstein training."""
 
     def play(game: Game, real: torch.Tensor) -> None:
@@ -174,7 +174,7 @@ def test_a_gradient_penalty(job: Any) -> None:
     job(2, check)
 
 
-def test_nobody_reduces_what_is_thrown_away(job: Any) -> None:
+def test_gradients_that_zero_grad_discards_are_not_reduced(job: Any) -> None:
     def check() -> None:
         game = Game(True)
         for x, _ in batches(3, 2, hvd.rank()):
@@ -184,7 +184,7 @@ def test_nobody_reduces_what_is_thrown_away(job: Any) -> None:
     job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 
 
-def test_gradients_left_by_the_generator(job: Any) -> None:
+def test_gradients_that_the_generator_leaves_add_up_as_in_one_process(job: Any) -> None:
     """With Average, what one left and the other did not is averaged too: the sums are those of one process."""
 
     def check() -> None:

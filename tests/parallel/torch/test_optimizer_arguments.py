@@ -69,7 +69,7 @@ def wrap(model: nn.Module, **keywords: Any) -> Any:
 
 
 @pytest.mark.parametrize("condition", REFUSED)
-def test_value_errors(job: Any, condition: str) -> None:
+def test_bad_arguments_are_refused(job: Any, condition: str) -> None:
     def check() -> None:
         text, arguments = REFUSED[condition]
         model = nn.Linear(2, 2)

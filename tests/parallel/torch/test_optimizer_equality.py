@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 import horovod.torch as hvd
-from regression import MAKERS, Batch, assert_as_alone, assert_close, assert_same_on_all_ranks, batches, loss_of, network
+from regression import (
+    MAKERS,
+    Batch,
+    assert_as_alone,
+    assert_close,
+    assert_same_on_all_ranks,
+    batches,
+    loss_of,
+    network,
+    scaled,
+)
 
 CLIP = 0.5
 
@@ -50,15 +60,6 @@ def scaled_and_clipped(model: nn.Module, optimizer: Any, data: list[Batch], dist
                 scaler.step(optimizer)
         else:
             scaler.step(optimizer)
-        scaler.update()
-
-
-def scaled(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
-    for batch in data:
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, batch)).backward()
-        scaler.step(optimizer)
         scaler.update()
 
 
@@ -215,7 +216,7 @@ def test_lbfgs_whose_loss_is_a_number(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_two_optimizers_in_progress_and_together(job: Any, size: int) -> None:
+def test_two_optimizers_alternately_and_together(job: Any, size: int) -> None:
     def check() -> None:
         for together in (True, False):
             for first in MAKERS:

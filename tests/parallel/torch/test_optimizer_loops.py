@@ -14,7 +14,17 @@ import torch
 from torch import nn
 
 import horovod.torch as hvd
-from regression import MAKERS, Batch, assert_as_alone, assert_close, assert_same_on_all_ranks, batches, loss_of, network
+from regression import (
+    MAKERS,
+    Batch,
+    assert_as_alone,
+    assert_close,
+    assert_same_on_all_ranks,
+    batches,
+    loss_of,
+    network,
+    scaled,
+)
 
 CLIP = 0.05
 Loop = Callable[[nn.Module, Any, list[Batch], bool], None]
@@ -54,15 +64,6 @@ def zeroed_by_hand(model: nn.Module, optimizer: Any, data: list[Batch], _: bool)
         loss_of(model, batch).backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
-
-
-def scaled(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
-    for batch in data:
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, batch)).backward()
-        scaler.step(optimizer)
-        scaler.update()
 
 
 def scaled_and_clipped(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
@@ -268,7 +269,7 @@ def test_ranks_that_reach_different_layers(job: Any) -> None:
     job(2, check)
 
 
-def test_a_gradient_that_is_replaced_while_it_travels(job: Any) -> None:
+def test_a_gradient_that_is_replaced_while_it_is_reduced_is_an_error(job: Any) -> None:
     def check() -> None:
         model = nn.ModuleDict({"used": nn.Linear(2, 1, bias=False), "unused": nn.Linear(2, 1, bias=False)})
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())

@@ -91,7 +91,7 @@ def test_parameters_unfrozen_later(job: Any, before: str, op: str) -> None:
     job(2, check)
 
 
-def test_parameters_frozen_and_unfrozen_in_progress(job: Any) -> None:
+def test_parameters_frozen_and_unfrozen_alternately(job: Any) -> None:
     def run(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
         for number, batch in enumerate(data):
             for layer in (0, 2, 4):

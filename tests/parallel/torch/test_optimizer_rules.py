@@ -19,7 +19,7 @@ def test_before_init() -> None:
         hvd.DistributedOptimizer(optimizer)
 
 
-def test_what_it_is(job: Any) -> None:
+def test_a_distributed_optimizer_is_of_the_wrapped_class(job: Any) -> None:
     def check() -> None:
         parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
 
@@ -51,7 +51,7 @@ def test_what_it_is(job: Any) -> None:
     job(1, check)
 
 
-def test_the_order_of_calls(job: Any) -> None:
+def test_calls_in_a_wrong_order_are_refused(job: Any) -> None:
     def check() -> None:
         parameter = nn.Parameter(torch.zeros(2))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))

@@ -172,7 +172,7 @@ def test_mixed_precision(job: Any) -> None:
     job(2, check)
 
 
-def test_what_a_scaler_cannot_do(job: Any) -> None:
+def test_a_scaler_refuses_gradients_that_are_not_reduced(job: Any) -> None:
     def check() -> None:
         model = network()
         batch: Batch = next(batches(1, 2, hvd.rank()))

@@ -114,7 +114,7 @@ def test_a_checkpoint_of_rank_0_for_all(job: Any, kind: str) -> None:
     job(2, check)
 
 
-def test_what_was_compressed_loads_without_horovod_and_the_other_way_round(job: Any) -> None:
+def test_a_state_with_compression_loads_without_horovod_and_the_reverse(job: Any) -> None:
     def check() -> None:
         model, optimizer = compressed("powersgd")
         train(model, optimizer, batches(2, 2, hvd.rank()))
@@ -161,7 +161,7 @@ def test_a_deep_copy_is_distributed(job: Any, op: str) -> None:
     job(2, check)
 
 
-def test_pickled_it_is_the_wrapped_optimizer(job: Any) -> None:
+def test_a_pickled_optimizer_is_loaded_as_the_wrapped_class(job: Any) -> None:
     """So that what was saved whole can be loaded where no job runs."""
 
     def check() -> None:
@@ -293,7 +293,7 @@ def test_a_scheduler_of_the_original_steers_after_state_was_loaded(job: Any, op:
     assert job(2, check) == [[0.05 / 8] * 2] * 2
 
 
-def test_schedulers_of_every_age(job: Any) -> None:
+def test_schedulers_made_before_and_after_wrapping(job: Any) -> None:
     """Made before wrapping, after it, and one that saw a state dictionary loaded: none complains, all steer."""
 
     def check() -> None:

@@ -63,7 +63,7 @@ def test_sets_side_by_side(job: Any) -> None:
     job(3, check, sets=[[0, 1], [1, 2], [2]])
 
 
-def test_outsiders(job: Any) -> None:
+def test_ranks_outside_of_a_set_are_refused(job: Any) -> None:
     def check(sets: Any) -> None:
         (pair,) = sets
         if hvd.rank() == 2:

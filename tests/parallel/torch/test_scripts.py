@@ -67,7 +67,7 @@ if hvd.rank() == 0:
 """
 
 
-def test_an_existing_script(tmp_path: Path) -> None:
+def test_an_existing_script_runs_unchanged(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     source = str(Path(horovod.__file__).resolve().parents[1])

@@ -210,7 +210,7 @@ def test_several_layers_train_as_one_process(job: Any) -> None:
     job(3, check)
 
 
-def test_inputs_it_cannot_take(job: Any) -> None:
+def test_inputs_of_wrong_shapes_and_types_are_refused(job: Any) -> None:
     def check() -> None:
         layer = hvd.SyncBatchNorm(CHANNELS)
         with pytest.raises(ValueError, match="at least 2D"):

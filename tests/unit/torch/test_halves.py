@@ -31,7 +31,7 @@ def same(result: Array, wanted: Array) -> bool:
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_every_number_with_many_others(dtype: np.dtype, factor: float) -> None:
+def test_sums_and_means_of_sixteen_bit_floats_are_rounded_once(dtype: np.dtype, factor: float) -> None:
     """Subnormal numbers, zeros of both signs, what overflows, infinities and NaNs among them."""
     generator = np.random.default_rng(5)
     special = np.array([0, 0x8000, 1, 0x8001, 0x7C00, 0xFC00, 0x7F80, 0xFF80, 0x7BFF, 0xFF7F, 0x7F7F], np.uint16)
@@ -46,7 +46,7 @@ def test_every_number_with_many_others(dtype: np.dtype, factor: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_finite_numbers_take_the_short_way(dtype: np.dtype) -> None:
+def test_finite_means_are_computed_by_pytorch(dtype: np.dtype) -> None:
     """By itself, so that nothing makes up for what it gets wrong; it gives up where something is not finite."""
     finite = EVERY[np.isfinite(EVERY.view(dtype).astype(np.float32))].view(dtype)
     generator = np.random.default_rng(6)

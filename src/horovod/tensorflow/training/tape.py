@@ -118,11 +118,15 @@ def DistributedGradientTape(
         device_sparse=device_sparse,
     )
     kind = type(gradtape)
-    derived: Any = type(kind.__name__, (_DistributedGradientTape, kind), {"__doc__": kind.__doc__})
+    own = {
+        "__doc__": kind.__doc__,
+        "_horovod": settings,
+        "_local_sources": LocalSources(process_set, scale_local_gradients),
+    }
+    derived: Any = type(kind.__name__, (_DistributedGradientTape, kind), own)
     wrapped = derived.__new__(derived)
-    wrapped.__dict__.update(vars(gradtape))
-    wrapped._horovod = settings
-    wrapped._local_sources = LocalSources(process_set, scale_local_gradients)
+    # One dictionary for both: with a copy, this tape would not know that the block of the other has ended.
+    wrapped.__dict__ = vars(gradtape)
     return wrapped
 
 

@@ -13,13 +13,13 @@ from horovod.tensorflow.graph.names import collective_name  # noqa: E402  Tensor
 KIND = "HorovodAllreduce"
 
 
-def test_eagerly_only_the_user_names() -> None:
+def test_eager_collectives_have_only_the_name_that_the_user_gives() -> None:
     x = tf.constant(1.0)
     assert collective_name(KIND, None, [x]) == (KIND, None)
     assert collective_name(KIND, "mine", [x]) == ("mine", "mine")
 
 
-def test_in_a_graph_tensors_name() -> None:
+def test_in_a_graph_the_name_comes_from_the_tensor() -> None:
     with tf.Graph().as_default():
         x, y = tf.compat.v1.placeholder(tf.float32, name="x"), tf.compat.v1.placeholder(tf.float32, name="y")
         assert collective_name(KIND, None, [x]) == ("HorovodAllreduce_x_0", "x_0")
@@ -51,7 +51,7 @@ def test_unique_among_the_graphs_of_a_function_and_equal_each_time() -> None:
     assert names[0] == names[1] == names[2] and len(set(names[0])) == 3
 
 
-def test_a_graph_that_is_made_twice_is_one() -> None:
+def test_a_graph_that_tensorflow_builds_twice_keeps_its_names() -> None:
     """TensorFlow traces a function again if it has made variables; where they exist already it does not."""
     names: list[Any] = []
 
@@ -76,7 +76,7 @@ def test_a_graph_that_is_made_twice_is_one() -> None:
     assert len(set(once)) == len(once) == 3 and twice == once * 2
 
 
-def test_functions_of_one_name_are_told_apart() -> None:
+def test_functions_of_one_name_get_different_names_of_collectives() -> None:
     names: list[Any] = []
 
     def make() -> Any:
@@ -97,7 +97,7 @@ def test_functions_of_one_name_are_told_apart() -> None:
     assert names == ["given", "given_1", "given_2"]
 
 
-def test_what_was_made_outside_has_no_name_of_its_own() -> None:
+def test_a_captured_tensor_does_not_name_a_collective() -> None:
     names: list[Any] = []
 
     def trace(outside: Any) -> None:

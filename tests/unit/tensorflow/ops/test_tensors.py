@@ -21,7 +21,7 @@ def address(array: Any) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", list(DATA_TYPES), ids=lambda dtype: str(dtype.name))
-def test_there_and_back(dtype: Any, shape: tuple[int, ...]) -> None:
+def test_every_type_and_shape_survives_the_conversion(dtype: Any, shape: tuple[int, ...]) -> None:
     source = tf.cast(tf.fill(shape, 1), dtype)
     seen = view(source)
     assert seen.shape == shape and seen.data_type is DATA_TYPES[dtype] and seen.array.ndim == 1
@@ -49,7 +49,7 @@ def test_a_view_outlives_its_tensor() -> None:
     assert np.all(array == 7.0) and len(others) == 20
 
 
-def test_what_cannot_be_communicated() -> None:
+def test_types_that_cannot_be_communicated_are_refused() -> None:
     for wrong in (tf.constant("text"), tf.cast(1, tf.qint8)):
         with pytest.raises(UnsupportedType, match="cannot be communicated; supported are bfloat16, bool") as found:
             check_type(wrong, "HorovodAllreduce")

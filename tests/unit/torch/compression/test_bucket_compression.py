@@ -112,7 +112,7 @@ def mean(everybodys: Sequence[Mapping[str, torch.Tensor]], average: bool = True)
 
 @pytest.mark.parametrize("average", [True, False], ids=["average", "sum"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_matrix_of_low_rank_arrives_whole(size: int, average: bool) -> None:
+def test_powersgd_is_exact_for_a_matrix_of_low_rank(size: int, average: bool) -> None:
     """What all ranks span together has rank 2, so two columns lose nothing."""
     torch.manual_seed(5)
     left, right = torch.randn(16, 2), torch.randn(16, 2)
@@ -128,7 +128,7 @@ def test_a_matrix_of_low_rank_arrives_whole(size: int, average: bool) -> None:
     "compressor",
     [Compression.powersgd(rank=1), Compression.powersgd(3), Compression.topk(ratio=0.1), Compression.topk(0.5)],
 )
-def test_what_is_lost_is_made_up_for(compressor: BucketCompressor, dtype: torch.dtype) -> None:
+def test_the_error_of_a_step_is_sent_in_later_steps(compressor: BucketCompressor, dtype: torch.dtype) -> None:
     """Error feedback: with a constant gradient what has arrived after n steps differs from n gradients by a bounded rest."""
     size, steps = 3, 120
     everybodys = gradients(size, dtype=dtype)
@@ -160,7 +160,7 @@ def test_warm_start_finds_the_best_factors() -> None:
     assert errors[-1] < 1.001 * best
 
 
-def test_after_a_join_the_factors_become_alike_again() -> None:
+def test_after_a_join_the_factors_become_equal_again() -> None:
     job = Job(Compression.powersgd(rank=1), 2)
     for step in range(3):
         job.step(gradients(2, step))
@@ -175,13 +175,13 @@ def test_after_a_join_the_factors_become_alike_again() -> None:
 
 
 @pytest.mark.parametrize("average", [True, False], ids=["average", "sum"])
-def test_everything_is_the_largest_part(average: bool) -> None:
+def test_topk_with_a_ratio_of_1_is_exact(average: bool) -> None:
     everybodys = gradients(3)
     found = Job(Compression.topk(ratio=1.0), 3, average).step(everybodys)
     torch.testing.assert_close(found, mean(everybodys, average))
 
 
-def test_the_largest_elements_travel_first() -> None:
+def test_topk_sends_the_largest_elements_first() -> None:
     gradient = torch.tensor([1.0, -8.0, 0.5, 4.0, -2.0, 0.0, 0.25, 0.125])
     job = Job(Compression.topk(ratio=0.25), 1)
     assert job.step([{"g": gradient}])["g"].tolist() == [0, -8, 0, 4, 0, 0, 0, 0]
@@ -193,7 +193,7 @@ def test_the_largest_elements_travel_first() -> None:
 
 
 @pytest.mark.parametrize("compressor", [Compression.powersgd(rank=2), Compression.topk(ratio=0.05)])
-def test_an_overflow_shows_and_is_forgotten(compressor: BucketCompressor) -> None:
+def test_an_overflow_reaches_the_result_and_not_later_steps(compressor: BucketCompressor) -> None:
     """A loss scaler must see it on every rank; the steps after it must not."""
     job = Job(compressor, 2)
     job.step(gradients(2, 0))
@@ -205,7 +205,7 @@ def test_an_overflow_shows_and_is_forgotten(compressor: BucketCompressor) -> Non
             assert torch.isfinite(each).all(), name
 
 
-def test_a_gradient_of_zeros_is_no_dead_end() -> None:
+def test_after_a_gradient_of_zeros_powersgd_works_again() -> None:
     job = Job(Compression.powersgd(rank=2), 2)
     zeros = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
     for _ in range(3):
@@ -213,7 +213,7 @@ def test_a_gradient_of_zeros_is_no_dead_end() -> None:
     assert job.step(gradients(2))["square"].any()
 
 
-def test_little_travels() -> None:
+def test_compressed_gradients_take_few_bytes() -> None:
     whole = sum(torch.Size(shape).numel() for shape in SHAPES.values())
     sent = {}
     for name, compressor in (("powersgd", Compression.powersgd(rank=1)), ("topk", Compression.topk(ratio=0.02))):
@@ -226,13 +226,13 @@ def test_little_travels() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, None])
-def test_ranks_that_make_no_sense(rank: Any) -> None:
+def test_a_rank_of_powersgd_that_is_not_positive_is_refused(rank: Any) -> None:
     with pytest.raises(ValueError, match="positive integer"):
         Compression.powersgd(rank=rank)
 
 
 @pytest.mark.parametrize("ratio", [0, -0.1, 1.01, float("nan")])
-def test_ratios_that_make_no_sense(ratio: Any) -> None:
+def test_a_ratio_of_topk_outside_of_0_to_1_is_refused(ratio: Any) -> None:
     with pytest.raises(ValueError, match="above 0 and at most 1"):
         Compression.topk(ratio=ratio)
 
@@ -258,7 +258,7 @@ def test_a_failed_collective_ends_the_reduction() -> None:
         reduction.wait()
 
 
-def test_an_error_in_the_compressor_comes_out_of_wait() -> None:
+def test_wait_raises_an_error_of_the_compressor() -> None:
     def steps() -> Any:
         raise ZeroDivisionError("before the first collective")
         yield
@@ -267,6 +267,6 @@ def test_an_error_in_the_compressor_comes_out_of_wait() -> None:
         Reduction(steps()).wait()
 
 
-def test_single_tensors_are_refused() -> None:
+def test_operations_refuse_a_compressor_of_buckets() -> None:
     with pytest.raises(ValueError, match="pass it to DistributedOptimizer"):
         Compression.topk().compress(torch.ones(3))
