@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from horovod.comm.base import Communicator
+from horovod.comm.base import Communicator, DeviceFailure
 from horovod.comm.engine import Bootstrap, EngineError, Group
 from horovod.comm.select import candidates, cannot, engine, obstacles
 from horovod.comm.single import SingleCommunicator
@@ -188,7 +188,13 @@ def build_engine(
 
 
 def build_for_members(
-    name: str, group: Group | None, members: Sequence[int], meeting: Meeting, deadline: float, device: str
+    name: str,
+    group: Group | None,
+    members: Sequence[int],
+    meeting: Meeting,
+    deadline: float,
+    device: str,
+    whole: Communicator | None = None,
 ) -> Communicator | None:
     """This rank's communicator of one engine for some of those who meet; None where it is not among them.
 
@@ -197,24 +203,19 @@ def build_for_members(
     Args:
         group: as this rank sees the members, None where it is not one.
         members: their indices in the meeting.
+        whole: the engine's communicator of all who meet, if there is one. It is split where that can be done now.
 
     Raises:
         EngineError: it could not be built on a member; everywhere.
     """
-    kind = engine(name, device)
-    offer = _Offer(b"")
-    if group is not None and group.rank == 0:
+    communicator, obstacle = None, ""
+    if whole is not None and all(meeting.allgather(b"splits" if whole.can_split() else b"")):
         try:
-            offer = _Offer(kind.bootstrap(group).data)
-        except (EngineError, OSError, ValueError) as error:
-            offer = _Offer(b"", str(error) or repr(error))
-    offer = _decode_offer(meeting.allgather(msgspec.msgpack.encode(offer))[members[0]])
-    communicator, obstacle = None, offer.obstacle
-    if group is not None and not obstacle:
-        try:
-            communicator = kind.build(group, Bootstrap(offer.data), deadline)
-        except (EngineError, OSError, ValueError, RuntimeError) as error:
-            obstacle = str(error) or repr(error)
+            communicator = whole.split(members, deadline)
+        except DeviceFailure as error:
+            obstacle = str(error)
+    else:
+        communicator, obstacle = _build_anew(name, group, members, meeting, deadline, device)
     try:
         outcomes = [each.decode() for each in meeting.allgather(obstacle.encode())]
     except BaseException:
@@ -232,6 +233,25 @@ def build_for_members(
             "host memory travel instead."
         )
     return communicator
+
+
+def _build_anew(
+    name: str, group: Group | None, members: Sequence[int], meeting: Meeting, deadline: float, device: str
+) -> tuple[Communicator | None, str]:
+    """This rank's communicator, None where it is not a member or that failed; and why it failed."""
+    kind, offer = engine(name, device), _Offer(b"")
+    if group is not None and group.rank == 0:
+        try:
+            offer = _Offer(kind.bootstrap(group).data)
+        except (EngineError, OSError, ValueError) as error:
+            offer = _Offer(b"", str(error) or repr(error))
+    offer = _decode_offer(meeting.allgather(msgspec.msgpack.encode(offer))[members[0]])
+    if group is None or offer.obstacle:
+        return None, offer.obstacle
+    try:
+        return kind.build(group, Bootstrap(offer.data), deadline), ""
+    except (EngineError, OSError, ValueError, RuntimeError) as error:
+        return None, str(error) or repr(error)
 
 
 def _why(
