@@ -184,6 +184,11 @@ class Communicator(ABC):
     def abort(self) -> None:
         """Wake the worker thread out of whatever it waits for. Any thread, any number of times, even after ``close()``."""
 
+    def may_still_read(self) -> bool:
+        """After a failure: whether vectors may still be read, so that their memory must not be given back while this process
+        lives. They are never written any more. On the thread that carries out collectives, or when it has ended."""
+        return False
+
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
         """One new vector in the kind of memory that this engine moves, filled with ``value``, or with anything for None."""
         return host_vector(dtype, length, value)
