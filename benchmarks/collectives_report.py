@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ FLOAT32, *HALVES = WIDTHS
 PATTERNS = (ONE_SMALL, MANY_SMALL, RESNET, *WIDTHS, OBJECT)
 
 OURS = "horovod"
+LEAST_RATIO, LEAST_RATIO_FROM = 1 / 1.1, 1 << 20
+"""The goal for an engine that stands on another library, and the size from which it holds."""
+SHM_AHEAD_FROM = 4 << 10
+"""From this size up, on one host, nothing is to be faster than shm."""
 COPY_ALONE, COPY_TOGETHER = "memcpy by one rank", "memcpy by all ranks"
 
 
@@ -68,9 +72,85 @@ class Job:
         """The other contender's name, "" where there was none."""
         return next((row.contender for row in self.rows if row.contender not in (OURS, COPY_ALONE, COPY_TOGETHER)), "")
 
+    @property
+    def beside_its_library(self) -> bool:
+        """Whether the peer is the library that the engine stands on. An MPI goes by its own name."""
+        return self.peer != "" and self.engine == ("gloo" if self.peer == "gloo" else "mpi")
+
+    @property
+    def label(self) -> str:
+        """The engine, and which MPI it stands on."""
+        return f"mpi ({self.peer})" if self.engine == "mpi" and self.beside_its_library else self.engine
+
+    def ratios(self) -> Iterator[tuple[Row, float]]:
+        """Of each row of ours beside the peer's: the peer's median over ours."""
+        for row in self.rows:
+            peer = self.find(self.peer, row.operation, row.size) if row.contender == OURS else None
+            if peer is not None:
+                yield row, peer.median / row.median
+
     def find(self, contender: str, operation: str, size: int) -> Row | None:
         key = (contender, operation, size)
         return next((row for row in self.rows if (row.contender, row.operation, row.size) == key), None)
+
+
+def print_engines(jobs: Sequence[Job], description: dict[str, Any]) -> None:
+    """One table of all engines, by operation and size: through Horovod, and beside it the library used directly."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=60 + 30 * len(jobs))
+    console.print(machine.in_words(description), highlight=False, soft_wrap=True)
+    console.print(f"\n{jobs[0].ranks} ranks; median of a call; ratio: time of the library used directly over ours")
+    table = Table("operation")
+    for heading in ("size", *(heading for job in jobs for heading in _headings(job))):
+        table.add_column(heading, justify="right")
+    keys = dict.fromkeys((row.operation, row.size) for job in jobs for row in job.rows if row.operation not in PATTERNS)
+    previous = ""
+    for operation, size in keys:
+        if previous not in ("", operation):
+            table.add_section()
+        previous = operation
+        cells = [operation, bytes_in_words(size)]
+        for job in jobs:
+            row, peer = job.find(OURS, operation, size), job.find(job.peer, operation, size)
+            cells.append(seconds_in_words(row.median) if row else "")
+            if job.peer:
+                cells.append(seconds_in_words(peer.median) if peer else "")
+                cells.append(f"{peer.median / row.median:.2f}" if peer and row else "")
+        table.add_row(*cells)
+    console.print(table)
+    for line in _verdicts(jobs):
+        console.print(line, highlight=False, soft_wrap=True)
+    for job in jobs:
+        if _patterns_table(job).row_count:
+            console.print(f"\n{job.label}", _patterns_table(job))
+
+
+def _headings(job: Job) -> list[str]:
+    return [job.label, "directly", "ratio"] if job.peer else [job.label]
+
+
+def _verdicts(jobs: Sequence[Job]) -> Iterator[str]:
+    """Where the goals are missed."""
+    slow = [
+        f"{job.label} {row.operation} of {bytes_in_words(row.size)}: {ratio:.2f}"
+        for job in jobs
+        for row, ratio in job.ratios()
+        if row.size >= LEAST_RATIO_FROM and ratio < LEAST_RATIO
+    ]
+    yield f"Ratios below {LEAST_RATIO:.2f} from {bytes_in_words(LEAST_RATIO_FROM)} up: {'; '.join(slow) or 'none'}"
+    shm = next((job for job in jobs if job.engine == "shm"), None)
+    if shm is None:
+        return
+    ahead = [
+        f"{job.label if row.contender == OURS else row.contender + ' directly'} {row.operation} of "
+        f"{bytes_in_words(row.size)}: {row.median / own.median:.2f} of its time"
+        for job in jobs
+        for row in job.rows
+        if row.size >= SHM_AHEAD_FROM
+        if (own := shm.find(OURS, row.operation, row.size)) is not None and row.median < own.median
+    ]
+    yield f"Faster than shm from {bytes_in_words(SHM_AHEAD_FROM)} up: {'; '.join(ahead) or 'nothing'}"
 
 
 def print_tables(jobs: Sequence[Job], description: dict[str, Any]) -> None:
@@ -143,17 +223,20 @@ def plot(jobs: Sequence[Job], description: dict[str, Any], path: Path) -> None:
     )
     copy = jobs[0].find(COPY_TOGETHER, FLOAT32, LARGE)
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    several = len({job.peer for job in jobs}) > 1  # each then has the colour of the engine that it is beside
     for column, operation in enumerate(operations):
         time_axis, bandwidth_axis = axes[0][column], axes[1][column]
+        drawn = set[str]()
         for number, job in enumerate(jobs):
             for contender in dict.fromkeys(row.contender for row in job.rows):
                 rows = [row for row in job.rows if (row.contender, row.operation) == (contender, operation)]
-                if not rows or (contender != OURS and number > 0):
-                    continue  # the peer is drawn once, from the first job
+                if not rows or contender in drawn:
+                    continue  # a peer is drawn once, from the first job that it is in
                 ours = contender == OURS
+                drawn |= set() if ours else {contender}
                 style: dict[str, Any] = {
-                    "label": f"horovod, {job.engine}" if ours else contender,
-                    "color": colours[number] if ours else "0.45",
+                    "label": f"horovod, {job.label}" if ours else contender,
+                    "color": colours[number] if ours or several else "0.45",
                     "linestyle": "-" if ours else "--",
                     "marker": "o",
                     "markersize": 3.5,

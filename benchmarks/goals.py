@@ -104,6 +104,20 @@ def of_collectives(job: Job) -> Iterator[Figure]:
                 ratio,
                 job.peer,
             )
+    if job.beside_its_library:
+        least, start = collectives.LEAST_RATIO, collectives.LEAST_RATIO_FROM
+        large = [
+            (ratio, row)
+            for row, ratio in job.ratios()
+            if row.size >= start and row.operation not in collectives.PATTERNS
+        ]
+        for operation in dict.fromkeys(row.operation for _, row in large):
+            ratio, row = min((each for each in large if each[1].operation == operation), key=lambda each: each[0])
+            size, median = collectives.bytes_in_words(row.size), collectives.seconds_in_words(row.median)
+            name = f"{crowd}{operation} of {collectives.bytes_in_words(start)} and more, the worst"
+            yield Figure(
+                name, f"{median} for {size}", f"{least:.2f} of it", ratio >= least, ratio, f"{job.peer} directly"
+            )
     if job.idle is not None:
         yield Figure(f"{crowd}idle", f"{job.idle:.3f} % of a core", "0.2 %", job.idle <= 0.2)
 

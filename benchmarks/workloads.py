@@ -33,3 +33,27 @@ VOCABULARY = 1000
 EMBEDDING = 192
 HEADS = 6
 BLOCKS = 12
+
+
+def resnet50_parameters() -> list[int]:
+    """How many elements each of ResNet-50's 161 parameters has, in the order of its layers; 25.6 million in all.
+
+    He et al., "Deep Residual Learning for Image Recognition" (2015), table 1: four stages of bottleneck blocks (1x1, 3x3,
+    1x1 convolutions, each followed by a batch normalisation with two parameters), the first block of a stage with a 1x1
+    projection beside it, and a dense layer for 1,000 classes.
+    """
+
+    def convolution(inputs: int, outputs: int, kernel: int) -> list[int]:
+        return [inputs * outputs * kernel**2, outputs, outputs]
+
+    parameters = convolution(3, 64, 7)
+    inputs = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            parameters += (
+                convolution(inputs, width, 1) + convolution(width, width, 3) + convolution(width, 4 * width, 1)
+            )
+            if block == 0:
+                parameters += convolution(inputs, 4 * width, 1)
+            inputs = 4 * width
+    return [*parameters, inputs * 1000, 1000]

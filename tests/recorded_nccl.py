@@ -68,6 +68,9 @@ class _Comm:
         self.callers = 0
         self.queued = 0
         self.ended = ""
+        self.token = token
+        self.splits = 0
+        self.splitting = False
         self.tcp: TcpCommunicator | None = None
         self.pairs: dict[int, socket.socket] = {}
         threading.Thread(target=self._meet, args=(token,), name="recorded-nccl", daemon=True).start()
@@ -153,7 +156,7 @@ class RecordedNccl:
         self._touched = touched
         self._numbers = itertools.count(1)
         self._thread = threading.local()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     # Of the library as a whole
 
@@ -183,6 +186,40 @@ class RecordedNccl:
         made._obj.value = number
         return IN_PROGRESS
 
+    def ncclCommSplit(self, comm: int, color: int, key: int, made: Any, config: Any) -> int:
+        known = self._known(comm, "ncclCommSplit")
+        if known is None:
+            return INVALID_USAGE
+        if config._obj.blocking != 0 or config._obj.size != ctypes.sizeof(config._obj):
+            self._breach("the part is not non-blocking")
+        if known.pending or known.queued or known.splitting or not known.made.is_set():
+            self._breach("ncclCommSplit while something that was called is under way")
+        self._record("split", comm, color, key)
+        known.splitting, known.splits = True, known.splits + 1
+        number, turn = next(self._numbers), known.splits
+
+        def divide() -> None:
+            assert known.tcp is not None
+            everybody = np.empty(2 * known.size, np.int64)
+            try:
+                known.tcp.allgather([np.array([color, key])], [everybody], [[2] * known.size])
+                members = sorted(
+                    (each[1], rank) for rank, each in enumerate(everybody.reshape(-1, 2).tolist()) if each[0] == color
+                )
+                if color != library.NO_COLOR:
+                    place = members.index((key, known.rank))
+                    token = f"{known.token}-{turn}-{color}"
+                    self.comms[number] = _Comm(number, place, len(members), token)
+                    made._obj.value = number
+            except (Aborted, PeerFailure, OSError):
+                known.state = REMOTE_ERROR
+            with self._lock:
+                known.splitting = False
+                self._lock.notify_all()
+
+        threading.Thread(target=divide, name="recorded-nccl", daemon=True).start()
+        return IN_PROGRESS
+
     def ncclCommGetAsyncError(self, comm: int, state: Any) -> int:
         known = self.comms.get(comm)
         if known is None or known.ended not in ("", "finalized"):
@@ -190,7 +227,7 @@ class RecordedNccl:
         if known is None:
             return INVALID_USAGE
         at_work = known.ended and known.queued  # the end waits for what the device is at
-        if at_work or (known.state == SUCCESS and not known.made.is_set()):
+        if at_work or known.splitting or (known.state == SUCCESS and not known.made.is_set()):
             state._obj.value = IN_PROGRESS
         elif known.state == SUCCESS and known.pending:
             known.asks -= 1
@@ -205,7 +242,7 @@ class RecordedNccl:
         known = self._known(comm, "ncclCommFinalize")
         if known is None:
             return INVALID_USAGE
-        if known.pending:
+        if known.pending or known.splitting:
             self._breach("ncclCommFinalize while a call is in progress")
         self._record("finalize", comm)
         known.ended = "finalized"
@@ -240,10 +277,12 @@ class RecordedNccl:
         return SUCCESS
 
     def _end(self, known: _Comm) -> None:
-        """Close the sockets, when the work that uses them has left."""
+        """Close the sockets, when the work that uses them has left: who still waits at one would not be woken by that."""
 
         def close() -> None:
             known.made.wait(SECONDS)
+            with self._lock:
+                self._lock.wait_for(lambda: not known.queued and not known.splitting, SECONDS)
             if known.tcp is not None:
                 known.tcp.close()
             for each in known.pairs.values():
@@ -272,7 +311,7 @@ class RecordedNccl:
         if len(comms) != 1 or len(streams) != 1:
             self._breach("a group of several communicators or streams")
         (comm,) = comms.values()
-        if comm.pending:
+        if comm.pending or comm.splitting:
             self._breach("a call while the one before is in progress")
         address = streams.pop()
         if not address:
@@ -305,6 +344,7 @@ class RecordedNccl:
                     each()
                 with self._lock:
                     comm.queued -= 1
+                    self._lock.notify_all()
 
         stream.push(work)
 

@@ -538,6 +538,25 @@ def test_abort_wakes_every_wait(engine: str, collective: str) -> None:
         assert isinstance(found[2], Aborted), found
 
 
+@pytest.mark.parametrize("engine", [name for name in SEVERAL if not name.startswith("mpi")])
+def test_after_a_failure_nobody_writes_into_what_was_to_be_received(engine: str) -> None:
+    """Rank 0 gives up waiting for a broadcast, and uses the memory for something else; then the root comes."""
+    with group_of(engine, 2) as group:
+        received, sent = np.zeros(1 << 20, np.float32), np.ones(1 << 20, np.float32)
+
+        def give_up(rank: int, array: Array) -> None:
+            timer = threading.Timer(0.2, group[rank].abort)
+            timer.start()
+            (found,) = outcomes([group[rank]], lambda communicator: communicator.broadcast([array], 1))
+            timer.join()
+            assert rank == 1 or isinstance(found, Aborted), found
+
+        give_up(0, received)
+        received.fill(7)
+        give_up(1, sent)
+        assert (received == 7).all()
+
+
 @pytest.mark.parametrize("engine", SEVERAL)
 def test_abort_is_sticky(engine: str) -> None:
     with group_of(engine, 2) as group:

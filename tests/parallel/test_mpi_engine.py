@@ -143,6 +143,48 @@ except HorovodInternalError as error:
     assert done.stdout.split().count("heard") == 2, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_after_a_failure_mpi_writes_nothing_into_what_was_to_be_received(tmp_path: Path, wheel: str) -> None:
+    """Rank 0 gives up waiting for a broadcast, and uses the memory for something else; then the root comes."""
+    program = """
+import threading
+from datetime import timedelta
+from mpi4py import MPI
+from horovod.comm.base import Aborted
+from horovod.comm.engine import MpiRanks
+from horovod.comm.mpi.engine import MpiCommunicator
+from horovod.comm.mpi.exchange import MpiExchange
+from horovod.comm.mpi.runtime import communicator_of
+
+world = MPI.COMM_WORLD
+exchange = MpiExchange(communicator_of(MpiRanks(None, 2, (0, 1)), 1), timedelta(seconds=30))
+communicator = MpiCommunicator(world.rank, 2, exchange)
+data = np.full(1 << 20, world.rank, np.float32)
+
+def give_up():
+    threading.Timer(0.3, communicator.abort).start()
+    try:
+        communicator.broadcast([data], 1)
+    except Aborted:
+        say("rank", world.rank, "reads" if communicator.may_still_read() else "does not read")
+
+if world.rank == 0:
+    give_up()
+    data.fill(7)
+world.Barrier()
+if world.rank == 1:
+    give_up()
+world.Barrier()  # MPI makes progress
+if world.rank == 0:
+    say("rank 0 has", set(data.tolist()))
+world.Barrier()
+os._exit(0)  # MPI would wait for what was sent
+"""
+    done = play(tmp_path, wheel, program, size=2)
+    found = [line for line in done.stdout.splitlines() if line.startswith("rank")]
+    assert sorted(found) == ["rank 0 does not read", "rank 0 has {7.0}", "rank 1 reads"], done.stdout + done.stderr
+
+
 def test_without_an_mpi_launcher_the_error_says_how_to_start() -> None:
     program = "from horovod.comm.engine import Group, MpiRanks; from horovod.comm.mpi.engine import MpiEngine\n"
     program += "print(MpiEngine().obstacle(Group(0, 2, ('a', 'a'), mpi=MpiRanks(None, 2, (0, 1)))))"

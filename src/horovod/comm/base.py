@@ -80,6 +80,9 @@ class DeviceFailure(Exception):
 class Event(Protocol):
     """The completion of a collective that a device carries out after the call has returned."""
 
+    def begun(self) -> bool:
+        """Whether the device has done all that comes before the collective. Never blocks. Any thread."""
+
     def query(self) -> bool:
         """Whether it is over, successfully or not. Never blocks. Any thread."""
 
@@ -181,6 +184,11 @@ class Communicator(ABC):
     def abort(self) -> None:
         """Wake the worker thread out of whatever it waits for. Any thread, any number of times, even after ``close()``."""
 
+    def may_still_read(self) -> bool:
+        """After a failure: whether vectors may still be read, so that their memory must not be given back while this process
+        lives. They are never written any more. On the thread that carries out collectives, or when it has ended."""
+        return False
+
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
         """One new vector in the kind of memory that this engine moves, filled with ``value``, or with anything for None."""
         return host_vector(dtype, length, value)
@@ -189,6 +197,24 @@ class Communicator(ABC):
         """What is called from now on comes after ``ready``, a marker of the device's
         :class:`~horovod.comm.device.DeviceRuntime`. For engines of device memory."""
         raise TypeError(f"the engine {self.name} moves host memory, which is there when it is handed over")
+
+    def can_split(self) -> bool:
+        """Whether :meth:`split` may be called now, for all that this rank knows. To be asked on all ranks before."""
+        return False
+
+    def split(self, members: Sequence[int], deadline: float) -> Communicator | None:
+        """A communicator of some of this one's ranks, for the same kind of memory; None where this rank is not among them.
+
+        Every rank of this one calls it, with the same members, where :meth:`can_split` is true on all of them.
+
+        Args:
+            members: by place in the new one, the index in this one.
+            deadline: ``time.monotonic`` by which it must have succeeded or failed.
+
+        Raises:
+            DeviceFailure: it cannot be made.
+        """
+        raise TypeError(f"the engine {self.name} builds communicators of some ranks from the beginning")
 
     def engines(self) -> list[str]:
         """The names of this engine and of those that it is composed of."""

@@ -33,6 +33,11 @@ def address_of(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def bytes_at(address: int, length: int) -> Array:
+    """Memory of the host as an array of bytes, which does not hold it."""
+    return np.frombuffer(_memory_at(address, length, _WRITABLE), np.uint8) if length else np.empty(0, np.uint8)
+
+
 HOST = "cpu"
 """The kind of device whose memory the host's processor reads and writes."""
 

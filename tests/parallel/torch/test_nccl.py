@@ -234,6 +234,21 @@ def test_overlapping_process_sets_that_submit_in_different_orders(job: Job, devi
     on(job, device, 3, check, sets=[[0, 1], [1, 2], [0, 2]])
 
 
+@NEEDS_STAND_IN
+def test_a_process_set_is_split_from_all_ranks_where_their_devices_are_idle(job: Job) -> None:
+    def check(sets: list[Any]) -> list[str]:
+        hvd.allreduce(made(LATE, (1,)))
+        torch.late.synchronize()  # type: ignore[attr-defined]  # the stand-in's
+        hvd.barrier()
+        if sets[0].included():
+            assert hvd.allreduce(made(LATE, (1,)), op=hvd.Sum, process_set=sets[0]).tolist() == [4.0]
+        hvd.barrier()
+        return calls()
+
+    for names in on(job, "late", 3, check, sets=[[0, 2]]):
+        assert names.count("split") == names.count("init") == 1
+
+
 @pytest.mark.parametrize("device", EVERYWHERE)
 def test_process_sets_that_come_and_go(job: Job, device: str) -> None:
     def check() -> int:

@@ -12,21 +12,20 @@ from horovod.comm.datatypes import Array
 class ByteCollectives(ABC):
     """Collectives of one group on arrays of bytes (``uint8``) that nobody else touches until they have been waited for.
 
-    Each is started by all ranks in the same order, and carried out in that order. What it returns is for :meth:`wait`.
-    Lengths are far below what a 32-bit count holds.
+    Each is started by all ranks in the same order. What it returns is for :meth:`wait`, in the same order. Lengths are far
+    below what a 32-bit count holds. The arrays may be a script's tensors: when :meth:`wait` has failed, nobody touches those of
+    what was started any more. A library that cannot promise that works on copies.
     """
 
     @abstractmethod
-    def allgather(self, own: Array, everybody: Array) -> Any:
-        """Concatenate ``own``, of the same length on all ranks, in rank order."""
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> Any:
+        """Send ``sends[r]`` to each other rank r, and receive ``receives[r]`` from it. This rank's own two are left alone.
+
+        No length on any rank is above ``longest``, which is the same on all ranks."""
 
     @abstractmethod
-    def alltoall(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
-    ) -> Any:
-        """Send ``send_counts[r]`` consecutive bytes to each rank r; receive in rank order.
-
-        No count on any rank is above ``longest``, which is the same on all ranks."""
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> Any:
+        """The same with ``own`` for every rank."""
 
     @abstractmethod
     def broadcast(self, data: Array, root: int) -> Any:

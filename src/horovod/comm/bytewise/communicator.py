@@ -3,19 +3,18 @@
 The library carries, and Horovod reduces. So all data types work, 16-bit floats accumulate in 32 bits, every element is
 reduced in rank order, and results have the same bits as with Horovod's own engines. An allreduce of a piece is
 
-    alltoall    each rank gets everybody's contribution to its share of the piece
+    exchange    each rank gets everybody's contribution to its share of the piece
     reduce      in rank order
-    allgather   of the shares
+    gather      of the shares
 
-which moves as many bytes as a ring does. The next piece is under way while one is reduced. Everything passes through pieces of
-memory that belong to the engine: what a library may still touch after an abort is never a tensor, and no count grows
-    with tensors.
+which moves as many bytes as a ring does. The next piece is under way while one is reduced. Memory is bounded by pieces: what is
+contiguous in the caller's vectors is handed over as it lies, the rest passes through memory of the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,12 +28,36 @@ from horovod.comm.spans import Vectors, arrays_of
 PIECE_BYTES = 4 << 20
 """Bytes of a batch that one rank contributes at a time."""
 
-DIRECT_BYTES = 16 << 10
+DIRECT_BYTES = 1 << 20
 """The largest reduction of which every rank gets all contributions: one collective instead of two."""
+DIRECT_EXCESS_BYTES = 32 << 10
+"""What each rank may send more so. Nothing between 2 ranks; among many it soon costs more than a collective."""
 
 
-def _bytes(array: Array) -> Array:
-    return array.view(np.uint8)
+def _bytes(arrays: Sequence[Array]) -> list[Array]:
+    return [array.view(np.uint8) for array in arrays]
+
+
+class _Range(NamedTuple):
+    """Elements ``[start, stop)`` of a batch."""
+
+    segments: Segments
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+    def whole(self) -> Array | None:
+        return self.segments.whole(self.start, self.stop)
+
+
+class _Receipt(NamedTuple):
+    """What is under way: what to wait for, and what to put where then."""
+
+    started: Any
+    unpack: Sequence[tuple[_Range, Array]] = ()
 
 
 class BytewiseCommunicator(Communicator):
@@ -60,26 +83,101 @@ class BytewiseCommunicator(Communicator):
             memory = self._memory[use] = np.empty(nbytes, np.uint8)
         return memory[:nbytes].view(dtype)
 
-    def _gather(self, own: Array, everybody: Array) -> None:
-        self._collectives.wait(self._collectives.allgather(_bytes(own), _bytes(everybody)))
+    def _arrays(self, use: str, dtype: np.dtype[Any], ranges: Sequence[_Range]) -> tuple[list[Array], list[int]]:
+        """Each range as one array: where it lies, or memory of the engine; and the indices of the latter."""
+        found = [each.whole() for each in ranges]
+        apart = [index for index, array in enumerate(found) if array is None]
+        memory = self._stage(use, dtype, sum(ranges[index].length for index in apart))
+        staged = iter(split(memory, [ranges[index].length for index in apart]))
+        return [next(staged) if array is None else array for array in found], apart
+
+    def _sources(self, use: str, dtype: np.dtype[Any], ranges: Sequence[_Range]) -> list[Array]:
+        """Their contents."""
+        arrays, apart = self._arrays(use, dtype, ranges)
+        for index in apart:
+            ranges[index].segments.read(ranges[index].start, ranges[index].stop, arrays[index])
+        return arrays
+
+    def _gather(self, use: str, own: Array, ranges: Sequence[_Range]) -> _Receipt:
+        """Start to hand ``own`` to everybody, and to receive by rank what they have; the own range is not written."""
+        longest = max(each.length for each in ranges)
+        others = [each if rank != self.rank else each._replace(stop=each.start) for rank, each in enumerate(ranges)]
+        arrays, apart = self._arrays(use, own.dtype, others)
+        started = self._collectives.gather(own.view(np.uint8), _bytes(arrays), longest * own.itemsize)
+        return _Receipt(started, [(others[index], arrays[index]) for index in apart])
+
+    def _finish(self, receipt: _Receipt) -> None:
+        self._collectives.wait(receipt.started)
+        for place, array in receipt.unpack:
+            place.segments.write(place.start, place.stop, array)
+
+    def _contributions(self, use: str, dtype: np.dtype[Any], ranges: Sequence[_Range]) -> _Contributions:
+        """Start to send each rank its range, and to receive what all others have of this rank's."""
+        longest = max(each.length for each in ranges)
+        sends = self._sources(f"{use} sent", dtype, ranges)
+        own = sends[self.rank]
+        lengths = [0 if rank == self.rank else own.size for rank in range(self.size)]
+        arrived = split(self._stage(f"{use} arrived", dtype, sum(lengths)), lengths)
+        started = self._collectives.exchange(_bytes(sends), _bytes(arrived), longest * dtype.itemsize)
+        arrived[self.rank] = own
+        return _Contributions(started, arrived)
 
     # Reductions
 
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         source, target = source_and_target(inputs, outputs)
-        if not source.length:
+        length = source.length
+        if not length:
             return
         dtype = source.dtype
-        if source.length * dtype.itemsize <= DIRECT_BYTES:
-            own = self._stage("own", dtype, source.length)
-            source.read(0, source.length, own)
-            everybody = self._stage("everybody", dtype, source.length * self.size)
-            self._gather(own, everybody)
-            target.reduce(
-                0, source.length, split(everybody, [own.size] * self.size), op, prescale, postscale, self._workspace
-            )
+        nbytes = length * dtype.itemsize
+        excess = (self.size - 1) * nbytes * (self.size - 2) // self.size
+        if nbytes <= DIRECT_BYTES and excess <= DIRECT_EXCESS_BYTES:
+            (own,) = self._sources("own", dtype, [_Range(source, 0, length)])
+            lengths = [0 if rank == self.rank else length for rank in range(self.size)]
+            everybody = split(self._stage("everybody", dtype, sum(lengths)), lengths)
+            self._collectives.wait(self._collectives.gather(own.view(np.uint8), _bytes(everybody), nbytes))
+            everybody[self.rank] = own
+            target.reduce(0, length, everybody, op, prescale, postscale, self._workspace)
             return
-        _Allreduce(self, source, target, op, prescale, postscale).run()
+        share = max(1, self._piece_bytes // dtype.itemsize // self.size)
+        step = share * self.size
+        pieces = -(-length // step)
+
+        def bounds(index: int) -> list[int]:
+            """Where the shares of a piece begin, and its end."""
+            start = index * step
+            each = -(-min(step, length - start) // self.size)
+            return [min(start + rank * each, start + step, length) for rank in range(self.size + 1)]
+
+        def ranges(segments: Segments, index: int) -> list[_Range]:
+            at = bounds(index)
+            return [_Range(segments, at[rank], at[rank + 1]) for rank in range(self.size)]
+
+        def exchange(index: int) -> _Contributions:
+            return self._contributions(f"{index % 2}", dtype, ranges(source, index))
+
+        def reduce(index: int, contributions: _Contributions) -> _Receipt:
+            self._collectives.wait(contributions.started)
+            places = ranges(target, index)
+            own = places[self.rank]
+            ((result,), apart) = self._arrays(f"{index % 2} result", dtype, [own])
+            reduce_into(result, contributions.arrays, op, prescale, postscale, self._workspace)
+            if apart:
+                target.write(own.start, own.stop, result)
+            return self._gather(f"{index % 2} results", result, places)
+
+        contributions, gathering = exchange(0), None
+        for index in range(pieces):
+            following = exchange(index + 1) if index + 1 < pieces else None
+            results = reduce(index, contributions)
+            if gathering is not None:
+                self._finish(gathering)
+            if following is not None:
+                contributions = following
+            gathering = results
+        assert gathering is not None
+        self._finish(gathering)
 
     def reducescatter(
         self,
@@ -96,37 +194,22 @@ class BytewiseCommunicator(Communicator):
         dtype, target = sources[0].dtype, Segments(targets)
         shards = [Segments(views) for views in split_by_rank(sources, counts)]
         step = max(1, self._piece_bytes // dtype.itemsize // self.size)
-        for start in range(0, max(shard.length for shard in shards), step):
-            sent = [max(0, min(step, shard.length - start)) for shard in shards]
-            outgoing = self._stage("outgoing", dtype, sum(sent))
-            for shard, part in zip(shards, split(outgoing, sent), strict=True):
-                shard.read(start, start + part.size, part)
-            length = sent[self.rank]
-            incoming = self._stage("incoming", dtype, length * self.size)
-            self._exchange(outgoing, incoming, sent, [length] * self.size, max(sent))
-            if length:
-                contributions = split(incoming, [length] * self.size)
-                target.reduce(start, start + length, contributions, op, prescale, postscale, self._workspace)
+
+        def start(index: int) -> _Contributions:
+            ranges = [
+                _Range(shard, min(index * step, shard.length), min((index + 1) * step, shard.length))
+                for shard in shards
+            ]
+            return self._contributions(f"{index % 2}", dtype, ranges)
+
+        def finish(index: int, contributions: _Contributions) -> None:
+            self._collectives.wait(contributions.started)
+            begin, end = min(index * step, target.length), min((index + 1) * step, target.length)
+            target.reduce(begin, end, contributions.arrays, op, prescale, postscale, self._workspace)
+
+        _in_turns(-(-max(shard.length for shard in shards) // step), start, finish)
 
     # Movements
-
-    def _exchange(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
-    ) -> None:
-        self._collectives.wait(self.start_exchange(source, target, send_counts, receive_counts, longest))
-
-    def start_exchange(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
-    ) -> Any:
-        """An alltoall of elements, started; no count on any rank is above ``longest``."""
-        itemsize = source.itemsize
-        return self._collectives.alltoall(
-            _bytes(source),
-            _bytes(target),
-            [count * itemsize for count in send_counts],
-            [count * itemsize for count in receive_counts],
-            longest * itemsize,
-        )
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         source = Segments(inputs)
@@ -136,28 +219,28 @@ class BytewiseCommunicator(Communicator):
             return
         dtype = source.dtype
         step = max(1, self._piece_bytes // dtype.itemsize // self.size)
-        for start in range(0, longest, step):
-            length = min(step, longest - start)  # of the rank that brings the most: the others fill up
-            own, everybody = self._stage("own", dtype, length), self._stage("everybody", dtype, length * self.size)
-            stop = min(start + length, source.length)
-            if start < stop:
-                source.read(start, stop, own[: stop - start])
-            self._gather(own, everybody)
-            for target, part in zip(targets, split(everybody, [length] * self.size), strict=True):
-                stop = min(start + length, target.length)
-                if start < stop:
-                    target.write(start, stop, part[: stop - start])
+
+        def start(index: int) -> _Receipt:
+            ranges = [
+                _Range(target, min(index * step, target.length), min((index + 1) * step, target.length))
+                for target in targets
+            ]
+            own = ranges[self.rank]
+            (array,) = self._sources(f"{index % 2} own", dtype, [own._replace(segments=source)])
+            own.segments.write(own.start, own.stop, array)
+            return self._gather(f"{index % 2} results", array, ranges)
+
+        _in_turns(-(-longest // step), start, lambda index, receipt: self._finish(receipt))
 
     def broadcast(self, vectors: Vectors, root: int) -> None:
         for array in arrays_of(vectors):
             step = max(1, self._piece_bytes // array.itemsize)
-            for start in range(0, array.size, step):
-                part = array[start : start + step]
-                data = self._stage("own", array.dtype, part.size)
-                if self.rank == root:
-                    data[:] = part
-                self._collectives.wait(self._collectives.broadcast(_bytes(data), root))
-                part[:] = data
+
+            def start(index: int, array: Array = array, step: int = step) -> Any:
+                part = array[index * step : (index + 1) * step]
+                return self._collectives.broadcast(part.view(np.uint8), root)
+
+            _in_turns(-(-array.size // step), start, lambda index, started: self._collectives.wait(started))
 
     def alltoall(
         self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
@@ -166,22 +249,26 @@ class BytewiseCommunicator(Communicator):
         outgoing, incoming = split(sent, send_counts), split(received, receive_counts)
         step = max(1, self._piece_bytes // sent.itemsize // self.size)
         # Nobody knows others' counts: each tells its largest.
-        everybodys = self._stage("counts", np.dtype(np.int64), self.size)
-        self._gather(np.array([max(send_counts)], np.int64), everybodys)
-        longest = int(everybodys.max())
-        for start in range(0, longest, step):
-            parts = [part[start : start + step] for part in outgoing]
-            packed = self._stage("outgoing", sent.dtype, sum(part.size for part in parts))
-            np.concatenate(parts, out=packed)
-            places = [part[start : start + step] for part in incoming]
-            arrived = self._stage("incoming", sent.dtype, sum(place.size for place in places))
-            sent_now, received_now = [part.size for part in parts], [place.size for place in places]
-            self._exchange(packed, arrived, sent_now, received_now, min(step, longest - start))
-            for place, part in zip(places, split(arrived, [place.size for place in places]), strict=True):
-                place[:] = part
+        largest = np.zeros(self.size, np.int64)
+        largest[self.rank] = max(send_counts)
+        own = largest[self.rank : self.rank + 1].copy()
+        self._collectives.wait(self._collectives.gather(own.view(np.uint8), _bytes(split(largest, [1] * self.size)), 8))
+        longest = int(largest.max())
+        incoming[self.rank][:] = outgoing[self.rank]
+
+        def start(index: int) -> Any:
+            def parts(arrays: Sequence[Array]) -> list[Array]:
+                return _bytes([array[index * step : (index + 1) * step] for array in arrays])
+
+            return self._collectives.exchange(
+                parts(outgoing), parts(incoming), min(step, longest - index * step) * sent.itemsize
+            )
+
+        _in_turns(-(-longest // step), start, lambda index, started: self._collectives.wait(started))
 
     def barrier(self) -> None:
-        self._gather(np.zeros(1, np.uint8), np.empty(self.size, np.uint8))
+        everybody = np.zeros(self.size, np.uint8)
+        self._collectives.wait(self._collectives.gather(np.zeros(1, np.uint8), split(everybody, [1] * self.size), 1))
 
     def abort(self) -> None:
         self._collectives.abort()
@@ -192,85 +279,18 @@ class BytewiseCommunicator(Communicator):
     def close(self) -> None:
         self._collectives.close()
 
-    # For _Allreduce
 
-    def steps(self, dtype: np.dtype[Any]) -> tuple[int, int]:
-        """Elements of a piece, which the ranks share evenly, and of a share."""
-        share = max(1, self._piece_bytes // dtype.itemsize // self.size)
-        return share * self.size, share
+class _Contributions(NamedTuple):
+    """What all ranks have of this rank's range, once it was waited for."""
 
-    def start_gather(self, own: Array, everybody: Array) -> Any:
-        """An allgather of elements, started."""
-        return self._collectives.allgather(_bytes(own), _bytes(everybody))
-
-    def wait(self, started: Any) -> None:
-        self._collectives.wait(started)
-
-    stage = _stage
-
-    @property
-    def workspace(self) -> Workspace:
-        return self._workspace
+    started: Any
+    arrays: Sequence[Array]
 
 
-class _Allreduce:
-    """One large allreduce, piece by piece; a piece's collectives run while its neighbours are packed, reduced and unpacked."""
-
-    def __init__(
-        self,
-        engine: BytewiseCommunicator,
-        source: Segments,
-        target: Segments,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-    ) -> None:
-        self._engine = engine
-        self._source = source
-        self._target = target
-        self._arithmetic = op, prescale, postscale
-        self._step, self._largest_share = engine.steps(source.dtype)
-
-    def run(self) -> None:
-        engine, pieces = self._engine, -(-self._source.length // self._step)
-        contributions, results = self._exchange(0), None
-        for index in range(pieces):
-            following = self._exchange(index + 1) if index + 1 < pieces else None
-            engine.wait(contributions)
-            gathering = self._gather(index)
-            if results is not None:
-                self._unpack(index - 1, results)
-            contributions, results = following, gathering
-        self._unpack(pieces - 1, results)
-
-    def _piece(self, index: int) -> tuple[int, int, int]:
-        """Where it begins and ends, and how long a share of it is; the last share may be filled up."""
-        start = index * self._step
-        stop = min(start + self._step, self._source.length)
-        return start, stop, -(-(stop - start) // self._engine.size)
-
-    def _stage(self, use: str, index: int, length: int) -> Array:
-        return self._engine.stage(f"{use} {index % 2}", self._source.dtype, length)
-
-    def _exchange(self, index: int) -> Any:
-        start, stop, share = self._piece(index)
-        size = self._engine.size
-        packed = self._stage("packed", index, share * size)
-        self._source.read(start, stop, packed[: stop - start])
-        arrived = self._stage("arrived", index, share * size)
-        return self._engine.start_exchange(packed, arrived, [share] * size, [share] * size, share)
-
-    def _gather(self, index: int) -> Any:
-        """Reduce this rank's share of a piece, and start to gather all shares."""
-        _, _, share = self._piece(index)
-        size = self._engine.size
-        result = self._stage("result", index, share)
-        contributions = split(self._stage("arrived", index, share * size), [share] * size)
-        reduce_into(result, contributions, *self._arithmetic, self._engine.workspace)
-        return self._engine.start_gather(result, self._stage("results", index, share * size))
-
-    def _unpack(self, index: int, gathering: Any) -> None:
-        self._engine.wait(gathering)
-        start, stop, share = self._piece(index)
-        results = self._stage("results", index, share * self._engine.size)
-        self._target.write(start, stop, results[: stop - start])
+def _in_turns(count: int, start: Callable[[int], Any], finish: Callable[[int, Any], None]) -> None:
+    """Carry out steps, each of which is under way while the one before is finished."""
+    pending = start(0) if count else None
+    for index in range(count):
+        following = start(index + 1) if index + 1 < count else None
+        finish(index, pending)
+        pending = following

@@ -10,7 +10,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from horovod.comm.base import Aborted
 
@@ -41,12 +41,14 @@ class Flow(Protocol):
     def done(self) -> int: ...
 
 
-Mark: TypeAlias = tuple[Flow, int]
+FlowT = TypeVar("FlowT", bound=Flow)
+
+Mark: TypeAlias = tuple[FlowT, int]
 """A place in a flow: reached once that many of its bytes have moved."""
 
 
-class Exchange(ABC):
-    """All traffic of one rank of a group, with every other rank.
+class Exchange(ABC, Generic[FlowT]):
+    """All traffic of one rank of a group, with every other rank, in flows of one kind.
 
     The thread that carries out a collective queues what it wants sent and received, by reference, and then waits for some of
     it; while it waits, everything queued in either direction moves, so ranks may all send first without a deadlock.
@@ -72,15 +74,15 @@ class Exchange(ABC):
         return HEADER.pack(MAGIC, self._collective, self._number, sum(buffer.nbytes for buffer in buffers))
 
     @abstractmethod
-    def send(self, rank: int, *buffers: memoryview) -> Mark:
+    def send(self, rank: int, *buffers: memoryview) -> Mark[FlowT]:
         """Queue one transfer to ``rank``. The buffers must stay as they are until the returned mark is reached."""
 
     @abstractmethod
-    def receive(self, rank: int, *buffers: memoryview) -> Mark:
+    def receive(self, rank: int, *buffers: memoryview) -> Mark[FlowT]:
         """Ask for one transfer from ``rank``. The buffers hold it once the returned mark is reached."""
 
     @abstractmethod
-    def wait(self, marks: Iterable[Mark]) -> None:
+    def wait(self, marks: Iterable[Mark[FlowT]]) -> None:
         """Move bytes until every one of ``marks`` is reached.
 
         Raises:
@@ -91,6 +93,10 @@ class Exchange(ABC):
     @abstractmethod
     def abort(self) -> None:
         """End the present wait and every later one with :class:`Aborted`. From any thread, any number of times."""
+
+    def may_still_read(self) -> bool:
+        """As of :meth:`horovod.comm.base.Communicator.may_still_read`."""
+        return False
 
     def descriptors(self) -> list[int]:
         """Open file descriptors, which a forked child must close."""

@@ -46,7 +46,7 @@ class ExchangeCommunicator(Communicator):
     """
 
     def __init__(
-        self, rank: int, size: int, exchange: Exchange, piece_bytes: int = PIECE_BYTES, relays: bool = False
+        self, rank: int, size: int, exchange: Exchange[Any], piece_bytes: int = PIECE_BYTES, relays: bool = False
     ) -> None:
         super().__init__(rank, size)
         self._relays = relays
@@ -223,6 +223,9 @@ class ExchangeCommunicator(Communicator):
 
     def abort(self) -> None:
         self._exchange.abort()
+
+    def may_still_read(self) -> bool:
+        return self._exchange.may_still_read()
 
     def descriptors(self) -> list[int]:
         return self._exchange.descriptors()

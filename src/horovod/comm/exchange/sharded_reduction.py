@@ -75,7 +75,7 @@ class ShardedReduction:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Exchange[Any],
         staging: Staging,
         rank: int,
         dtype: np.dtype[Any],
@@ -95,8 +95,10 @@ class ShardedReduction:
         self._target = target
         self._outputs = outputs
         self._combine = combine
-        self._sent: deque[list[Mark]] = deque([[], []])  # what the last two rounds have sent
-        self._results: deque[tuple[list[Mark], list[tuple[Part, int, Array]]]] = deque()  # arriving, not yet unpacked
+        self._sent: deque[list[Mark[Any]]] = deque([[], []])  # what the last two rounds have sent
+        self._results: deque[tuple[list[Mark[Any]], list[tuple[Part, int, Array]]]] = (
+            deque()
+        )  # arriving, not yet unpacked
 
     def run(self) -> None:
         contributions = self._send_contributions(0)
@@ -114,7 +116,7 @@ class ShardedReduction:
         for marks in self._sent:
             self._exchange.wait(marks)
 
-    def _send_contributions(self, index: int) -> list[Mark]:
+    def _send_contributions(self, index: int) -> list[Mark[Any]]:
         """Send the owners piece ``index`` of their parts; ask for the contributions to ours. Past the last: nothing."""
         self._exchange.wait(self._sent.popleft())
         marks = []

@@ -1,19 +1,21 @@
 """Collectives on bytes by PyTorch's ``ProcessGroupGloo``, on its own: no group of ``torch.distributed`` is made or touched.
 
 * Gloo's operations run on a thread of its process group. A wait for one is cut in slices, so that it can be aborted.
-* An operation cannot be taken back. When the group is closed, its sockets are shut down, which fails what is under way
-  here and on all other ranks, and lets the thread end.
+* They work on the caller's arrays. An operation cannot be taken back, so when a wait has failed the group's sockets are shut
+  down, which ends what is under way here and on all other ranks, before the error is raised.
 * Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.attendance`.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -24,6 +26,10 @@ from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.gloo.sockets import shut_down, sockets_of
 from horovod.comm.gloo.store import ConnectionStore
+from horovod.comm.segments import split
+from horovod.comm.spans import address_of, bytes_at
+
+_log = logging.getLogger("horovod.comm")
 
 _SLICE = timedelta(milliseconds=20)
 """How long a wait lasts until it looks whether it was aborted."""
@@ -65,10 +71,12 @@ class GlooCollectives(ByteCollectives):
         on_stall: OnStall,
         deadline: float,
     ) -> None:
+        self._rank = rank
         self._stall_timeout = stall_timeout.total_seconds()
         self._on_stall = on_stall
         self._aborted = False
-        self._started = 0
+        self._number = 0
+        self._buffers: list[Array] = []
         self._store = ConnectionStore(sockets, deadline)
         self._open: list[Any] = []
         try:
@@ -88,29 +96,60 @@ class GlooCollectives(ByteCollectives):
             raise EngineError(f"Gloo cannot connect its ranks: {error}") from error
         self._attendance = Attendance(sockets)
 
-    def allgather(self, own: Array, everybody: Array) -> Any:
-        return self._start(self._group._allgather_base(torch.from_numpy(everybody), torch.from_numpy(own)))
-
-    def alltoall(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
-    ) -> Any:
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
+        source, target = self._joined(sends), self._joined(receives)
+        if source.buffer is not None:
+            np.concatenate(source.parts, out=source.data)
         work = self._group.alltoall_base(
-            torch.from_numpy(target), torch.from_numpy(source), list(receive_counts), list(send_counts)
+            torch.from_numpy(target.data), torch.from_numpy(source.data), target.counts, source.counts
         )
-        return self._start(work)
+        return self._start(work, source, target)
 
-    def broadcast(self, data: Array, root: int) -> Any:
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _Started:
+        return self.exchange([own] * len(receives), receives, longest)
+
+    def _joined(self, arrays: Sequence[Array]) -> _Joined:
+        """The others' arrays one after another: as they lie where that is so, else in a buffer."""
+        counts = [0 if rank == self._rank else array.size for rank, array in enumerate(arrays)]
+        parts = [array for array, count in zip(arrays, counts, strict=True) if count]
+        starts = [address_of(part) for part in parts]
+        ends = [start + part.size for start, part in zip(starts, parts, strict=True)]
+        if ends[:-1] == starts[1:]:
+            return _Joined(counts, parts, bytes_at(starts[0] if starts else 0, sum(counts)))
+        buffer = next((each for each in self._buffers if each.size >= sum(counts)), None)
+        if buffer is None:
+            buffer = np.empty(sum(counts), np.uint8)
+        else:
+            self._buffers = [each for each in self._buffers if each is not buffer]
+        return _Joined(counts, parts, buffer[: sum(counts)], buffer)
+
+    def broadcast(self, data: Array, root: int) -> _Started:
         options = distributed.BroadcastOptions()
         options.rootRank = root
-        return self._start(self._group.broadcast([torch.from_numpy(data)], options))
+        return self._start(self._group.broadcast([torch.from_numpy(bytes_at(address_of(data), data.size))], options))
 
-    def _start(self, work: Any) -> tuple[Any, int]:
-        self._started += 1
+    def _start(self, work: Any, source: _Joined | None = None, target: _Joined | None = None) -> _Started:
+        self._number += 1
         self._open.append(work)
-        return work, self._started
+        return _Started(work, self._number, source, target)
 
-    def wait(self, started: tuple[Any, int]) -> None:
-        work, number = started
+    def wait(self, started: _Started) -> None:
+        try:
+            self._wait(started.work, started.number)
+        except BaseException:
+            self._stop()
+            raise
+        self._open.remove(started.work)
+        for joined in (started.source, started.target):
+            if joined is not None and joined.buffer is not None:
+                if joined is started.target:
+                    for part, arrived in zip(
+                        joined.parts, split(joined.data, [each.size for each in joined.parts]), strict=True
+                    ):
+                        part[:] = arrived
+                self._buffers.append(joined.buffer)
+
+    def _wait(self, work: Any, number: int) -> None:
         began, stalls, told = time.monotonic(), 0, False
         while True:
             if self._aborted:
@@ -118,7 +157,7 @@ class GlooCollectives(ByteCollectives):
             over = work.is_completed()  # asked before: it may be over just after its slice
             try:
                 work.wait(_SLICE)
-                break
+                return
             except RuntimeError as error:
                 if over:
                     raise self._failure(number, error) from error
@@ -129,7 +168,6 @@ class GlooCollectives(ByteCollectives):
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
                 self._on_stall(Stall(self._attendance.missing(number), stalls * self._stall_timeout, stalls))
-        self._open.remove(work)
 
     def _failure(self, number: int, error: RuntimeError) -> PeerFailure | Aborted:
         """What an operation's error amounts to: usually the end of a rank."""
@@ -149,10 +187,10 @@ class GlooCollectives(ByteCollectives):
     def _sockets(self) -> list[int]:
         return sockets_of(self._store.own.values(), self._store.others.values())
 
-    def close(self) -> None:
+    def _stop(self) -> None:
+        """End what is under way, so that nobody touches its memory any more."""
         if not all(work.is_completed() for work in self._open):
             shut_down(self._sockets())
-        self._attendance.close()
         deadline = time.monotonic() + _SHUT_DOWN_SECONDS
         for work in self._open:
             while not work.is_completed() and time.monotonic() < deadline:
@@ -160,10 +198,45 @@ class GlooCollectives(ByteCollectives):
                     work.wait(_SLICE)
                 except RuntimeError:
                     pass  # it has failed, or has still to
-        if not all(work.is_completed() for work in self._open):
+        if all(work.is_completed() for work in self._open):
+            self._open.clear()
+        elif self._group not in _left:
             _left.append(self._group)
+            _log.error(
+                "rank %d of the group: Gloo has not ended its operations; they may still use tensors of collectives that have "
+                "failed, so end this process instead of using them again",
+                self._rank,
+            )
+
+    def close(self) -> None:
+        self._stop()
+        self._attendance.close()
         del self._group
-        self._open.clear()
+
+
+class _Joined(NamedTuple):
+    """Arrays of the other ranks as one.
+
+    Attributes:
+        counts: bytes by rank.
+        parts: what it is made of, or goes to.
+        data: all of it.
+        buffer: whose memory that is, where it is not that of the parts.
+    """
+
+    counts: list[int]
+    parts: Sequence[Array]
+    data: Array
+    buffer: Array | None = None
+
+
+class _Started(NamedTuple):
+    """An operation, its number, and its memory."""
+
+    work: Any
+    number: int
+    source: _Joined | None
+    target: _Joined | None
 
 
 def _own_address(rank: int, sockets: Mapping[int, socket.socket], hosts: Sequence[str]) -> str:

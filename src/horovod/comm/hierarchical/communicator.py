@@ -6,6 +6,9 @@ An allreduce of a batch:
     2. allreduce of the share in its column  all columns at the same time, so every rank, core and connection works
     3. allgather within the host
 
+A large batch goes in pieces. While one is between the hosts, the next is reduced and the last is gathered within the host, as
+links between hosts are slow and should never wait.
+
 So each element crosses each host's link once in either direction for a ring of hosts, instead of once for every rank of the
 host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in
 32 bits in both, and are rounded after each of the two.
@@ -16,20 +19,34 @@ Alltoall, reducescatter and barriers go over an engine of all ranks: nothing wou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from horovod.comm.base import Communicator, ReductionOrder
 from horovod.comm.datatypes import Array
+from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
 from horovod.comm.hierarchical.placement import Placement
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.segments import Segments, split
 from horovod.comm.spans import Vectors, arrays_of
 
-PIECE_BYTES = 32 << 20
-"""Bytes of a batch that go through the three steps together, which bounds the memory for shares."""
+PIECE_BYTES = 8 << 20
+"""Bytes of a batch that go through the three steps together."""
+
+
+class _Piece(NamedTuple):
+    """Elements ``[start, stop)`` of a batch."""
+
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
 
 
 class HierarchicalCommunicator(Communicator):
@@ -65,6 +82,7 @@ class HierarchicalCommunicator(Communicator):
         self._steps_in_allgather = allgather
         self._piece_bytes = piece_bytes
         self._workspace = Workspace()
+        self._background = None if across is None else Background()
 
     def _share(self, use: int, dtype: np.dtype[Any], length: int) -> Array:
         return self._workspace.array(use, dtype, length)
@@ -77,37 +95,47 @@ class HierarchicalCommunicator(Communicator):
         if not source.length:
             return
         step = max(1, self._piece_bytes // source.dtype.itemsize)
-        for start in range(0, source.length, step):
-            self._allreduce(source, target, start, min(start + step, source.length), op, prescale, postscale)
+        pieces = [_Piece(start, min(start + step, source.length)) for start in range(0, source.length, step)]
+        before: tuple[_Piece, Array, Future[object] | None] | None = None
+        for index, piece in enumerate(pieces):
+            share = self._reduce_inside(source, piece, index % 2, op, prescale)
+            travelling = None
+            if self._across is not None and self._background is not None:
+                reduce = partial(self._across.allreduce, [share], [share], op, 1.0, postscale)
+                if len(pieces) == 1:
+                    reduce()
+                else:
+                    travelling = self._background.submit(reduce)
+            if before is not None:
+                self._gather_inside(target, *before)
+            before = piece, share, travelling
+        if before is not None:
+            self._gather_inside(target, *before)
 
-    def _allreduce(
-        self,
-        source: Segments,
-        target: Segments,
-        start: int,
-        stop: int,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-    ) -> None:
-        """Elements ``[start, stop)`` of a batch."""
+    def _reduce_inside(self, source: Segments, piece: _Piece, slot: int, op: ReduceOp, prescale: float) -> Array:
+        """This rank's share of a piece, reduced over its host."""
         placement, dtype = self._placement, source.dtype
-        counts = placement.shares(stop - start)
-        share = self._share(0, dtype, counts[placement.place])
-        packed = source.whole(start, stop)
+        counts = placement.shares(piece.length)
+        share = self._share(slot, dtype, counts[placement.place])
+        packed = source.whole(piece.start, piece.stop)
         if packed is None:
-            packed = self._share(1, dtype, stop - start)
-            source.read(start, stop, packed)
+            packed = self._share(2, dtype, piece.length)
+            source.read(piece.start, piece.stop, packed)
         self._inside.reducescatter([packed], [share], [counts], op, prescale, 1.0)
-        if self._across is not None:
-            self._across.allreduce([share], [share], op, 1.0, postscale)
-        result = target.whole(start, stop)
+        return share
+
+    def _gather_inside(self, target: Segments, piece: _Piece, share: Array, travelling: Future[object] | None) -> None:
+        """Wait until a share has been reduced over the hosts, and collect those of this host's ranks."""
+        if travelling is not None:
+            travelling.result()  # an abort ends what it waits for
+        counts = self._placement.shares(piece.length)
+        result = target.whole(piece.start, piece.stop)
         if result is not None:
             self._inside.allgather([share], [result], [counts])
         else:
-            result = self._share(1, dtype, stop - start)
+            result = self._share(2, share.dtype, piece.length)
             self._inside.allgather([share], [result], [counts])
-            target.write(start, stop, result)
+            target.write(piece.start, piece.stop, result)
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         if not self._steps_in_allgather:
@@ -208,6 +236,9 @@ class HierarchicalCommunicator(Communicator):
         for each in self._parts():
             each.abort()
 
+    def may_still_read(self) -> bool:
+        return any(each.may_still_read() for each in self._parts())
+
     def engines(self) -> list[str]:
         return [self.name, *dict.fromkeys(name for each in self._parts() for name in each.engines())]
 
@@ -215,5 +246,9 @@ class HierarchicalCommunicator(Communicator):
         return [descriptor for each in self._parts() for descriptor in each.descriptors()]
 
     def close(self) -> None:
+        if self._background is not None and self._across is not None:
+            if not self._background.idle():
+                self._across.abort()
+            self._background.close()
         for each in self._parts():
             each.close()

@@ -67,6 +67,9 @@ class Part(Communicator):
     def abort(self) -> None:
         self._communicator.abort()
 
+    def may_still_read(self) -> bool:
+        return self._communicator.may_still_read()
+
     def engines(self) -> list[str]:
         return self._communicator.engines()
 

@@ -45,9 +45,10 @@ class MpiEngine(Engine):
         from horovod.comm.mpi import runtime
         from horovod.comm.mpi.exchange import MpiExchange
 
+        settings = group.settings
         if group.mpi is None:
             raise EngineError("it is not known where its ranks are in MPI")
         tag = int.from_bytes(bootstrap.data, "little")
         communicator = runtime.communicator_of(group.mpi, tag)
-        exchange = MpiExchange(communicator, group.settings.stall_timeout, group.on_stall)
+        exchange = MpiExchange(communicator, settings.stall_timeout, group.on_stall, settings.spins)
         return MpiCommunicator(group.rank, group.size, exchange)

@@ -6,34 +6,61 @@ pairs of ranks, so a rank that does not come is known by name.
 
 * A wait tests requests and sleeps a little between, longer and longer, so that it can be aborted; MPI can do neither.
   That also is what makes MPI's own progress.
-* MPI cannot take back what has been posted. So messages are copied through memory of their own, and what is under way at an
-  abort is left there, until the process ends.
+* Large messages go straight from and to where their bytes lie. When a wait fails, MPI takes back what was to be received, so
+  that it writes into no tensor later. It never takes back what was sent: :meth:`MpiExchange.may_still_read`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod.comm.base import OnStall, PeerFailure, Stall, give_up
 from horovod.comm.exchange.base import HEADER, Exchange, Mark, mismatch
 from horovod.comm.mpi import runtime
 
-CHUNK_BYTES = (512 << 10) + HEADER.size
-"""The longest message: a piece of a reduction, with its header."""
+CHUNK_BYTES = 512 << 10
+"""The longest message: a piece of a reduction."""
+
+TOGETHER_BYTES = 32 << 10
+"""A transfer that is no longer is one message with its header; else the header has one of its own."""
 
 WINDOW = 4
 """Messages that are under way at most in one direction between two ranks."""
 
 _TAG = 1
-_LOOKS = 50
-"""Tests in a row before a wait sleeps: about as long as a small message takes."""
+_LOOKS, _LOOKS_WITH_A_CORE = 50, 1000
+"""Tests in a row before a wait sleeps: about as long as a small message takes; a piece, where the rank has a core to itself."""
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 500e-6
+_WITHDRAW_SECONDS = 2.0
+"""How long to wait for what MPI has begun to receive when a wait fails."""
+
+_log = logging.getLogger("horovod.comm")
+
+
+class _Message(NamedTuple):
+    """One that is posted: its request, what MPI reads or writes, and where that belongs if it is memory of this module."""
+
+    request: Any
+    data: memoryview
+    places: Sequence[memoryview]
+
+
+def _lengths(size: int) -> Iterator[int]:
+    """The messages of one transfer, the same on both sides."""
+    if size <= TOGETHER_BYTES:
+        yield size
+        return
+    yield HEADER.size
+    for start in range(HEADER.size, size, CHUNK_BYTES):
+        yield min(CHUNK_BYTES, size - start)
 
 
 class _Flow:
@@ -43,108 +70,122 @@ class _Flow:
         self.peer = peer
         self.queued = 0
         self.done = 0
-        self.transfers: deque[deque[memoryview]] = deque()  # not posted yet: of each, what is left
-        self.active: deque[tuple[Any, memoryview]] = deque()  # posted, in order: request and the part of a slot
+        self.buffers: deque[memoryview] = deque()  # what is not posted yet
+        self.lengths: deque[int] = deque()  # of the messages in which it goes
+        self.active: deque[_Message] = deque()  # posted, in order
         self.free: list[memoryview] = []
         self.stamp = 0.0
         self.stalls = 0
 
     def append(self, buffers: Iterable[memoryview]) -> int:
-        transfer = deque(buffer for buffer in buffers if buffer.nbytes)
-        self.transfers.append(transfer)
-        self.queued += sum(buffer.nbytes for buffer in transfer)
+        """Queue one transfer, which begins with its header."""
+        before = self.queued
+        for buffer in buffers:
+            if buffer.nbytes:
+                self.buffers.append(buffer)
+                self.queued += buffer.nbytes
+        self.lengths.extend(_lengths(self.queued - before))
         return self.queued
 
-    def slot(self, length: int) -> memoryview:
-        """Memory for the next message."""
-        memory = self.free.pop() if self.free else memoryview(bytearray(CHUNK_BYTES))
-        return memory[:length]
+    def take(self) -> tuple[memoryview, Sequence[memoryview]]:
+        """The memory of the next message, and where its bytes belong if that is not there."""
+        length = self.lengths.popleft()
+        places, missing = [], length
+        while missing:
+            buffer = self.buffers.popleft()
+            if buffer.nbytes > missing:
+                self.buffers.appendleft(buffer[missing:])
+                buffer = buffer[:missing]
+            places.append(buffer)
+            missing -= buffer.nbytes
+        if len(places) == 1:
+            return places[0], ()
+        slot = self.free.pop() if self.free else memoryview(bytearray(CHUNK_BYTES))
+        return slot[:length], places
 
-    def release(self, part: memoryview) -> None:
-        """The message that was in it is over."""
-        self.free.append(memoryview(part.obj))  # the whole bytearray that it is a part of
+    def finish(self) -> _Message:
+        """The first message is over."""
+        message = self.active.popleft()
+        self.done += message.data.nbytes
+        self.stamp, self.stalls = time.monotonic(), 0
+        return message
 
-    def next_length(self) -> int:
-        """Bytes of the next message: a chunk of the first transfer, or its rest."""
-        return min(CHUNK_BYTES, sum(buffer.nbytes for buffer in self.transfers[0]))
+    def release(self, message: _Message) -> None:
+        """Its memory may serve another."""
+        if message.places:
+            self.free.append(memoryview(message.data.obj))  # the whole bytearray that it is a part of
 
 
 class _Incoming(_Flow):
-    """What comes from a peer: posted lengths go ahead of what is unpacked."""
+    """What comes from a peer, and what its headers must be."""
 
     def __init__(self, peer: int) -> None:
         super().__init__(peer)
-        self.lengths: deque[int] = deque()  # of messages that are not posted yet
         self.headers: deque[tuple[int, memoryview, bytes]] = deque()  # place in the flow, buffer, what it must hold
 
     def expect(self, header: bytes, buffers: Iterable[memoryview]) -> int:
         found = memoryview(bytearray(len(header)))
-        start = self.queued
-        self.append([found, *buffers])
-        self.headers.append((start + len(header), found, header))
-        rest = self.queued - start
-        while rest:
-            self.lengths.append(min(CHUNK_BYTES, rest))
-            rest -= self.lengths[-1]
-        return self.queued
+        self.headers.append((self.queued + len(header), found, header))
+        return self.append([found, *buffers])
 
-    def unpack(self, part: memoryview) -> None:
-        """Put a message that has come where it belongs."""
-        self.done += part.nbytes
-        position = 0
-        while position < part.nbytes:
-            while not self.transfers[0]:
-                self.transfers.popleft()
-            transfer = self.transfers[0]
-            buffer = transfer[0]
-            length = min(buffer.nbytes, part.nbytes - position)
-            buffer[:length] = part[position : position + length]
-            position += length
-            if length == buffer.nbytes:
-                transfer.popleft()
-            else:
-                transfer[0] = buffer[length:]
+    def arrived(self, message: _Message) -> None:
+        """Put a message where it belongs, and look at the headers that have come by now."""
+        start = 0
+        for place in message.places:
+            place[:] = message.data[start : start + place.nbytes]
+            start += place.nbytes
         while self.headers and self.headers[0][0] <= self.done:
             _, found, expected = self.headers.popleft()
             if found != expected:
                 raise PeerFailure(self.peer, mismatch(bytes(found), expected))
 
 
-class MpiExchange(Exchange):
+class MpiExchange(Exchange[_Flow]):
     """All messages of one rank of a group.
 
     Args:
         communicator: an mpi4py intracommunicator of the group, for this exchange alone. Owned from now on.
         stall_timeout: how long a peer that is waited for may move no byte, before
         on_stall: is told.
+        spins: the rank has a core to itself.
     """
 
-    def __init__(self, communicator: Any, stall_timeout: timedelta, on_stall: OnStall = give_up) -> None:
+    def __init__(
+        self, communicator: Any, stall_timeout: timedelta, on_stall: OnStall = give_up, spins: bool = False
+    ) -> None:
         super().__init__()
         self._mpi = runtime.started()
         self._communicator = communicator
         self._calls = runtime.calls()
         self._stall_timeout = stall_timeout.total_seconds()
         self._on_stall = on_stall
+        self._looks = _LOOKS_WITH_A_CORE if spins else _LOOKS
         rank, size = communicator.Get_rank(), communicator.Get_size()
         peers = [peer for peer in range(size) if peer != rank]
         self._outgoing = {peer: _Flow(peer) for peer in peers}
         self._incoming = {peer: _Incoming(peer) for peer in peers}
         self._busy: set[_Flow] = set()
 
-    def send(self, rank: int, *buffers: memoryview) -> Mark:
+    def send(self, rank: int, *buffers: memoryview) -> Mark[_Flow]:
         flow = self._outgoing[rank]
         self._busy.add(flow)
         return flow, flow.append([memoryview(self._header(buffers)), *buffers])
 
-    def receive(self, rank: int, *buffers: memoryview) -> Mark:
+    def receive(self, rank: int, *buffers: memoryview) -> Mark[_Flow]:
         flow = self._incoming[rank]
         self._busy.add(flow)
         return flow, flow.expect(self._header(buffers), buffers)
 
-    def wait(self, marks: Iterable[Mark]) -> None:
+    def wait(self, marks: Iterable[Mark[_Flow]]) -> None:
+        try:
+            self._wait(marks)
+        except BaseException:
+            self._withdraw()
+            raise
+
+    def _wait(self, marks: Iterable[Mark[_Flow]]) -> None:
         self._check()
-        missing: list[tuple[_Flow, int]] = [mark for mark in marks if mark[0].done < mark[1]]  # type: ignore[misc]  # our own
+        missing = [mark for mark in marks if mark[0].done < mark[1]]
         now = time.monotonic()
         for flow, _ in missing:
             flow.stamp, flow.stalls = now, 0
@@ -156,10 +197,10 @@ class MpiExchange(Exchange):
                 continue
             self._check()
             looks += 1
-            if looks < _LOOKS:
+            if looks < self._looks:
                 os.sched_yield()
                 continue
-            time.sleep(sleep)
+            time.sleep(sleep)  # MPI has no wait that an abort can end
             sleep = min(2 * sleep, _LONGEST_SLEEP)
             now = time.monotonic()
             silent = min((flow for flow, _ in missing), key=lambda flow: flow.stamp)
@@ -173,56 +214,66 @@ class MpiExchange(Exchange):
         with self._calls:
             for flow in list(self._busy):
                 try:
-                    moved |= self._receive(flow) if isinstance(flow, _Incoming) else self._send(flow)
+                    moved |= self._advance(flow)
                 except self._mpi.Exception as error:
                     raise PeerFailure(flow.peer, f"MPI reports: {error.Get_error_string()}") from error
         return moved
 
-    def _send(self, flow: _Flow) -> bool:
-        moved = self._over(flow)
-        while flow.transfers and len(flow.active) < WINDOW:
-            part = flow.slot(flow.next_length())
-            transfer, position = flow.transfers[0], 0
-            while position < part.nbytes:
-                buffer = transfer[0]
-                length = min(buffer.nbytes, part.nbytes - position)
-                part[position : position + length] = buffer[:length]
-                position += length
-                if length == buffer.nbytes:
-                    transfer.popleft()
-                else:
-                    transfer[0] = buffer[length:]
-            if not transfer:
-                flow.transfers.popleft()
-            flow.active.append((self._communicator.Isend([part, self._mpi.BYTE], flow.peer, _TAG), part))
-            moved = True
-        if not flow.active and not flow.transfers:
-            self._busy.discard(flow)
-        return moved
-
-    def _receive(self, flow: _Incoming) -> bool:
-        moved = self._over(flow)
-        while flow.lengths and len(flow.active) < WINDOW:
-            part = flow.slot(flow.lengths.popleft())
-            flow.active.append((self._communicator.Irecv([part, self._mpi.BYTE], flow.peer, _TAG), part))
-            moved = True
-        if not flow.active and not flow.lengths:
-            self._busy.discard(flow)
-        return moved
-
-    def _over(self, flow: _Flow) -> bool:
-        """Take note of the messages that are over, in their order."""
-        moved = False
-        while flow.active and flow.active[0][0].Test():
-            _, part = flow.active.popleft()
+    def _advance(self, flow: _Flow) -> bool:
+        moved, incoming = False, isinstance(flow, _Incoming)
+        while flow.active and flow.active[0].request.Test():
+            message = flow.finish()
             if isinstance(flow, _Incoming):
-                flow.unpack(part)
-            else:
-                flow.done += part.nbytes
-            flow.release(part)
-            flow.stamp, flow.stalls = time.monotonic(), 0
+                flow.arrived(message)
+            flow.release(message)
             moved = True
+        post = self._communicator.Irecv if incoming else self._communicator.Isend
+        while flow.lengths and len(flow.active) < WINDOW:
+            data, places = flow.take()
+            if not incoming:
+                start = 0
+                for place in places:
+                    data[start : start + place.nbytes] = place
+                    start += place.nbytes
+            flow.active.append(_Message(post([data, self._mpi.BYTE], flow.peer, _TAG), data, places))
+            moved = True
+        if not flow.active:
+            self._busy.discard(flow)
         return moved
+
+    def _withdraw(self) -> None:
+        """After a failure: have MPI write into nobody's memory any more."""
+        left: list[_Message] = []
+        with self._calls:
+            for flow in self._incoming.values():
+                for message in flow.active:
+                    with suppress(self._mpi.Exception):  # it is over, with an error
+                        message.request.Cancel()
+                        left.append(message)
+                flow.active.clear()
+        deadline = time.monotonic() + _WITHDRAW_SECONDS
+        while True:
+            with self._calls:
+                left = [message for message in left if not self._ended(message)]
+            if not left or time.monotonic() > deadline:
+                break
+            time.sleep(_LONGEST_SLEEP)  # as above
+        if left:
+            runtime.abandoned.append(left)
+            _log.error(
+                "rank %d of the group: MPI has not ended what it had begun to receive; it may still write into tensors of "
+                "collectives that have failed, so end this process instead of using them again",
+                self._communicator.Get_rank(),
+            )
+
+    def _ended(self, message: _Message) -> bool:
+        try:
+            return bool(message.request.Test())
+        except self._mpi.Exception:
+            return True
+
+    def may_still_read(self) -> bool:
+        return any(flow.active for flow in self._outgoing.values())
 
     def abort(self) -> None:
         self._aborted = True  # a wait looks every half a millisecond
@@ -230,16 +281,10 @@ class MpiExchange(Exchange):
     def close(self) -> None:
         if self._mpi.Is_finalized():
             return
+        left = [message for flow in self._outgoing.values() for message in flow.active]
         with self._calls:
-            left = [request for flow in self._busy for request in flow.active]
-            for flow in self._busy:
-                if isinstance(flow, _Incoming):
-                    for request, _ in flow.active:
-                        request.Cancel()
             if left or self._aborted:
-                runtime.abandoned.append(
-                    (self._communicator, left)
-                )  # the others may be in the middle of something, too
+                runtime.abandoned.append((self._communicator, left))  # others may be in the middle of something, too
             else:
                 self._communicator.Free()
         self._busy.clear()

@@ -15,121 +15,80 @@ decisions of one coordinator, that of the global process set. Each rank's order 
 concern it. Take the unfinished collective that the coordinator decided first: on each of its ranks all earlier ones are
 finished, so it is at the head of the stream there, on all its ranks, and finishes. So none waits for ever.
 
-**Non-blocking.** The communicator is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with one
-("in progress": it connects to a peer), the caller asks from time to time, within a limit, and gives up after :meth:`abort`.
-
-**Abort.** NCCL allows ``ncclCommAbort`` while kernels run, but not while another thread is inside a call. All calls are made
-under one lock, which nobody holds while he waits. ``ncclCommAbort`` may itself take long, so a thread of its own calls it.
+How NCCL is called and ended is in :mod:`horovod.comm.nccl.handle`.
 """
 
 from __future__ import annotations
 
-import ctypes
-import logging
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from horovod.comm.base import Aborted, Communicator, DeviceFailure, ReductionOrder
+from horovod.comm.base import Communicator, ReductionOrder
 from horovod.comm.device import DeviceRuntime, OwnedSpans
 from horovod.comm.nccl import library
-from horovod.comm.nccl.library import Nccl, NcclError
+from horovod.comm.nccl.handle import CommHandle
+from horovod.comm.nccl.library import NcclError
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, Vectors, layout_of
 
 PACKED_BYTES = 1 << 20
 """Vectors of an allreduce that are smaller travel in one buffer."""
 
-END_SECONDS = 10.0
-"""How long ``close()`` waits for an abort, or for NCCL to end in good order."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 5e-3
 _ALIGNMENT = 16
 
-_log = logging.getLogger("horovod.comm")
+
+_Call: TypeAlias = tuple[Any, ...]
+"""A function of NCCL and its arguments, but for the last two, the communicator and the stream."""
 
 
 class NcclEvent:
-    """The completion of a collective: a marker behind it on the communicator's stream."""
+    """The completion of a collective: markers before and behind it on the communicator's stream."""
 
-    __slots__ = ("_communicator", "_marker", "_runtime")
+    __slots__ = ("_begin", "_end", "_handle", "_runtime")
 
-    def __init__(self, communicator: NcclCommunicator, runtime: DeviceRuntime, marker: Any) -> None:
-        self._communicator = communicator
+    def __init__(self, handle: CommHandle, runtime: DeviceRuntime, begin: Any, end: Any) -> None:
+        self._handle = handle
         self._runtime = runtime
-        self._marker = marker
+        self._begin = begin
+        self._end = end
+
+    def begun(self) -> bool:
+        return self._runtime.query(self._begin)
 
     def query(self) -> bool:
-        return self._runtime.query(self._marker)
+        return self._runtime.query(self._end)
 
     def wait(self) -> None:
         with self._runtime.chosen():
-            self._runtime.wait(self._runtime.current_stream(), self._marker)
+            self._runtime.wait(self._runtime.current_stream(), self._end)
 
     def error(self) -> BaseException | None:
-        return self._communicator.failure()
+        return self._handle.failure()
 
 
 class NcclCommunicator(Communicator):
     """One rank of a group over NCCL.
 
     Args:
+        size: how many ranks there are.
+        handle: NCCL's communicator of the same ranks. Owned from now on.
         runtime: the device; ``stream`` is one of its streams, which all communicators of the device share.
-        unique_id: made on one rank, the same on all.
-        deadline: ``time.monotonic`` by which all ranks must have called this.
-        limit: seconds that NCCL may be busy with one call.
-
-    Raises:
-        NcclError: it cannot be made.
     """
 
     name: ClassVar[str] = "nccl"
     any_thread: ClassVar[bool] = False
     reduction_order: ClassVar[ReductionOrder] = ReductionOrder.FREE
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        nccl: Nccl,
-        runtime: DeviceRuntime,
-        stream: Any,
-        unique_id: bytes,
-        deadline: float,
-        limit: float,
-    ) -> None:
+    def __init__(self, rank: int, size: int, handle: CommHandle, runtime: DeviceRuntime, stream: Any) -> None:
         super().__init__(rank, size)
-        self._nccl = nccl
-        self._c = nccl.functions
+        self._handle = handle
         self._runtime = runtime
         self._stream = stream
         self._address = runtime.stream_address(stream)
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._ending = threading.Lock()  # taken for good by whoever begins the end, an abort or a close
-        self._aborting = False
-        self._aborted = threading.Event()
-        self._closed = False
-        self._factors: dict[tuple[np.dtype[Any], float], int] = {}
+        self._latest: NcclEvent | None = None
         self._scratch: OwnedSpans | None = None
-        made = ctypes.c_void_p()
-        config = library.Config.non_blocking()
-        identity = library.UniqueId.from_buffer_copy(unique_id)
-        with runtime.chosen():
-            result = self._c.ncclCommInitRankConfig(ctypes.byref(made), size, identity, rank, ctypes.byref(config))
-            if result not in (library.SUCCESS, library.IN_PROGRESS) or not made.value:
-                raise NcclError(f"ncclCommInitRankConfig: {nccl.words(result)}")
-            self._comm: int = made.value
-            try:
-                self._settle("ncclCommInitRankConfig", result, deadline)
-            except BaseException:
-                self.abort()
-                self.close()
-                raise
 
     # Collectives
 
@@ -140,91 +99,66 @@ class NcclCommunicator(Communicator):
         self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float
     ) -> NcclEvent:
         sources, targets = _spans(inputs), _spans(outputs)
-        dtype = sources.layout.dtype
-        lengths = sources.layout.sizes
+        dtype, lengths = sources.layout.dtype, sources.layout.sizes
+        kind = library.DATA_TYPES[dtype]
         small = [n for n, length in enumerate(lengths) if 0 < length * dtype.itemsize < PACKED_BYTES]
         if len(small) < 2:
             small = []
         apart = [n for n, length in enumerate(lengths) if length and n not in set(small)]
         with self._runtime.chosen():
             operation = self._operation(op, dtype, prescale, postscale)
-            calls = [(sources.addresses[n], targets.addresses[n], lengths[n]) for n in apart]
-            packed = self._pack(sources, small)
-            if packed is not None:
-                room, length = packed
-                calls.append((room.addresses[0], room.addresses[0], length))
-            with self._group():
-                for source, target, count in calls:
-                    self._call(
-                        "ncclAllReduce",
-                        source,
-                        target,
-                        count,
-                        library.DATA_TYPES[dtype],
-                        operation,
-                        self._comm,
-                        self._address,
-                    )
-            if packed is not None:
-                self._runtime.copy(self._stream, packed[0], _some(targets, small))
-            return self._event()
+            calls: list[_Call] = [
+                ("ncclAllReduce", sources.addresses[n], targets.addresses[n], lengths[n], kind, operation)
+                for n in apart
+            ]
+            if not small:
+                return self._carry_out(calls)
+            packed, length = self._pack(sources, small)
+            start = packed.addresses[0]
+            calls.append(("ncclAllReduce", start, start, length, kind, operation))
+            return self._carry_out(calls, (packed, _some(targets, small)))
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> NcclEvent:
         sources, targets = _spans(inputs), _spans(outputs)
         itemsize = sources.layout.dtype.itemsize
-        with self._runtime.chosen():
-            with self._group():
-                for source, target, of in zip(sources.addresses, targets.addresses, counts, strict=True):
-                    lengths = [count * itemsize for count in of]
-                    if not any(lengths):
-                        continue
-                    if len(set(lengths)) == 1:
-                        self._call(
-                            "ncclAllGather", source, target, lengths[0], library.BYTES, self._comm, self._address
-                        )
-                        continue
-                    for root, (start, length) in enumerate(_places(target, lengths)):
-                        if length:
-                            own = source if root == self.rank else start
-                            self._call(
-                                "ncclBroadcast", own, start, length, library.BYTES, root, self._comm, self._address
-                            )
-            return self._event()
+        calls: list[_Call] = []
+        for source, target, of in zip(sources.addresses, targets.addresses, counts, strict=True):
+            lengths = [count * itemsize for count in of]
+            if not any(lengths):
+                continue
+            if len(set(lengths)) == 1:
+                calls.append(("ncclAllGather", source, target, lengths[0], library.BYTES))
+                continue
+            for root, (start, length) in enumerate(_places(target, lengths)):
+                if length:
+                    own = source if root == self.rank else start
+                    calls.append(("ncclBroadcast", own, start, length, library.BYTES, root))
+        return self._carry_out(calls)
 
     def broadcast(self, vectors: Vectors, root: int) -> NcclEvent:
-        with self._runtime.chosen():
-            with self._group():
-                for spans in _of_each_type(vectors):
-                    for address, length in zip(spans.addresses, spans.layout.lengths.tolist(), strict=True):
-                        if length:
-                            self._call(
-                                "ncclBroadcast",
-                                address,
-                                address,
-                                length,
-                                library.BYTES,
-                                root,
-                                self._comm,
-                                self._address,
-                            )
-            return self._event()
+        return self._carry_out(
+            [
+                ("ncclBroadcast", address, address, length, library.BYTES, root)
+                for spans in _of_each_type(vectors)
+                for address, length in zip(spans.addresses, spans.layout.lengths.tolist(), strict=True)
+                if length
+            ]
+        )
 
     def alltoall(
         self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> NcclEvent:
         sources, targets = _spans(source), _spans(target)
         itemsize = sources.layout.dtype.itemsize
-        sent = _places(sources.addresses[0], [count * itemsize for count in send_counts])
-        received = _places(targets.addresses[0], [count * itemsize for count in receive_counts])
-        with self._runtime.chosen():
-            with self._group():
-                for peer, (start, length) in enumerate(sent):
-                    if length:
-                        self._call("ncclSend", start, length, library.BYTES, peer, self._comm, self._address)
-                for peer, (start, length) in enumerate(received):
-                    if length:
-                        self._call("ncclRecv", start, length, library.BYTES, peer, self._comm, self._address)
-            return self._event()
+        calls: list[_Call] = []
+        for name, address, counts in (
+            ("ncclSend", sources.addresses[0], send_counts),
+            ("ncclRecv", targets.addresses[0], receive_counts),
+        ):
+            for peer, (start, length) in enumerate(_places(address, [count * itemsize for count in counts])):
+                if length:
+                    calls.append((name, start, length, library.BYTES, peer))
+        return self._carry_out(calls)
 
     def reducescatter(
         self,
@@ -240,146 +174,62 @@ class NcclCommunicator(Communicator):
         kind = library.DATA_TYPES[dtype]
         with self._runtime.chosen():
             operation = self._operation(op, dtype, prescale, postscale)
-            with self._group():
-                for source, target, of in zip(sources.addresses, targets.addresses, counts, strict=True):
-                    if not any(of):
-                        continue
-                    if len(set(of)) == 1:
-                        self._call(
-                            "ncclReduceScatter", source, target, of[0], kind, operation, self._comm, self._address
-                        )
-                        continue
-                    for root, (start, length) in enumerate(_places(source, [count * dtype.itemsize for count in of])):
-                        if length:
-                            own = target if root == self.rank else start  # others receive nothing
-                            self._call(
-                                "ncclReduce", start, own, of[root], kind, operation, root, self._comm, self._address
-                            )
-            return self._event()
+        calls: list[_Call] = []
+        for source, target, of in zip(sources.addresses, targets.addresses, counts, strict=True):
+            if not any(of):
+                continue
+            if len(set(of)) == 1:
+                calls.append(("ncclReduceScatter", source, target, of[0], kind, operation))
+                continue
+            for root, (start, length) in enumerate(_places(source, [count * dtype.itemsize for count in of])):
+                if length:
+                    own = target if root == self.rank else start  # others receive nothing
+                    calls.append(("ncclReduce", start, own, of[root], kind, operation, root))
+        return self._carry_out(calls)
 
     def barrier(self) -> NcclEvent:
         with self._runtime.chosen():
             word = self._runtime.allocate(np.dtype(np.int32), 1, self._stream, 0)
-            address = word.addresses[0]
-            with self._group():
-                kind = library.DATA_TYPES[word.layout.dtype]
-                self._call("ncclAllReduce", address, address, 1, kind, 0, self._comm, self._address)
-            return self._event()
+        address = word.addresses[0]
+        return self._carry_out([("ncclAllReduce", address, address, 1, library.DATA_TYPES[word.layout.dtype], 0)])
+
+    def _carry_out(self, calls: Sequence[_Call], unpack: tuple[Spans, Spans] | None = None) -> NcclEvent:
+        """Queue these calls as one kernel, and copies out of the buffer after it where there are any."""
+        with self._runtime.chosen():
+            begin = self._runtime.record(self._stream)
+            with self._handle.group():
+                for name, *arguments in calls:
+                    self._handle.call(name, *arguments, self._handle.address, self._address)
+            if unpack is not None:
+                self._runtime.copy(self._stream, *unpack)
+            self._latest = NcclEvent(self._handle, self._runtime, begin, self._runtime.record(self._stream))
+            return self._latest
 
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
         with self._runtime.chosen():
             return self._runtime.allocate(dtype, length, self._stream, value)
 
+    # Parts
+
+    def can_split(self) -> bool:
+        return self._latest is None or self._latest.query()
+
+    def split(self, members: Sequence[int], deadline: float) -> NcclCommunicator | None:
+        place = members.index(self.rank) if self.rank in members else -1
+        handle = self._handle.split(None if place < 0 else 0, max(place, 0), deadline)
+        if handle is None:
+            return None
+        return NcclCommunicator(place, len(members), handle, self._runtime, self._stream)
+
     # The end
 
-    def failure(self) -> BaseException | None:
-        """What has gone wrong with this communicator, as far as NCCL knows by now. Any thread; never waits."""
-        if self._ending.locked():  # an end in good order waits for what the device is at
-            return Aborted("the communicator was aborted") if self._aborting else None
-        if not self._lock.acquire(blocking=False):
-            return None  # a call is being made, which finds out itself
-        try:
-            state = self._nccl.async_error(self._comm)
-            if state in (library.SUCCESS, library.IN_PROGRESS):
-                return None
-            return NcclError(self._nccl.words(state, self._comm))
-        except NcclError as error:
-            return error
-        finally:
-            self._lock.release()
-
     def abort(self) -> None:
-        if self._ending.acquire(blocking=False):
-            self._begin_abort()
-
-    def _begin_abort(self) -> None:
-        self._aborting = True
-        threading.Thread(target=self._abort, name="horovod-nccl-abort", daemon=True).start()
-
-    def _abort(self) -> None:
-        with self._lock, self._runtime.chosen():  # a call takes microseconds, as it waits for nobody
-            result = self._c.ncclCommAbort(self._comm)
-        if result not in (library.SUCCESS, library.IN_PROGRESS):
-            _log.warning("ncclCommAbort: %s", self._nccl.words(result))
-        self._aborted.set()
+        self._handle.abort()
 
     def close(self) -> None:
-        """Give everything back: in good order when all ranks do the same, or after an abort. Waits for that a while."""
-        if self._closed:
-            return
-        in_good_order = False
-        if self._ending.acquire(blocking=False):
-            try:
-                self._finish()
-                in_good_order = True
-            except DeviceFailure as error:
-                _log.warning("NCCL did not end in good order: %s", error)
-                self._begin_abort()
-        if not in_good_order and not self._aborted.wait(END_SECONDS):
-            _log.error(
-                "rank %d of the group: ncclCommAbort did not return within %g seconds; %s may still be at work, so end this "
-                "process instead of using its memory again",
-                self.rank,
-                END_SECONDS,
-                self._runtime.device,
-            )
-        self._closed = True
+        self._handle.close()
+        self._latest = None
         self._scratch = None
-
-    def _finish(self) -> None:
-        with self._runtime.chosen():
-            for operation in self._factors.values():
-                self._call("ncclRedOpDestroy", operation, self._comm)
-            with self._lock:
-                result = self._c.ncclCommFinalize(self._comm)
-            self._settle("ncclCommFinalize", result, time.monotonic() + END_SECONDS)
-            with self._lock:
-                result = self._c.ncclCommDestroy(self._comm)
-            if result != library.IN_PROGRESS:
-                self._nccl.check("ncclCommDestroy", result)
-
-    # Calls
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        """One call, whose result shows at once or at the end of the group."""
-        result = getattr(self._c, name)(*arguments)
-        if result not in (library.SUCCESS, library.IN_PROGRESS):
-            raise NcclError(f"{name}: {self._nccl.words(result, self._comm)}")
-
-    @contextmanager
-    def _group(self) -> Iterator[None]:
-        """Between ``ncclGroupStart`` and ``ncclGroupEnd``, under the lock; then wait until NCCL has queued it all."""
-        with self._lock:
-            if self._aborting:
-                raise Aborted
-            self._nccl.check("ncclGroupStart", self._c.ncclGroupStart())
-            try:
-                yield
-            finally:  # also after an error, as the bracket is the thread's and not the communicator's
-                result = self._c.ncclGroupEnd()
-        self._settle("ncclGroupEnd", result, time.monotonic() + self._limit)
-
-    def _settle(self, call: str, result: int, deadline: float) -> None:
-        """Return when NCCL is no longer busy with a call that returned ``result``."""
-        if result not in (library.SUCCESS, library.IN_PROGRESS):
-            raise NcclError(f"{call}: {self._nccl.words(result, self._comm)}")
-        pause = _FIRST_PAUSE
-        while result == library.IN_PROGRESS:
-            with self._lock:
-                if self._aborting:
-                    raise Aborted
-                result = self._nccl.async_error(self._comm)
-            if result == library.SUCCESS:
-                return
-            if result != library.IN_PROGRESS:
-                raise NcclError(f"{call}: {self._nccl.words(result, self._comm)}")
-            if time.monotonic() > deadline:
-                raise NcclError(
-                    f"{call}: NCCL is still busy after the limit; a rank did not come to it, or the ranks cannot reach one "
-                    "another (NCCL_DEBUG=INFO shows by which interfaces they try, NCCL_SOCKET_IFNAME chooses)"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _operation(self, op: ReduceOp, dtype: np.dtype[Any], prescale: float, postscale: float) -> int:
         """NCCL's number of a reduction with its factors, which become one: a sum of scaled inputs is the scaled sum."""
@@ -390,32 +240,14 @@ class NcclCommunicator(Communicator):
             raise NcclError(f"NCCL has no {op.label} with factors")
         if prescale == 1.0 and postscale == 1.0 / self.size:
             return library.AVERAGE
-        known = self._factors.get((dtype, factor))
-        if known is None:
-            made = ctypes.c_int()
-            value = library.scalar(factor, dtype)
-            with self._lock:
-                if self._aborting:
-                    raise Aborted
-                result = self._c.ncclRedOpCreatePreMulSum(
-                    ctypes.byref(made),
-                    ctypes.cast(value, ctypes.c_void_p),
-                    library.DATA_TYPES[dtype],
-                    library.residence(),
-                    self._comm,
-                )
-            self._nccl.check("ncclRedOpCreatePreMulSum", result, self._comm)
-            known = self._factors[dtype, factor] = made.value
-        return known
+        return self._handle.multiplied_sum(dtype, factor)
 
-    def _pack(self, sources: Spans, chosen: Sequence[int]) -> tuple[Spans, int] | None:
+    def _pack(self, sources: Spans, chosen: Sequence[int]) -> tuple[Spans, int]:
         """Copy some vectors into the buffer, one after another.
 
         Returns:
-            Where each of them lies there, and how many elements that is in all; None for no vectors.
+            Where each of them lies there, and how many elements that is in all.
         """
-        if not chosen:
-            return None
         layout = sources.layout
         step = max(1, _ALIGNMENT // layout.dtype.itemsize)
         sizes = [layout.sizes[n] for n in chosen]
@@ -433,9 +265,6 @@ class NcclCommunicator(Communicator):
         room_for = Spans(layout_of(layout.dtype, tuple(sizes), layout.device), places)
         self._runtime.copy(self._stream, _some(sources, chosen), room_for)
         return room_for, length
-
-    def _event(self) -> NcclEvent:
-        return NcclEvent(self, self._runtime, self._runtime.record(self._stream))
 
 
 def _spans(vectors: Vectors) -> Spans:

@@ -80,6 +80,7 @@ class NcclEngine(Engine):
 
     def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Communicator:
         from horovod.comm.nccl.communicator import NcclCommunicator
+        from horovod.comm.nccl.handle import CommHandle
 
         runtime = group.runtime
         if runtime is None:
@@ -88,15 +89,9 @@ class NcclEngine(Engine):
             raise EngineError(f"a unique id of {len(bootstrap.data)} bytes was handed out")
         limit = group.settings.stall_timeout.total_seconds()
         try:
-            return NcclCommunicator(
-                group.rank,
-                group.size,
-                library.loaded(),
-                runtime,
-                stream_of(runtime),
-                bootstrap.data,
-                deadline,
-                limit,
+            handle = CommHandle.create(
+                library.loaded(), runtime, group.rank, group.size, bootstrap.data, deadline, limit
             )
         except DeviceFailure as error:
             raise EngineError(f"{error}. The device is {runtime.device}.") from error
+        return NcclCommunicator(group.rank, group.size, handle, runtime, stream_of(runtime))

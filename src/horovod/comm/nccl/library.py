@@ -28,6 +28,8 @@ SUCCESS = 0
 IN_PROGRESS = 7
 UNIQUE_ID_BYTES = 128
 
+NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
+
 _MAGIC = 0xCAFEBEEF
 _UNDEFINED = -(2**31)
 _HOST_IMMEDIATE = 1  # ncclScalarHostImmediate
@@ -117,6 +119,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ncclGetLastError": (ctypes.c_char_p, [_comm]),
     # ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t *config)
     "ncclCommInitRankConfig": (_int, [_pointer(_comm), _int, UniqueId, _int, _pointer(Config)]),
+    # ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
+    "ncclCommSplit": (_int, [_comm, _int, _int, _pointer(_comm), _pointer(Config)]),
     # ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
     "ncclCommGetAsyncError": (_int, [_comm, _pointer(_int)]),
     # ncclResult_t ncclCommFinalize(ncclComm_t comm)

@@ -21,7 +21,6 @@ from horovod.comm.bytewise.attendance import Attendance
 from horovod.comm.bytewise.base import ByteCollectives
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
-from horovod.comm.segments import split
 from horovod.comm.spans import address_of
 
 _SLICE = 0.02
@@ -79,7 +78,9 @@ class OneCclCollectives(ByteCollectives):
         deadline: float,
     ) -> None:
         self._library = library
+        self._rank = rank
         self._size = size
+        self._free: list[Array] = []
         self._stall_timeout = stall_timeout.total_seconds()
         self._on_stall = on_stall
         self._aborted = False
@@ -114,40 +115,69 @@ class OneCclCollectives(ByteCollectives):
         self._queue.put(self._latest)
         return self._latest
 
-    def allgather(self, own: Array, everybody: Array) -> _Started:
-        return self._start(
-            lambda: self._library.allgather(self._communicator, address_of(own), address_of(everybody), own.size),
-            own,
-            everybody,
-        )
+    def _rows(self, count: int, longest: int) -> Array:
+        """Memory of this module, which oneCCL may touch for good after an abort."""
+        memory = next((each for each in self._free if each.size >= count * longest), None)
+        if memory is None:
+            memory = np.empty(count * longest, np.uint8)
+        else:
+            self._free = [each for each in self._free if each is not memory]
+        return memory[: count * longest].reshape(count, longest)
 
-    def alltoall(
-        self, source: Array, target: Array, send_counts: Sequence[int], receive_counts: Sequence[int], longest: int
+    def _give_back(self, *rows: Array) -> None:
+        self._free += [each if each.base is None else each.base for each in rows]
+
+    def _begin(
+        self, call: Callable[[int, int], None], outgoing: Array, incoming: Array, receives: Sequence[Array]
     ) -> _Started:
-        if all(count == longest for count in [*send_counts, *receive_counts]):
-            return self._alltoall(source, target, longest)
-        # It knows counts that are all the same only: fill up.
-        outgoing, incoming = np.zeros((2, self._size, longest), np.uint8)
-        for row, part in zip(outgoing, split(source, send_counts), strict=True):
-            row[: part.size] = part
-        started = self._alltoall(outgoing.reshape(-1), incoming.reshape(-1), longest)
+        started = self._start(lambda: call(address_of(outgoing), address_of(incoming)), outgoing, incoming)
 
         def finish() -> None:
-            for row, part in zip(incoming, split(target, receive_counts), strict=True):
-                part[:] = row[: part.size]
+            for rank, (row, part) in enumerate(zip(incoming, receives, strict=True)):
+                if rank != self._rank:
+                    part[:] = row[: part.size]
+            self._give_back(outgoing, incoming)
 
         started.finish = finish
         return started
 
-    def _alltoall(self, source: Array, target: Array, count: int) -> _Started:
-        return self._start(
-            lambda: self._library.alltoall(self._communicator, address_of(source), address_of(target), count),
-            source,
-            target,
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
+        # It knows counts that are all the same only: fill up.
+        outgoing, incoming = self._rows(self._size, longest), self._rows(self._size, longest)
+        for rank, (row, part) in enumerate(zip(outgoing, sends, strict=True)):
+            if rank != self._rank:
+                row[: part.size] = part
+        return self._begin(
+            lambda source, target: self._library.alltoall(self._communicator, source, target, longest),
+            outgoing,
+            incoming,
+            receives,
+        )
+
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _Started:
+        outgoing, incoming = self._rows(1, longest), self._rows(self._size, longest)
+        outgoing[0, : own.size] = own
+        return self._begin(
+            lambda source, target: self._library.allgather(self._communicator, source, target, longest),
+            outgoing,
+            incoming,
+            receives,
         )
 
     def broadcast(self, data: Array, root: int) -> _Started:
-        return self._start(lambda: self._library.broadcast(self._communicator, address_of(data), data.size, root), data)
+        copy = self._rows(1, data.size)
+        if self._rank == root:
+            copy[0] = data
+        started = self._start(
+            lambda: self._library.broadcast(self._communicator, address_of(copy), data.size, root), copy
+        )
+
+        def finish() -> None:
+            data[:] = copy[0]
+            self._give_back(copy)
+
+        started.finish = finish
+        return started
 
     def wait(self, started: _Started) -> None:
         began, stalls = time.monotonic(), 0

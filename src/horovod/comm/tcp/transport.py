@@ -31,7 +31,7 @@ _STALLS = 2  # after so many stall timeouts a broken network ends the wait
 _NO_MORE: Mapping[int, Sequence[socket.socket]] = {}
 
 
-class TcpExchange(Exchange):
+class TcpExchange(Exchange[Flow]):
     """All connections of one rank of a group.
 
     Args:
@@ -73,7 +73,7 @@ class TcpExchange(Exchange):
         """Everything open here."""
         return [self._epoll.fileno(), self._alarm, *self._by_fd]
 
-    def send(self, rank: int, *buffers: memoryview) -> Mark:
+    def send(self, rank: int, *buffers: memoryview) -> Mark[Flow]:
         link = next(self._to[rank])
         flow = link.outgoing
         flow.append(memoryview(self._header(buffers)))
@@ -82,7 +82,7 @@ class TcpExchange(Exchange):
         self._fresh.add(link)
         return flow, flow.queued
 
-    def receive(self, rank: int, *buffers: memoryview) -> Mark:
+    def receive(self, rank: int, *buffers: memoryview) -> Mark[Flow]:
         link = next(self._from[rank])
         flow = link.incoming
         link.expect(self._header(buffers))
@@ -91,14 +91,14 @@ class TcpExchange(Exchange):
         self._fresh.add(link)
         return flow, flow.queued
 
-    def wait(self, marks: Iterable[Mark]) -> None:
+    def wait(self, marks: Iterable[Mark[Flow]]) -> None:
         self._check()
         for link in self._fresh:
             if link.outgoing.buffers and not link.blocked:
                 link.send()
             self._watch(link)
         self._fresh.clear()
-        missing: list[tuple[Flow, int]] = [mark for mark in marks if mark[0].done < mark[1]]  # type: ignore[misc]  # our own
+        missing = [mark for mark in marks if mark[0].done < mark[1]]
         if not missing:
             return
         now = time.monotonic()

@@ -76,7 +76,11 @@ class DeviceEngines:
         deadline = time.monotonic() + self._timeout.total_seconds() * _PART_OF_TIMEOUT
         made: Communicator | str | None
         try:
-            made = build_for_members(self.engine, group, ranks, ExchangeOverCommunicator(self._host), deadline, GPU)
+            exchange = ExchangeOverCommunicator(self._host)
+            whole = self._built.get(tuple(range(self._size)))
+            made = build_for_members(
+                self.engine, group, ranks, exchange, deadline, GPU, None if isinstance(whole, str) else whole
+            )
         except EngineError as error:
             made = str(error)
         with self._lock:

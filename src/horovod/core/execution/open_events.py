@@ -20,7 +20,6 @@ is held for not much longer than the device needs it, and a device that computes
 
 class _Open(NamedTuple):
     event: Event
-    since: float
     names: str
     held: object
 
@@ -29,7 +28,8 @@ class OpenEvents:
     """Events in the order of their collectives, which is that in which they are over.
 
     Args:
-        seconds: how long the oldest may take after all before it are over.
+        seconds: how long the oldest may take after the device has come to it. What the device does before, as computing a step,
+            may take any time.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -45,7 +45,7 @@ class OpenEvents:
         """Hold ``held`` until ``event`` is over."""
         if not self._open:
             self._progress = now
-        self._open.append(_Open(event, now, names, held))
+        self._open.append(_Open(event, names, held))
         self._pause = FIRST_LOOK_MILLISECONDS
 
     def milliseconds(self) -> float | None:
@@ -65,12 +65,15 @@ class OpenEvents:
             if error is not None:
                 raise DeviceFailure(f"{first.names} failed on the device: {error}")
             if not first.event.query():
+                if not first.event.begun():
+                    self._progress = now
                 break
             self._open.popleft()
             self._progress = now
             self._pause = FIRST_LOOK_MILLISECONDS
         if self._open and now - self._progress > self._seconds:
             raise DeviceFailure(
-                f"{self._open[0].names} is not over on the device {now - self._open[0].since:.3g} seconds after it began: "
-                "another rank has not come to it, or the device computes for so long (HOROVOD_GLOO_TIMEOUT_SECONDS)"
+                f"{self._open[0].names} is not over on the device {now - self._progress:.3g} seconds after the device came to "
+                "it: the device of another rank has not come to it. If that computes for so long, raise "
+                "HOROVOD_GLOO_TIMEOUT_SECONDS"
             )

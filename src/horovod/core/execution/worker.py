@@ -46,6 +46,9 @@ from horovod.core.submission.in_flight import InFlight
 
 _log = logging.getLogger("horovod.core")
 
+kept: list[Entry] = []
+"""Failed requests whose tensors an engine may still read: their memory is not given back."""
+
 
 def still_in_use(error: HorovodInternalError) -> HorovodInternalError:
     """``error`` with a warning not to use the tensors' memory again, because a thread did not leave a collective."""
@@ -189,6 +192,8 @@ class WorkerThread:
     def fail(self, error: BaseException) -> None:
         """Fail everything that is in flight, and all later submissions, with ``error``."""
         entries = self._requests.fail(error)
+        if self.communicator.may_still_read():
+            kept.extend(entries)
         for entry in entries:
             entry.handle.complete(error)
 

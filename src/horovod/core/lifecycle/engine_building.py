@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from horovod.comm.base import Communicator
+from horovod.comm.base import Communicator, DeviceFailure
 from horovod.comm.engine import Bootstrap, EngineError, Group
 from horovod.comm.select import candidates, cannot, engine, obstacles
 from horovod.comm.single import SingleCommunicator
@@ -212,7 +212,13 @@ def build_engine(
 
 
 def build_for_members(
-    name: str, group: Group | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
+    name: str,
+    group: Group | None,
+    members: Sequence[int],
+    exchange: MemberExchange,
+    deadline: float,
+    device: str,
+    whole: Communicator | None = None,
 ) -> Communicator | None:
     """This rank's communicator of one engine for some members of an exchange; None where this rank is not among them.
 
@@ -221,24 +227,19 @@ def build_for_members(
     Args:
         group: as this rank sees the members, None where it is not one.
         members: their indices in the exchange.
+        whole: the engine's communicator of all ranks of the exchange, if there is one. It is split where that can be done now.
 
     Raises:
         EngineError: it could not be built on a member; on all ranks of the exchange.
     """
-    kind = engine(name, device)
-    message = _BootstrapMessage(b"")
-    if group is not None and group.rank == 0:
+    communicator, obstacle = None, ""
+    if whole is not None and all(exchange.allgather(b"splits" if whole.can_split() else b"")):
         try:
-            message = _BootstrapMessage(kind.bootstrap(group).data)
-        except (EngineError, OSError, ValueError) as error:
-            message = _BootstrapMessage(b"", str(error) or repr(error))
-    message = _decode_bootstrap(exchange.allgather(msgspec.msgpack.encode(message))[members[0]])
-    communicator, obstacle = None, message.obstacle
-    if group is not None and not obstacle:
-        try:
-            communicator = kind.build(group, Bootstrap(message.data), deadline)
-        except (EngineError, OSError, ValueError, RuntimeError) as error:
-            obstacle = str(error) or repr(error)
+            communicator = whole.split(members, deadline)
+        except DeviceFailure as error:
+            obstacle = str(error)
+    else:
+        communicator, obstacle = _build_anew(name, group, members, exchange, deadline, device)
     try:
         outcomes = [each.decode() for each in exchange.allgather(obstacle.encode())]
     except BaseException:
@@ -256,6 +257,25 @@ def build_for_members(
             "host memory travel instead."
         )
     return communicator
+
+
+def _build_anew(
+    name: str, group: Group | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
+) -> tuple[Communicator | None, str]:
+    """This rank's communicator, None where it is not a member or that failed; and why it failed."""
+    kind, message = engine(name, device), _BootstrapMessage(b"")
+    if group is not None and group.rank == 0:
+        try:
+            message = _BootstrapMessage(kind.bootstrap(group).data)
+        except (EngineError, OSError, ValueError) as error:
+            message = _BootstrapMessage(b"", str(error) or repr(error))
+    message = _decode_bootstrap(exchange.allgather(msgspec.msgpack.encode(message))[members[0]])
+    if group is None or message.obstacle:
+        return None, message.obstacle
+    try:
+        return kind.build(group, Bootstrap(message.data), deadline), ""
+    except (EngineError, OSError, ValueError, RuntimeError) as error:
+        return None, str(error) or repr(error)
 
 
 def _why(

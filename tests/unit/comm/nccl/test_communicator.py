@@ -16,6 +16,7 @@ from horovod.comm.base import Aborted, DeviceFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.nccl import communicator as module
 from horovod.comm.nccl.communicator import NcclCommunicator, NcclEvent
+from horovod.comm.nccl.handle import CommHandle
 from horovod.comm.nccl.library import Nccl
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, address_of, layout_of
@@ -41,7 +42,8 @@ class Device:
 
     def communicator(self, rank: int, size: int, identity: bytes, limit: float = SECONDS) -> NcclCommunicator:
         deadline = time.monotonic() + SECONDS
-        made = NcclCommunicator(rank, size, self.nccl, self.runtime, self.stream, identity, deadline, limit)
+        handle = CommHandle.create(self.nccl, self.runtime, rank, size, identity, deadline, limit)
+        made = NcclCommunicator(rank, size, handle, self.runtime, self.stream)
         self.made.append(made)
         return made
 
@@ -262,6 +264,85 @@ def test_communicators_of_one_device_work_in_the_order_of_the_calls() -> None:
     assert together(4, run) == [[1, 2] * 10] * 4
 
 
+def test_some_of_the_ranks_are_split_off_and_outlive_the_whole() -> None:
+    def run(device: Device, everybody: NcclCommunicator) -> list[str]:
+        assert everybody.can_split()
+        spans = device.spans([np.ones(3, np.float32)])
+        event = everybody.allreduce(spans, spans, ReduceOp.SUM, 1.0, 1.0)
+        await_(event)
+        assert everybody.can_split()
+        pair = everybody.split([2, 0], time.monotonic() + SECONDS)
+        assert (pair is None) == (everybody.rank == 1)
+        if pair is not None:
+            device.made.append(pair)
+            assert (pair.rank, pair.size) == (0 if everybody.rank == 2 else 1, 2)
+        spans = device.spans([np.ones(3, np.float32)])
+        await_(everybody.allreduce(spans, spans, ReduceOp.SUM, 1.0, 1.0))
+        everybody.close()
+        if pair is not None:
+            gathered = np.zeros(2, np.int32)
+            own = np.array([everybody.rank], np.int32)
+            await_(pair.allgather(device.spans([own]), device.spans([gathered]), [[1, 1]]))
+            assert gathered.tolist() == [2, 0]
+        return device.library.names()
+
+    for names in together(3, run):
+        assert names.count("split") == names.count("init") == 1
+
+
+def test_while_the_device_is_at_work_nothing_is_split() -> None:
+    def run(device: Device, communicator: NcclCommunicator) -> None:
+        device.library.hold.clear()
+        spans = device.spans([np.ones(3, np.float32)])
+        event = communicator.allreduce(spans, spans, ReduceOp.SUM, 1.0, 1.0)
+        assert not communicator.can_split()
+        device.library.hold.set()
+        await_(event)
+        assert communicator.can_split()
+
+    together(2, run)
+
+
+def test_who_waits_for_a_part_is_woken_by_an_abort_of_the_whole() -> None:
+    waits = threading.Event()
+
+    def run(device: Device, everybody: NcclCommunicator) -> None:
+        if everybody.rank == 1:
+            assert waits.wait(SECONDS)
+            time.sleep(0.1)
+            everybody.abort()
+            return
+        threading.Timer(0.3, everybody.abort).start()
+        waits.set()
+        with pytest.raises((Aborted, DeviceFailure)):
+            everybody.split([0, 1], time.monotonic() + SECONDS)
+        everybody.abort()
+
+    together(2, run)
+
+
+def test_a_collective_has_begun_when_the_device_has_done_all_that_comes_before_it() -> None:
+    def run(device: Device, communicator: NcclCommunicator) -> None:
+        runtime, gate = device.runtime, threading.Event()
+        device.library.hold.clear()
+        runtime.current.push(lambda: assert_true(gate.wait(SECONDS)))
+        communicator.follow(runtime.record(runtime.current))
+        spans = device.spans([np.ones(3, np.float32)])
+        event = communicator.allreduce(spans, spans, ReduceOp.SUM, 1.0, 1.0)
+        time.sleep(0.1)
+        assert not event.begun() and not event.query()
+        gate.set()
+        deadline = time.monotonic() + SECONDS
+        while not event.begun():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert not event.query()
+        device.library.hold.set()
+        await_(event)
+
+    together(2, run)
+
+
 def test_an_abort_while_a_collective_is_in_flight_returns_at_once_and_ends_it() -> None:
     def run(device: Device, communicator: NcclCommunicator) -> None:
         library = device.library
@@ -287,10 +368,10 @@ def test_an_abort_while_a_collective_is_in_flight_returns_at_once_and_ends_it() 
 
 def test_who_waits_for_nccl_to_connect_is_woken_by_an_abort() -> None:
     device = Device()
-    made: list[NcclCommunicator] = []
-    real = module.NcclCommunicator._settle
+    made: list[CommHandle] = []
+    real = CommHandle._settle
 
-    def settle(self: NcclCommunicator, *arguments: Any) -> None:
+    def settle(self: CommHandle, *arguments: Any) -> None:
         made.append(self)
         real(self, *arguments)
 
@@ -303,7 +384,7 @@ def test_who_waits_for_nccl_to_connect_is_woken_by_an_abort() -> None:
             errors.append(error)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.NcclCommunicator, "_settle", settle)
+        patch.setattr(CommHandle, "_settle", settle)
         thread = threading.Thread(target=run)
         thread.start()
         while not made:
@@ -317,9 +398,7 @@ def test_who_waits_for_nccl_to_connect_is_woken_by_an_abort() -> None:
 def test_a_rank_that_never_comes_is_an_error_with_what_to_look_at() -> None:
     device = Device()
     with pytest.raises(DeviceFailure, match=r"still busy after the limit.*NCCL_SOCKET_IFNAME"):
-        NcclCommunicator(
-            0, 2, device.nccl, device.runtime, device.stream, os.urandom(128), time.monotonic() + 0.05, SECONDS
-        )
+        CommHandle.create(device.nccl, device.runtime, 0, 2, os.urandom(128), time.monotonic() + 0.05, SECONDS)
     assert device.end() == [] and "abort" in device.library.names()
 
 

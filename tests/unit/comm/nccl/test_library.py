@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from horovod.comm.base import DeviceFailure
-from horovod.comm.nccl import communicator, library
+from horovod.comm.nccl import communicator, handle, library
 from horovod.comm.nccl.library import Config, Nccl, UniqueId, code_of, text_of
 from recorded_nccl import RecordedNccl
 
 
 def test_every_function_that_is_called_has_its_types() -> None:
-    called = set(re.findall(r"\bnccl[A-Z]\w+", inspect.getsource(communicator) + inspect.getsource(library)))
+    called = set(re.findall(r"\bnccl[A-Z]\w+", "".join(map(inspect.getsource, (communicator, handle, library)))))
     called -= {name for name in called if name.startswith(("ncclScalar", "ncclDataType", "ncclRedOp_t", "ncclResult"))}
     called -= {"ncclConfig_t", "ncclUniqueId"}
     types = {name for name in called if name.endswith("_t")}

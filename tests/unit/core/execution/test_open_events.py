@@ -26,9 +26,13 @@ from unit.core.workers import Watch
 
 
 class Event:
-    def __init__(self) -> None:
+    def __init__(self, reached: bool = True) -> None:
+        self.reached = reached
         self.over = False
         self.failure: BaseException | None = None
+
+    def begun(self) -> bool:
+        return self.reached
 
     def query(self) -> bool:
         return self.over
@@ -88,8 +92,19 @@ def test_a_device_that_makes_no_progress_is_given_up_after_the_limit() -> None:
     first.over = True
     events.look(9.5)  # progress: the limit begins anew
     events.look(19.0)
-    with pytest.raises(DeviceFailure, match=r"b is not over on the device 20 seconds after it began"):
+    with pytest.raises(DeviceFailure, match=r"b is not over on the device 10.5 seconds after the device came to it"):
         events.look(20.0)
+
+
+def test_a_device_may_compute_for_any_time_before_it_comes_to_a_collective() -> None:
+    events, event = OpenEvents(10), Event(reached=False)
+    events.add(event, "a", None, 0.0)
+    for now in (5.0, 15.0, 60.0):
+        events.look(now)
+    event.reached = True
+    events.look(69.0)
+    with pytest.raises(DeviceFailure, match=r"a is not over .* raise HOROVOD_GLOO_TIMEOUT_SECONDS"):
+        events.look(71.0)
 
 
 class Device(SingleCommunicator):

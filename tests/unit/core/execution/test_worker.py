@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -20,7 +22,10 @@ import pytest
 from horovod.comm.base import Aborted, PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
+from horovod.comm.single import SingleCommunicator
+from horovod.comm.spans import Vectors
 from horovod.control.framing import frame
+from horovod.core.config import Config
 from horovod.core.coordination.coordinator import Coordinator
 from horovod.core.coordination.messages import (
     Announce,
@@ -37,6 +42,7 @@ from horovod.core.coordination.messages import (
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution.batch import Entry
 from horovod.core.execution.cpu_affinity import Placement
+from horovod.core.execution.worker import WorkerThread, kept
 from horovod.core.submission import in_flight as requests_module
 from horovod.core.submission.handle import Handle
 from horovod.observe.timeline import Timeline
@@ -48,6 +54,7 @@ from unit.core.workers import (
     SECONDS,
     Rank,
     Set,
+    Watch,
     abort_when_reported,
     allreduce_request,
     error_of,
@@ -1264,3 +1271,46 @@ def test_a_worker_that_was_closed_writes_to_no_file_of_the_script(process_set: S
         for each in pipes:
             os.close(each[0])
             os.close(each[1])
+
+
+class Stuck(SingleCommunicator):
+    """Waits in every allreduce until it is aborted."""
+
+    def __init__(self, lingers: bool) -> None:
+        super().__init__()
+        self.lingers = lingers
+        self.inside, self.aborted = threading.Event(), threading.Event()
+
+    def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
+        self.inside.set()
+        assert self.aborted.wait(SECONDS)
+        raise Aborted
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def may_still_read(self) -> bool:
+        return self.lingers
+
+
+class Memory:
+    """What owns tensors; a weak reference tells whether it is kept."""
+
+
+@pytest.mark.parametrize("lingers", [False, True])
+def test_after_a_failure_memory_is_kept_where_the_engine_may_still_read_it(lingers: bool) -> None:
+    engine = Stuck(lingers)
+    worker = WorkerThread("0", [0], 0, {}, engine, Config(), Watch(), lambda *_: None)
+    worker.start()
+    array, memory = np.ones(1 << 20, np.float32), Memory()
+    known = weakref.ref(memory)
+    entry = Entry(allreduce_request("a", array.shape), [array], [array], None, Handle(), 0.0, memory)
+    worker.submit(entry)
+    assert engine.inside.wait(SECONDS)
+    worker.abort(HorovodInternalError("the end"))
+    assert worker.join(SECONDS)
+    worker.close()
+    del entry, memory
+    gc.collect()
+    assert (known() is not None) == lingers
+    kept.clear()

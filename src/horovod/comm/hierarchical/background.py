@@ -1,0 +1,47 @@
+"""A thread that carries out calls one after another, so that what is between hosts travels while a host's ranks work."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+
+END_SECONDS = 10.0
+"""How long :meth:`Background.close` waits for a call that has been aborted."""
+
+
+class Background:
+    """The thread and its queue."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], Future[object]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="horovod-between-hosts", daemon=True)
+        self._thread.start()
+        self._latest: Future[object] | None = None
+
+    def submit(self, call: Callable[[], object]) -> Future[object]:
+        """Have ``call`` made when all before it have been; the future has what it returns or raises."""
+        made = self._latest = Future[object]()
+        self._calls.put((call, made))
+        return made
+
+    def idle(self) -> bool:
+        """Whether all calls have been made."""
+        return self._latest is None or self._latest.done()
+
+    def _run(self) -> None:
+        with np.errstate(all="ignore"):  # as on the worker thread: an overflow in a gradient is the script's to find
+            while (following := self._calls.get()) is not None:
+                call, made = following
+                try:
+                    made.set_result(call())
+                except BaseException as error:  # the worker thread raises it where it waits
+                    made.set_exception(error)
+
+    def close(self) -> None:
+        """End the thread. No call may be made any more."""
+        self._calls.put(None)
+        self._thread.join(END_SECONDS)

@@ -1,0 +1,264 @@
+"""One ``ncclComm_t``: made, called, watched, aborted and ended by NCCL's rules. What is called is not known here.
+
+**Non-blocking.** It is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with one ("in progress":
+it connects to a peer), the caller asks from time to time, within a limit, and gives up after :meth:`CommHandle.abort`.
+
+**Abort.** NCCL allows ``ncclCommAbort`` while kernels run, but not while another thread is inside a call. All calls are made
+under one lock, which nobody holds while he waits. ``ncclCommAbort`` may itself take long, so a thread of its own calls it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.base import Aborted, DeviceFailure
+from horovod.comm.device import DeviceRuntime
+from horovod.comm.nccl import library
+from horovod.comm.nccl.library import Nccl, NcclError
+
+END_SECONDS = 10.0
+"""How long ``close()`` waits for an abort, or for NCCL to end in good order."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 5e-3
+
+_log = logging.getLogger("horovod.comm")
+
+
+class CommHandle:
+    """This rank's part of one communicator of NCCL; :meth:`create` and :meth:`split` make it.
+
+    Args:
+        rank: this rank's place in it.
+        address: the ``ncclComm_t``. Owned from now on.
+        limit: seconds that NCCL may be busy with one call.
+
+    Attributes:
+        address: as NCCL's functions take it.
+    """
+
+    def __init__(self, nccl: Nccl, runtime: DeviceRuntime, rank: int, address: int, limit: float) -> None:
+        self.address = address
+        self._nccl = nccl
+        self._c = nccl.functions
+        self._runtime = runtime
+        self._rank = rank
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()  # taken for good by whoever begins the end, an abort or a close
+        self._aborting = False
+        self._aborted = threading.Event()
+        self._closed = False
+        self._sums: dict[tuple[np.dtype[Any], float], int] = {}
+
+    @classmethod
+    def create(
+        cls, nccl: Nccl, runtime: DeviceRuntime, rank: int, size: int, unique_id: bytes, deadline: float, limit: float
+    ) -> CommHandle:
+        """A new communicator of ``size`` ranks, which all call this.
+
+        Args:
+            unique_id: made on one rank, the same on all.
+            deadline: ``time.monotonic`` by which all ranks must have called this.
+
+        Raises:
+            NcclError: it cannot be made.
+        """
+        made, config = ctypes.c_void_p(), library.Config.non_blocking()
+        identity = library.UniqueId.from_buffer_copy(unique_id)
+        with runtime.chosen():
+            result = nccl.functions.ncclCommInitRankConfig(
+                ctypes.byref(made), size, identity, rank, ctypes.byref(config)
+            )
+        if result not in (library.SUCCESS, library.IN_PROGRESS) or not made.value:
+            raise NcclError(f"ncclCommInitRankConfig: {nccl.words(result)}")
+        handle = cls(nccl, runtime, rank, made.value, limit)
+        handle._await_made("ncclCommInitRankConfig", result, deadline)
+        return handle
+
+    def split(self, part: int | None, place: int, deadline: float) -> CommHandle | None:
+        """A communicator of some of this one's ranks, all of which call this, while nothing called on it is under way.
+
+        The two share nothing, so each can be aborted and ended without the other.
+
+        Args:
+            part: a number that the ranks of the new communicator share; None where this rank is not among them.
+            place: this rank's among them.
+
+        Returns:
+            None where this rank is not among them.
+
+        Raises:
+            NcclError: it cannot be made.
+            Aborted: this one was aborted meanwhile.
+        """
+        made, config = ctypes.c_void_p(), library.Config.non_blocking()
+        with self._runtime.chosen():
+            with self._lock:
+                self._check()
+                color = library.NO_COLOR if part is None else part
+                result = self._c.ncclCommSplit(self.address, color, place, ctypes.byref(made), ctypes.byref(config))
+            try:
+                self._settle("ncclCommSplit", result, deadline)  # NCCL is busy with the whole until the part is made
+            except BaseException:
+                if made.value:
+                    CommHandle(self._nccl, self._runtime, place, made.value, self._limit)._give_up()
+                raise
+        if part is None:
+            return None
+        if not made.value:
+            raise NcclError("ncclCommSplit has made nothing")
+        handle = CommHandle(self._nccl, self._runtime, place, made.value, self._limit)
+        handle._await_made("ncclCommSplit", library.IN_PROGRESS, deadline)
+        return handle
+
+    def _await_made(self, call: str, result: int, deadline: float) -> None:
+        try:
+            with self._runtime.chosen():
+                self._settle(call, result, deadline)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        self.abort()
+        self.close()
+
+    # Calls
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """One call, whose result shows at once or at the end of the group."""
+        result = getattr(self._c, name)(*arguments)
+        if result not in (library.SUCCESS, library.IN_PROGRESS):
+            raise NcclError(f"{name}: {self._nccl.words(result, self.address)}")
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Between ``ncclGroupStart`` and ``ncclGroupEnd``, under the lock; then wait until NCCL has queued it all."""
+        with self._lock:
+            self._check()
+            self._nccl.check("ncclGroupStart", self._c.ncclGroupStart())
+            try:
+                yield
+            finally:  # also after an error, as the bracket is the thread's and not the communicator's
+                result = self._c.ncclGroupEnd()
+        self._settle("ncclGroupEnd", result, time.monotonic() + self._limit)
+
+    def multiplied_sum(self, dtype: np.dtype[Any], factor: float) -> int:
+        """NCCL's number of the sum of elements that are multiplied with ``factor`` before; made once."""
+        known = self._sums.get((dtype, factor))
+        if known is None:
+            made = ctypes.c_int()
+            value = library.scalar(factor, dtype)
+            with self._lock:
+                self._check()
+                result = self._c.ncclRedOpCreatePreMulSum(
+                    ctypes.byref(made),
+                    ctypes.cast(value, ctypes.c_void_p),
+                    library.DATA_TYPES[dtype],
+                    library.residence(),
+                    self.address,
+                )
+            self._nccl.check("ncclRedOpCreatePreMulSum", result, self.address)
+            known = self._sums[dtype, factor] = made.value
+        return known
+
+    def _check(self) -> None:
+        if self._aborting:
+            raise Aborted("the communicator was aborted")
+
+    def _settle(self, call: str, result: int, deadline: float) -> None:
+        """Return when NCCL is no longer busy with a call that returned ``result``."""
+        if result not in (library.SUCCESS, library.IN_PROGRESS):
+            raise NcclError(f"{call}: {self._nccl.words(result, self.address)}")
+        pause = _FIRST_PAUSE
+        while result == library.IN_PROGRESS:
+            with self._lock:
+                self._check()
+                result = self._nccl.async_error(self.address)
+            if result == library.SUCCESS:
+                return
+            if result != library.IN_PROGRESS:
+                raise NcclError(f"{call}: {self._nccl.words(result, self.address)}")
+            if time.monotonic() > deadline:
+                raise NcclError(
+                    f"{call}: NCCL is still busy after the limit; a rank did not come to it, or the ranks cannot reach one "
+                    "another (NCCL_DEBUG=INFO shows by which interfaces they try, NCCL_SOCKET_IFNAME chooses)"
+                )
+            time.sleep(pause)  # NCCL tells nobody when it is done: it can only be asked
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    # The end
+
+    def failure(self) -> BaseException | None:
+        """What has gone wrong with this communicator, as far as NCCL knows by now. Any thread; never waits."""
+        if self._ending.locked():  # an end in good order waits for what the device is at
+            return Aborted("the communicator was aborted") if self._aborting else None
+        if not self._lock.acquire(blocking=False):
+            return None  # a call is being made, which finds out itself
+        try:
+            state = self._nccl.async_error(self.address)
+            if state in (library.SUCCESS, library.IN_PROGRESS):
+                return None
+            return NcclError(self._nccl.words(state, self.address))
+        except NcclError as error:
+            return error
+        finally:
+            self._lock.release()
+
+    def abort(self) -> None:
+        """End what is under way, here and on the device. Any thread, any number of times; returns at once."""
+        if self._ending.acquire(blocking=False):
+            self._begin_abort()
+
+    def _begin_abort(self) -> None:
+        self._aborting = True
+        threading.Thread(target=self._abort, name="horovod-nccl-abort", daemon=True).start()
+
+    def _abort(self) -> None:
+        with self._lock, self._runtime.chosen():  # a call takes microseconds, as it waits for nobody
+            result = self._c.ncclCommAbort(self.address)
+        if result not in (library.SUCCESS, library.IN_PROGRESS):
+            _log.warning("ncclCommAbort: %s", self._nccl.words(result))
+        self._aborted.set()
+
+    def close(self) -> None:
+        """Give everything back: in good order when all ranks do the same, or after an abort. Waits for that a while."""
+        if self._closed:
+            return
+        in_good_order = False
+        if self._ending.acquire(blocking=False):
+            try:
+                self._finish()
+                in_good_order = True
+            except DeviceFailure as error:
+                _log.warning("NCCL did not end in good order: %s", error)
+                self._begin_abort()
+        if not in_good_order and not self._aborted.wait(END_SECONDS):
+            _log.error(
+                "rank %d of the group: ncclCommAbort did not return within %g seconds; %s may still be at work, so end this "
+                "process instead of using its memory again",
+                self._rank,
+                END_SECONDS,
+                self._runtime.device,
+            )
+        self._closed = True
+
+    def _finish(self) -> None:
+        with self._runtime.chosen():
+            for operation in self._sums.values():
+                self.call("ncclRedOpDestroy", operation, self.address)
+            with self._lock:
+                result = self._c.ncclCommFinalize(self.address)
+            self._settle("ncclCommFinalize", result, time.monotonic() + END_SECONDS)
+            with self._lock:
+                result = self._c.ncclCommDestroy(self.address)
+            if result != library.IN_PROGRESS:
+                self._nccl.check("ncclCommDestroy", result)
