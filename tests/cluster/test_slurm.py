@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster import elastic
 from cluster import hosts as namespaces
 from cluster import slurm as daemons
 from cluster.hosts import LIMIT_SECONDS, Hosts
@@ -315,6 +317,21 @@ def test_what_is_killed_under_horovodrun_is_named_and_all_others_end(nodes: Node
     assert done.returncode != 0
     assert re.search(r"the job failed. Rank (2|3) failed first \(n2, local rank", done.stderr), done.stderr
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(("victim", "left"), [("python elastic.py", 3), ("agent.program", 2)], ids=["a rank", "a node"])
+def test_an_elastic_job_goes_on_with_what_is_left_of_its_allocation(nodes: Nodes, victim: str, left: int) -> None:
+    (nodes.folder / "elastic.py").write_text(elastic.RANK)
+    process = nodes.start(*nodes.horovodrun("--min-np", "2", "python", "elastic.py"))
+    nodes.launcher.await_line(process, "trains with 4", times=4)
+    os.kill(nodes.slurm.hosts.find("hostB", victim)[-1], signal.SIGKILL)
+    nodes.launcher.await_line(process, f"trains with {left}", times=left)
+    (nodes.folder / "end").touch()
+    done = finish(process)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(path.read_text())[1] for path in nodes.folder.glob("result.*")]
+    assert results == [[4, left]] * left
+    assert "No new processes are started on n2." in done.stderr
 
 
 def test_a_killed_launcher_leaves_nothing_on_either_node(nodes: Nodes) -> None:

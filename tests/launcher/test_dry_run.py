@@ -61,3 +61,38 @@ def test_other_hosts_are_not_asked(launcher: Launcher, tmp_path: Path) -> None:
 )
 def test_a_request_that_is_wrong_is_refused_as_ever(launcher: Launcher, words: tuple[str, ...]) -> None:
     assert launcher.run("--dry-run", *words).returncode == 2
+
+
+def test_an_elastic_job_shows_its_limits_its_hosts_and_its_first_round(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "hosts"
+    script.write_text("#!/bin/sh\necho localhost:2\necho no-such-host:4\n")
+    script.chmod(0o755)
+    words = ("--min-np", "2", "--max-np", "5", "--reset-limit", "9", "--host-discovery-script", script)
+    done = launcher.run("--dry-run", *words, "touch", "started")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "started").exists()
+    assert "A round has at least 2 ranks and at most 5. Not more than 9 rounds follow the first." in done.stdout
+    assert f"'{script}' is run every 1 s, and now prints localhost:2, no-such-host:4" in done.stdout
+    assert "The first round has 5 ranks:" in done.stdout
+    here, there = done.stdout.split("Ranks 2 to 4 on no-such-host")
+    assert "Ranks 0 and 1 on localhost" in here
+    assert re.findall(r"HOROVOD_RANK=(\d) .* HOROVOD_ELASTIC=1 HOROVOD_ELASTIC_PROCESS=(\d) touch", here + there) == [
+        (str(number), str(number)) for number in range(5)
+    ]
+
+
+def test_an_elastic_job_without_enough_slots_shows_that_it_would_wait(launcher: Launcher) -> None:
+    words = ("--min-np", "3", "--elastic-timeout", "60", "--host-discovery-script", "echo localhost:2")
+    done = launcher.run("--dry-run", *words, "true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "It starts nothing until there are 3 slots; now there are 2." in done.stdout
+    assert "It would wait for them, 60 seconds at most." in done.stdout
+    assert "rank 0" not in done.stdout
+
+
+def test_an_elastic_job_on_fixed_hosts_shows_that_no_others_come(launcher: Launcher) -> None:
+    done = launcher.run("--dry-run", "--min-np", "2", "-H", "localhost:3", "true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "A round has at least 2 ranks and as many as there are slots." in done.stdout
+    assert "Hosts: these and no others: localhost:3" in done.stdout
+    assert "The first round has 3 ranks:" in done.stdout

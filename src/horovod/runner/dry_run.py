@@ -33,13 +33,14 @@ class HostPart(NamedTuple):
     """The command that starts an agent on the host; empty on the launcher's own."""
 
 
-def describe(parts: Sequence[HostPart], addresses: Sequence[str]) -> str:
+def describe(parts: Sequence[HostPart], addresses: Sequence[str], job: Sequence[str] = ()) -> str:
     """The job, for people.
 
     Args:
         addresses: of the launcher's host, at which agents would try to reach it.
+        job: lines about the whole of it.
     """
-    lines = ["horovodrun: this is what the job would be; nothing is started, and no host is asked."]
+    lines = ["horovodrun: this is what the job would be; nothing is started, and no host is asked.", *job]
     for part in parts:
         ranks = _ranks([plan.number for plan in part.plans])
         lines += ["", f"{ranks} on {', '.join(part.names)}, in {part.directory}"]

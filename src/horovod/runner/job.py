@@ -205,7 +205,11 @@ class Job:
             parts.append(
                 dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.words)
             )
-        return dry_run.describe(parts, addresses)
+        return dry_run.describe(parts, addresses, self._dry_run_lines())
+
+    def _dry_run_lines(self) -> Sequence[str]:
+        """What :meth:`dry_run` says of the job before it comes to its hosts."""
+        return ()
 
     def _serve(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
         """Start the rendezvous server. Returns it, and the job's secret as the text of an environment variable."""
@@ -260,10 +264,14 @@ class Job:
         slots = [slot for slot in self.slots if slot.hostname in hosts]
         return self._shared(", ".join(hosts), facts, here, rendezvous, secret, len(slots)), [
             ProcessPlan(
-                slot.rank, self._command(facts), worker_environment.of_rank(slot), slot.rank == self._reader
+                slot.rank, self._command(facts), self._own_environment(slot.rank, slot), slot.rank == self._reader
             )
             for slot in slots
         ]  # fmt: skip
+
+    def _own_environment(self, number: int, slot: SlotInfo) -> dict[str, str]:
+        """What process ``number``, which has this place, has for itself."""
+        return worker_environment.of_rank(slot)
 
     def _command(self, facts: HostFacts) -> tuple[str, ...]:
         command = self._options.command

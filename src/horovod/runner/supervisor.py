@@ -295,6 +295,7 @@ class Supervisor:
             return Outcome(exits, interrupted=interrupted, immortal=immortal, unheard=unheard)
         reported = self._reported_failure()  # the other ranks may have reported it only after its end
         known = reported.reason if reported is not None and reported.rank == first_failure.culprit else ""
+        last_words = self._tails.get(first_failure.culprit)  # none of a process that could not be started
         return Outcome(
             exits,
             culprit=first_failure.culprit,
@@ -303,7 +304,7 @@ class Supervisor:
             place=self._places[first_failure.culprit],
             reason=first_failure.reason or known,
             reader=self._reader,
-            tail=tuple(self._tails[first_failure.culprit].tail),
+            tail=() if last_words is None else tuple(last_words.tail),
             interrupted=interrupted,
             immortal=immortal,
             unheard=unheard,

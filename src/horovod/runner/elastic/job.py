@@ -9,13 +9,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from horovod.core import config
-from horovod.runner import worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import Start
-from horovod.runner.elastic.discovery import Discovery
+from horovod.runner.elastic.discovery import PERIOD_SECONDS, Discovery
 from horovod.runner.elastic.job_state import Limits
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.elastic.supervisor import ElasticSupervisor
@@ -172,12 +171,42 @@ class ElasticJob(Job):
         here = isinstance(agent, LocalAgent)
         rendezvous = facts.rendezvous or (LOOPBACK, port)
         shared = self._shared(start.host.hostname, facts, here, rendezvous, secret, start.host.slots)
-        own = {
-            **worker_environment.of_rank(start.place),
-            config.ELASTIC: "1",
-            config.ELASTIC_PROCESS: str(start.number),
-        }
+        own = self._own_environment(start.number, start.place)
         return shared, [ProcessPlan(start.number, self._command(facts), own)]
+
+    def _own_environment(self, number: int, slot: SlotInfo) -> dict[str, str]:
+        return {
+            **super()._own_environment(number, slot),
+            config.ELASTIC: "1",
+            config.ELASTIC_PROCESS: str(number),
+        }
+
+    def dry_run(self) -> str:
+        if len(self.slots) >= self._start:
+            return super().dry_run()
+        from horovod.runner import dry_run  # costs time, which jobs that run need not spend
+
+        return dry_run.describe([], (), self._dry_run_lines())
+
+    def _dry_run_lines(self) -> Sequence[str]:
+        most = "as many as there are slots" if self._most is None else f"at most {self._most}"
+        resets = self._options.reset_limit
+        hosts = ", ".join(f"{host.hostname}:{host.slots}" for host in self._hosts.values()) or "none"
+        if self._changes:
+            script = f"{self._options.host_discovery_script!r} is run every {PERIOD_SECONDS:.3g} s, and now prints"
+            wait = f" It would wait for them, {self._patience:.6g} seconds at most."
+        else:
+            script, wait = "these and no others:", ""
+        lines = [
+            "",
+            f"It is elastic. A round has at least {self._least} ranks and {most}."
+            + ("" if resets is None else f" Not more than {resets} rounds follow the first."),
+            f"  Hosts: {script} {hosts}",
+        ]
+        found = sum(host.slots for host in self._hosts.values())
+        if len(self.slots) < self._start:
+            return [*lines, f"  It starts nothing until there are {self._start} slots; now there are {found}.{wait}"]
+        return [*lines, f"  The first round has {len(self.slots)} ranks:"]
 
 
 def _check(options: Options) -> None:

@@ -201,6 +201,7 @@ class ElasticSupervisor(Supervisor):
 
     def _start_on_host(self, start: Start) -> None:
         name = start.host.hostname
+        self._process_places[start.number] = f"on {name}"
         agent = self._by_host.get(name)
         if agent is None:
             try:
@@ -221,7 +222,6 @@ class ElasticSupervisor(Supervisor):
     def _start_process(self, agent: Agent, start: Start) -> None:
         if start.number not in self._elastic.running:
             return  # it was given up before its host was ready
-        self._process_places[start.number] = f"on {start.host.hostname}"
         try:
             environment, plans = self._plan(agent, start)
         except LaunchError as error:
@@ -234,9 +234,9 @@ class ElasticSupervisor(Supervisor):
             self._server.forget(messages.news_key(self._news[0], number))
         self._news = [begin.round, 0]
         running = self._elastic.running
-        for number in [each for each in self._tails if each not in running]:
-            del self._tails[number]
-            self._process_places.pop(number, None)
+        for number in [each for each in self._process_places if each not in running]:
+            del self._process_places[number]
+            self._tails.pop(number, None)
         for number, question, slot in begin.places:
             place = Place(
                 begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size
