@@ -14,6 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ HELD_UP = 7
 
 
 class Blow(NamedTuple):
-    """What strikes whom, and when: on the worker thread, between two pieces of an allreduce."""
+    """What strikes whom, and when: on a thread that reduces, between two pieces of an allreduce."""
 
     rank: int
     how: str
@@ -57,7 +58,7 @@ class Blow(NamedTuple):
         if context.current().identity.rank != self.rank:
             return
         communicator: Any = context.current().workers[0].communicator
-        calls, pieces = [0], [0]
+        calls, pieces = [0], count(1)  # pieces may be reduced by two threads
         allreduce = communicator.allreduce
 
         def counted(*arguments: Any) -> None:
@@ -68,12 +69,10 @@ class Blow(NamedTuple):
         for module in (direct, shm_communicator, exchange_communicator, bytewise_communicator):
             module.reduce_into = self._struck(module.reduce_into, calls, pieces)  # type: ignore[attr-defined]
 
-    def _struck(self, reduce_into: Callable[..., None], calls: list[int], pieces: list[int]) -> Callable[..., None]:
+    def _struck(self, reduce_into: Callable[..., None], calls: list[int], pieces: Iterator[int]) -> Callable[..., None]:
         def reduce(*arguments: Any) -> None:
-            if calls[0] == self.allreduce:
-                pieces[0] += 1
-                if pieces[0] == self.piece:
-                    strike(self.how)
+            if calls[0] == self.allreduce and next(pieces) == self.piece:
+                strike(self.how)
             reduce_into(*arguments)
 
         return reduce

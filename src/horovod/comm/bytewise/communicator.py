@@ -25,7 +25,7 @@ from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments, source_and_target, split, split_by_rank
 from horovod.comm.spans import Vectors, arrays_of
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 8 << 20
 """Bytes of a batch that one rank contributes at a time."""
 
 DIRECT_BYTES = 1 << 20

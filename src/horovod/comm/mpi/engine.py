@@ -7,7 +7,7 @@ import importlib.util
 from typing import ClassVar
 
 from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
-from horovod.comm.exchange.communicator import ExchangeCommunicator
+from horovod.comm.exchange.communicator import PIECE_BYTES, ExchangeCommunicator
 
 
 class MpiCommunicator(ExchangeCommunicator):
@@ -43,7 +43,7 @@ class MpiEngine(Engine):
 
     def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> MpiCommunicator:
         from horovod.comm.mpi import runtime
-        from horovod.comm.mpi.exchange import MpiExchange
+        from horovod.comm.mpi.exchange import CHUNK_BYTES, MpiExchange
 
         settings = group.settings
         if group.mpi is None:
@@ -51,4 +51,6 @@ class MpiEngine(Engine):
         tag = int.from_bytes(bootstrap.data, "little")
         communicator = runtime.communicator_of(group.mpi, tag)
         exchange = MpiExchange(communicator, settings.stall_timeout, group.on_stall, settings.spins)
-        return MpiCommunicator(group.rank, group.size, exchange)
+        # Each message costs Python some microseconds, so pieces are large, as far as a few ranks' pieces take no more memory.
+        piece_bytes = max(PIECE_BYTES, CHUNK_BYTES // (group.size - 1))
+        return MpiCommunicator(group.rank, group.size, exchange, piece_bytes)

@@ -21,12 +21,14 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from horovod.comm.base import OnStall, PeerFailure, Stall, give_up
 from horovod.comm.exchange.base import HEADER, Exchange, Mark, mismatch
 from horovod.comm.mpi import runtime
 
-CHUNK_BYTES = 512 << 10
-"""The longest message: a piece of a reduction."""
+CHUNK_BYTES = 2 << 20
+"""The longest message, and the largest piece of a reduction."""
 
 TOGETHER_BYTES = 32 << 10
 """A transfer that is no longer is one message with its header; else the header has one of its own."""
@@ -100,7 +102,7 @@ class _Flow:
             missing -= buffer.nbytes
         if len(places) == 1:
             return places[0], ()
-        slot = self.free.pop() if self.free else memoryview(bytearray(CHUNK_BYTES))
+        slot = self.free.pop() if self.free else np.empty(CHUNK_BYTES, np.uint8).data
         return slot[:length], places
 
     def finish(self) -> _Message:
@@ -113,7 +115,7 @@ class _Flow:
     def release(self, message: _Message) -> None:
         """Its memory may serve another."""
         if message.places:
-            self.free.append(memoryview(message.data.obj))  # the whole bytearray that it is a part of
+            self.free.append(memoryview(message.data.obj))  # the whole array that it is a part of
 
 
 class _Incoming(_Flow):
