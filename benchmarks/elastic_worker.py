@@ -86,7 +86,10 @@ def with_horovod() -> None:
 def with_torch() -> None:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    # A place to meet of its own for each life: after a restart Gloo may find addresses of the processes before.
+    place = folder / f"store.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size)
     model, optimizer = make()
     step, checkpoint = 0, folder / "checkpoint"
     if checkpoint.exists():
