@@ -1,11 +1,12 @@
 """A long elastic job through random losses and arrivals: nothing accumulates, and the loss of the model goes down.
 
-    python benchmarks/elastic_endurance.py --losses 500 --minutes 20
+    python benchmarks/elastic_endurance.py --framework numpy --losses 500 --minutes 20
     python benchmarks/elastic_endurance.py --losses 60 --minutes 5 --json endurance.json --plot endurance.png
 
-Ranks train a small network on this machine. At random moments one or two of them are killed, and replaced after a second; and
-the discovery script names another number of slots, so that ranks are added or leave in good order. One rank is spared, to
-see whether it grows; after half of the losses another one is. The program fails unless
+Ranks train a small network with PyTorch on this machine, or fit a line with NumPy alone: then a new rank is there in a
+fraction of a second, and losses can follow one another closely. At random moments one or two of them are killed, and replaced
+after a second; and the discovery script names another number of slots, so that ranks are added or leave in good order. One
+rank is spared, to see whether it grows; after half of the losses another one is. The program fails unless
 
     the job ends with exit code 0, and no process of it is left
     memory, descriptors, threads and child processes of the launcher, and of the ranks that are spared, do not grow
@@ -33,7 +34,10 @@ from typing import Any, NamedTuple
 import machine
 import psutil
 
-WORKER = Path(__file__).with_name("elastic_endurance_worker.py")
+WORKERS = {
+    "numpy": Path(__file__).with_name("elastic_endurance_numpy.py"),
+    "torch": Path(__file__).with_name("elastic_endurance_worker.py"),
+}
 SLOTS = [3, 4, 5]
 SECONDS_BETWEEN_SLOTS = 8.0
 BEGINNING_SECONDS, ENDING_SECONDS = 10.0, 60.0
@@ -63,10 +67,13 @@ class Sample(NamedTuple):
 class Disturbances:
     """Kills ranks and changes slots, and looks at what the processes have."""
 
-    def __init__(self, folder: Path, launcher: int, losses: int, seconds: float, chance: random.Random) -> None:
+    def __init__(
+        self, folder: Path, worker: Path, launcher: int, losses: int, seconds: float, chance: random.Random
+    ) -> None:
         self.samples: list[Sample] = []
         self.killed: list[float] = []
         self._folder = folder
+        self._worker = worker
         self._launcher = launcher
         self._losses = losses
         self._between = 0.9 * seconds / losses
@@ -105,7 +112,7 @@ class Disturbances:
         rounds: dict[int, set[int]] = defaultdict(set)
         for path in self._folder.glob("member.*"):
             pid = int(path.suffix[1:])
-            if is_worker(pid):
+            if is_worker(pid, self._worker):
                 rounds[int(path.read_text() or 0)].add(pid)
             else:
                 path.unlink()
@@ -113,7 +120,7 @@ class Disturbances:
 
     def _spare(self, members: set[int]) -> None:
         """Choose whom to spare. One of those that train is always left, since they alone have the state of the job."""
-        if self._spared not in members and not is_worker(self._spared):
+        if self._spared not in members and not is_worker(self._spared, self._worker):
             self._spared = min(members, default=0)
         elif not self._turned and len(self.killed) >= self._losses / 2 and len(members) > 1:
             self._turned = True
@@ -122,7 +129,7 @@ class Disturbances:
     def _sample(self, who: str, pid: int) -> None:
         try:
             process = psutil.Process(pid)
-            children = [each for each in process.children(recursive=True) if str(WORKER) not in each.cmdline()]
+            children = [each for each in process.children(recursive=True) if str(self._worker) not in each.cmdline()]
             with process.oneshot():
                 megabytes = process.memory_full_info().uss / 1e6
                 found = Sample(f"{who} {pid}", megabytes, process.num_fds(), process.num_threads(), len(children))
@@ -135,7 +142,8 @@ def main() -> None:
     options = parse_arguments()
     description = machine.describe()
     with tempfile.TemporaryDirectory(prefix="endurance-") as folder:
-        record = endure(Path(folder), options.losses, options.minutes * 60, random.Random(options.seed))
+        worker, chance = WORKERS[options.framework], random.Random(options.seed)
+        record = endure(Path(folder), worker, options.losses, options.minutes * 60, chance)
     record = {"machine": description, **record}
     if options.json:
         options.json.write_text(json.dumps(record))
@@ -147,12 +155,12 @@ def main() -> None:
     sys.exit(bool(problems))
 
 
-def endure(folder: Path, losses: int, seconds: float, chance: random.Random) -> dict[str, Any]:
+def endure(folder: Path, worker: Path, losses: int, seconds: float, chance: random.Random) -> dict[str, Any]:
     """Run the job. The record: how it ended, its log, losses and samples."""
     (folder / "hosts").write_text(f"localhost:{SLOTS[1]}\n")
     command = [
         sys.executable, "-m", "horovod.runner.launch", "--host-discovery-script", f"cat {folder}/hosts", "--min-np", "1",
-        "--blacklist-cooldown-range", "1", "1", sys.executable, str(WORKER), str(folder),
+        "--blacklist-cooldown-range", "1", "1", sys.executable, str(worker), str(folder),
     ]  # fmt: skip
     began = time.monotonic()
     with (folder / "stderr").open("w") as errors:
@@ -163,7 +171,7 @@ def endure(folder: Path, losses: int, seconds: float, chance: random.Random) -> 
             stdout=subprocess.DEVNULL,
             stderr=errors,
         )
-    disturbances = Disturbances(folder, launcher.pid, losses, seconds, chance)
+    disturbances = Disturbances(folder, worker, launcher.pid, losses, seconds, chance)
     try:
         while launcher.poll() is None and time.monotonic() < began + seconds and len(disturbances.killed) < losses:
             time.sleep(0.05)
@@ -189,10 +197,10 @@ def endure(folder: Path, losses: int, seconds: float, chance: random.Random) -> 
     }
 
 
-def is_worker(pid: int) -> bool:
+def is_worker(pid: int, worker: Path) -> bool:
     """Whether a process still is a rank: numbers of processes are used again."""
     try:
-        return str(WORKER) in psutil.Process(pid).cmdline()
+        return str(worker) in psutil.Process(pid).cmdline()
     except psutil.Error:
         return False
 
@@ -276,6 +284,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    parser.add_argument("--framework", choices=sorted(WORKERS), default="torch", help="of the ranks (default: torch)")
     parser.add_argument("--losses", type=int, default=60, help="how many ranks are killed (default: 60)")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long it takes (default: 5)")
     parser.add_argument("--seed", type=int, default=0, help="of what happens when")
