@@ -373,7 +373,7 @@ class RankPool:
 class Templates:
     """Templates by what they have imported, and in which environment. The one unused for longest is closed."""
 
-    def __init__(self, most: int = 2) -> None:
+    def __init__(self, most: int = 4) -> None:
         self._templates: OrderedDict[tuple[object, ...], Template] = OrderedDict()
         self._most = most
 
