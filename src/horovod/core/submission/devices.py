@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from horovod.comm.datatypes import DataType
 from horovod.comm.device import GPU, DeviceFacts, DeviceRuntime
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.select import engine as engine_called
 from horovod.core.coordination.agreement import list_ranks
 from horovod.core.coordination.messages import Request
 
@@ -42,11 +45,30 @@ class Ready(msgspec.Struct):
     held: list[Any]
 
 
+class Reduction(NamedTuple):
+    """What decides whether an engine has a reduction."""
+
+    op: ReduceOp
+    prescale: float
+    postscale: float
+
+    @property
+    def scaled(self) -> bool:
+        """Whether anything is multiplied."""
+        return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
+
+
+def carries_out(engine: str, data_types: Sequence[DataType], reduction: Reduction | None) -> bool:
+    """Whether an engine for the memory of GPUs has a collective on elements of these types; None: it only moves them."""
+    op, scaled = (None, False) if reduction is None else (reduction.op, reduction.scaled)
+    return not engine_called(engine, GPU).lacks(data_types, op, scaled)
+
+
 _provider: Provider | None = None
 
 
 def provide(provider: Provider | None) -> None:
-    """Take a framework's devices; the last one counts."""
+    """Take a framework's devices; the last one counts. Memory of another framework's devices is copied to host memory."""
     global _provider
     _provider = provider
 

@@ -8,36 +8,22 @@ the handle is done, it calls ``arrive``. The core gets host memory as it is, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from horovod.comm.datatypes import Array
-from horovod.comm.device import GPU
 from horovod.comm.nccl.engine import stream_of
-from horovod.comm.reduction import ReduceOp
-from horovod.comm.select import engine
 from horovod.core.coordination.messages import HOST
 from horovod.core.lifecycle.context import running
+from horovod.core.submission import devices
+from horovod.core.submission.devices import Reduction
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate, Tensor
 from horovod.torch.device import staging
 from horovod.torch.device.direct import Direct
 from horovod.torch.device.runtime import IN_MEMORY, own
 from horovod.torch.ops.tensors import check, check_apart, empty, flat_array, view
-
-
-class Reduction(NamedTuple):
-    """What decides whether an engine has a reduction."""
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
-
-    @property
-    def scaled(self) -> bool:
-        """Whether anything is multiplied."""
-        return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
 
 
 class Memory(Protocol):
@@ -119,9 +105,8 @@ def memory_of(tensors: Sequence[torch.Tensor], reduction: Reduction | None = Non
     check(tensors[0])
     device = tensors[0].device
     name = running().device_engine
-    if name and device.type in IN_MEMORY:
-        op, scaled = (None, False) if reduction is None else (reduction.op, reduction.scaled)
-        if not engine(name, GPU).lacks([check(tensor) for tensor in tensors], op, scaled):
-            runtime = own.use(device)
-            return Direct(runtime, name, stream_of(runtime))
+    usable = name and device.type in IN_MEMORY and devices.provider() is own
+    if usable and devices.carries_out(name, [check(tensor) for tensor in tensors], reduction):
+        runtime = own.use(device)
+        return Direct(runtime, name, stream_of(runtime))
     return staging.Staged(staging.port(device))

@@ -14,10 +14,11 @@ from horovod.comm.spans import Spans, Vectors
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name, set_id
+from horovod.core.submission.devices import Reduction
 from horovod.core.submission.prepared import Prepared, recall, remember
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.device.memory import Reduction, host_memory, memory_of
+from horovod.torch.device.memory import host_memory, memory_of
 from horovod.torch.ops.arguments import Reducing, compressed, tracked
 from horovod.torch.ops.handles import register, synchronize
 from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain

@@ -13,8 +13,9 @@ from horovod.core.lifecycle.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
+from horovod.core.submission.devices import Reduction
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.device.memory import Reduction, memory_of
+from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allgather import grouped_allgather
 from horovod.torch.ops.arguments import Average, Reducing, Sum, compressed, tracked
 from horovod.torch.ops.handles import register, synchronize

@@ -17,10 +17,10 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Vectors
 from horovod.core.coordination.messages import HOST
 from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.core.submission.devices import Reduction as DeviceReduction
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import Reduction
-from horovod.torch.device.memory import Reduction as DeviceReduction
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.tensors import check_sign, flat_array, layout_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
