@@ -10,11 +10,12 @@ import tensorflow as tf
 from horovod.comm.reduction import ReduceOp
 from horovod.core.process_set import ProcessSet
 from horovod.core.submission import collectives
+from horovod.core.submission.devices import Reduction
+from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
-from horovod.tensorflow.ops.tensors import Room, view
 
 KIND = "HorovodAllreduce"
 GROUPED = "HorovodGroupedAllreduce"
@@ -32,8 +33,9 @@ def allreduce_submission(
     """A submission that reduces tensors in one request. It has one output for each tensor."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        views = [view(tensor) for tensor in inputs]
-        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
+        memory = memory_of(inputs, Reduction(op, prescale, postscale))
+        views = memory.read(inputs)
+        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
         handle = collectives.allreduce(
             kind,
             name,
@@ -45,7 +47,7 @@ def allreduce_submission(
             process_set.process_set_id,
             awaited,
         )
-        return handle, lambda: [room.tensor() for room in rooms]
+        return handle, lambda: memory.results(handle, rooms)
 
     return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
 

@@ -19,17 +19,20 @@ from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
 from horovod.core.coordination.messages import Request
+from horovod.core.submission import devices
 from horovod.core.submission.arguments import set_id
 from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.core.submission.prepared import device_of
 from horovod.observe.call_site import caller
 from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce, placed
 from horovod.tensorflow.ops.arguments import compressor
-from horovod.tensorflow.ops.tensors import Room, check_type, view
+from horovod.tensorflow.ops.tensors import check_type
 
 KIND = "HorovodAllreduce"
 
@@ -181,20 +184,24 @@ def _signature(tensors: Sequence[Any]) -> str:
 def _submission(
     name: str, labels: Sequence[str], tensors: Sequence[Any], reduction: Reduction, line: str
 ) -> Submission:
-    """The submission of one bucket. A new request is made only if the shape of a gradient changes."""
-    made: dict[tuple[tuple[int, ...], ...], Request] = {}
+    """The submission of one bucket. A new request is made only if the shape of a gradient changes, or the device."""
+    made: dict[tuple[Any, ...], Request] = {}
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        views = [view(tensor) for tensor in inputs]
-        rooms = [Room(each.shape, tensor.dtype) for each, tensor in zip(views, inputs, strict=True)]
-        shapes = tuple(each.shape for each in views)
-        request = made.get(shapes)
+        scales = reduction.scales()
+        memory = memory_of(inputs, devices.Reduction(reduction.op, *scales))
+        views = memory.read(inputs)
+        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
+        device = device_of(views)
+        key = (device, *[each.shape for each in views])
+        request = made.get(key)
         if request is None:
             described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
             made.clear()
-            request = made[shapes] = allreduce_request(name, described, reduction.op, *reduction.scales(), line)
+            request = allreduce_request(name, described, reduction.op, *scales, line, device=device)
+            made[key] = request
         targets = [room.described() for room in rooms]
         handle = submit(reduction.process_set.process_set_id, request, views, targets, awaited=awaited)
-        return handle, lambda: [room.tensor() for room in rooms]
+        return handle, lambda: memory.results(handle, rooms)
 
     return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
