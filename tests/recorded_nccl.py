@@ -244,6 +244,9 @@ class RecordedNccl:
 
         def close() -> None:
             known.made.wait(SECONDS)
+            deadline = time.monotonic() + SECONDS
+            while known.queued and time.monotonic() < deadline:  # who waits for a socket that is closed is not woken
+                time.sleep(0.005)
             if known.tcp is not None:
                 known.tcp.close()
             for each in known.pairs.values():

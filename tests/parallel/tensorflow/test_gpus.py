@@ -293,24 +293,16 @@ def test_overlapping_process_sets(job: Job) -> None:
 def test_joined_ranks_make_zeros_on_the_gpu(job: Job) -> None:
     def check() -> None:
         if hvd.rank() == 0:
-            assert hvd.join().numpy() == 1
+            assert hvd.join().numpy() in (1, 2)
             return
         mixed = hvd.grouped_allreduce([made((2,)), made((3,), tf.float64)], name="left", op=hvd.Sum)
         assert [each.numpy().tolist() for each in mixed] == [[5.0, 7.0], [5.0, 7.0, 9.0]]
         assert hvd.allreduce(made((1,)), name="least", op=hvd.Min).numpy().tolist() == [2.0]
         assert hvd.allgather(made((1,)), name="rows").numpy().tolist() == [2.0, 3.0]
         assert hvd.broadcast(made((1,)), 2, name="root").numpy().tolist() == [3.0]
-        if hvd.rank() == 1:
-            hvd.allreduce(made((1,), device="CPU:0"), name="go")
-            assert hvd.join().numpy() == 1
-        else:
-            hvd.allreduce(made((1,), device="CPU:0"), name="go")
-            hvd.join()
+        hvd.join()
 
-    def in_order() -> None:
-        check()
-
-    on(job, 3, in_order)
+    on(job, 3, check)
 
 
 def test_what_cannot_work_is_an_error_and_the_job_goes_on(job: Job) -> None:
@@ -372,6 +364,18 @@ def test_a_rank_that_fails_ends_a_call_that_waits_for_the_gpu(job: Job) -> None:
 
     for text in on(job, 2, check):
         assert "rank 1" in text and "remote process exited" in text, text
+
+
+def test_a_second_init_changes_nothing(job: Job) -> None:
+    def check() -> None:
+        device = importlib.import_module("horovod.tensorflow.device")
+        hvd.allreduce(made((2,)))
+        runtime = device.own.runtime()
+        hvd.init()
+        assert hvd.allgather(made((2,))).numpy().tolist() == [1.0, 2.0, 2.0, 3.0]
+        assert device.own.runtime() is runtime
+
+    on(job, 2, check)
 
 
 def test_host_memory_can_be_forced(job: Job) -> None:
