@@ -139,7 +139,7 @@ def test_a_rank_that_is_only_late_is_waited_for(launcher: Launcher) -> None:
     ("name", "value", "instead"),
     [
         ("HOROVOD_CPU_OPERATIONS", "Pigeon", "available are shm, hierarchical, tcp"),
-        ("HOROVOD_GPU_OPERATIONS", "nccl", "only horovod.torch does"),
+        ("HOROVOD_GPU_OPERATIONS", "nccl", "only horovod.torch"),
         ("HOROVOD_GPU_OPERATIONS", "Pigeon", "available are nccl for the memory of GPUs"),
         ("HOROVOD_CONTROLLER", "MPI", "available is gloo"),
     ],

@@ -1,4 +1,4 @@
-"""Reduces gradients in host memory in place. The graphs of the JAX backend call it.
+"""Reduces gradients in place, in host memory or in that of a GPU. The graphs of the JAX backend call it.
 
 The name of a request contains that of the optimizer, so the gradients of two optimizers never mix.
 """
@@ -8,49 +8,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from horovod._keras.settings import Settings
-from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
-from horovod.core.submission.collectives import prepared_allreduce
-from horovod.core.submission.handle import all_of
+from horovod.common.reductions import Reducing
+from horovod.core.submission.collectives import prepared_allreduce, submit
+from horovod.core.submission.handle import Handle, all_of
+from horovod.core.submission.prepared import device_of
+from horovod.core.submission.tensor import Tensor
 
 
 class Exchange:
-    """Reduces one optimizer's gradients, as NumPy arrays."""
+    """Reduces one optimizer's gradients, as the core takes them."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._name = OptimizerName()
 
+    def reduction(self, op: ReduceOp, factor: float) -> Reducing:
+        """How :meth:`reduce` reduces."""
+        return Reducing(op, *self._settings.scales(op, factor), self._settings.process_set)
+
     def reduce(
         self,
-        arrays: Sequence[Array],
+        tensors: Sequence[Tensor],
         names: Sequence[str],
         cut: Sequence[Sequence[int]] | None,
         op: ReduceOp,
         factor: float,
     ) -> None:
-        """Reduce every array in place. All members of the process set must call it with arrays of the same types and shapes.
+        """Reduce every tensor in place. All members of the process set must call it with tensors of the same types and shapes.
+
+        On a device, what the calling thread's current stream is given from now on comes after the reduction.
 
         Args:
-            arrays: C-contiguous.
-            names: of the arrays, for errors.
-            cut: the indices of the arrays of each request. None: one request for all arrays.
+            tensors: all in host memory, or all of one submission on a device.
+            names: of the tensors, for errors.
+            cut: the indices of the tensors of each request. None: one request for all tensors.
             factor: multiplies the result.
 
         Raises:
             HorovodInternalError: the job failed, or ranks disagree. The text names ranks, variables and lines.
         """
         settings = self._settings
-        cut = [range(len(arrays))] if cut is None else cut
-        signature = tuple((array.dtype.name, array.shape) for array in arrays)
-        name = self._name.of(signature)
-        prescale, postscale = settings.scales(op, factor)
-        handles = []
-        for number, members in enumerate(cut):
-            tensors = [(names[i], data_type_of(arrays[i]), arrays[i].shape) for i in members]
-            called = f"{name}.{op.label}.{number}"
-            prepared = prepared_allreduce(called, tensors, op, prescale, postscale, settings.line)
-            vectors = [arrays[i].reshape(-1) for i in members]
-            handles.append(prepared.submit(settings.process_set.process_set_id, vectors, vectors))
-        all_of(handle.wait for handle in handles)
+        cut = [range(len(tensors))] if cut is None else cut
+        signature = tuple((tensor.data_type.numpy.name, tensor.shape) for tensor in tensors)
+        name, device = self._name.of(signature), device_of(tensors)
+        how = self.reduction(op, factor)
+        handles: list[Handle] = []
+        try:
+            for number, members in enumerate(cut):
+                own = [tensors[i] for i in members]
+                described = [(names[i], tensors[i].data_type, tensors[i].shape) for i in members]
+                called = f"{name}.{op.label}.{number}"
+                prepared = prepared_allreduce(called, described, op, how.prescale, how.postscale, settings.line, device)
+                handles.append(submit(settings.process_set.process_set_id, prepared.request, own, own))
+        finally:
+            try:
+                all_of(handle.wait for handle in handles)
+            finally:  # also after an error, as the memory is used for something else then
+                for handle in handles:
+                    if handle.event is not None:
+                        handle.event.wait()

@@ -6,6 +6,7 @@ framework. What a stream or a marker is, only the runtime knows.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -30,10 +31,24 @@ class DeviceFacts:
     """
 
     gpus: tuple[str, ...] = ()
-    missing: str = "the framework hands over no device memory: only horovod.torch does"
+    missing: str = (
+        "the framework hands over no device memory: only horovod.torch, horovod.tensorflow and horovod.keras on JAX do"
+    )
 
 
 NO_DEVICES = DeviceFacts()
+
+_VIEWS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def names_in_view(kind: str, count: int) -> list[str]:
+    """What tells the visible devices of a kind from others of the host, where nothing tells their identity.
+
+    Two processes that are shown different devices, under the same numbers, must not be taken to share them. So it is what
+    restricts the view, with the number.
+    """
+    view = ";".join(os.environ.get(name, "") for name in _VIEWS)
+    return [f"{kind} {view} {number}" for number in range(count)]
 
 
 def shared_by(hosts: Sequence[str], gpus: Sequence[Sequence[str]]) -> list[str]:
@@ -64,7 +79,9 @@ class OwnedSpans(Spans, gc=True):
 
 
 class DeviceRuntime(ABC):
-    """One device, as its framework knows it. Every method may be called by any thread; none waits for the device.
+    """One device, as its framework knows it. Every method may be called by any thread.
+
+    None waits for the device, but for :meth:`wait` with None for the stream.
 
     Attributes:
         device: its name, for example ``cuda:1``.
@@ -82,7 +99,8 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def current_stream(self) -> Any:
-        """That of the calling thread."""
+        """That of the calling thread. None where the framework shows none: the thread's work on the device is over when it
+        calls, and it waits for results itself."""
 
     @abstractmethod
     def stream_address(self, stream: Any) -> int:
@@ -90,11 +108,11 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def record(self, stream: Any) -> Any:
-        """A marker of the present end of the stream's work."""
+        """A marker of the present end of the stream's work; for None, one that is reached."""
 
     @abstractmethod
     def wait(self, stream: Any, marker: Any) -> None:
-        """What is given to the stream from now on comes after the marker."""
+        """What is given to the stream from now on comes after the marker. For None, return when the marker is reached."""
 
     @abstractmethod
     def query(self, marker: Any) -> bool:

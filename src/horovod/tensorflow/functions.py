@@ -92,7 +92,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
 
     Args:
         root_rank: the rank whose values are used.
-        device: accepted for compatibility. Variables are sent through host memory.
+        device: accepted for compatibility.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:

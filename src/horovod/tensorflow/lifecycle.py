@@ -11,6 +11,7 @@ import tensorflow as tf
 from horovod.common import basics
 from horovod.core.lifecycle.context import running
 from horovod.core.submission import collectives
+from horovod.tensorflow.device import own
 from horovod.tensorflow.graph import completions
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
@@ -24,6 +25,8 @@ def init(*args: Any, **kwargs: Any) -> None:
     If OMP_NUM_THREADS is set, as under horovodrun, TensorFlow uses this number of threads. A number that the script or
     TensorFlow's own variables set has precedence, and threads that TensorFlow has already started are kept.
     """
+    if not basics.is_initialized():
+        own.forget()
     basics.init(*args, **kwargs)
     _share_cores(os.environ.get("OMP_NUM_THREADS", ""))
 
@@ -45,6 +48,7 @@ def shutdown() -> None:
     """Stop Horovod on this rank, which ends it on all ranks."""
     basics.shutdown()
     completions.stop()
+    own.forget()
 
 
 @unconverted

@@ -103,8 +103,9 @@ __all__ += interface.__all__
 
 @functools.wraps(basics.init)
 def init(*args: Any, **kwargs: Any) -> None:
-    handles.clear()
-    devices.forget()
+    if not basics.is_initialized():
+        handles.clear()
+        devices.forget()
     basics.init(*args, **kwargs)
 
 

@@ -78,6 +78,14 @@ class Termination:
             self._tell_launcher(rank, reason)
         self.failed.set()
 
+    def about_to_fail(self, seconds: float, reason: str) -> HorovodInternalError:
+        """The error of the job, for a thread that sees one of its effects before it is told; ``reason``, what it sees, is the
+        error if none comes within ``seconds``."""
+        if self.failure is None:
+            self.failed.wait(seconds)
+        failure = self.failure
+        return HorovodInternalError(reason) if failure is None else HorovodInternalError(*failure.args)
+
     def left(self, rank: int, reason: str, interrupted: bool) -> None:
         """Note that ``rank`` has shut down; ``interrupted``: this rank was still waiting for a collective."""
         if interrupted and rank != self._rank and elastic_process.this_process() is None:

@@ -13,7 +13,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from horovod.comm.datatypes import DataType
 from horovod.comm.device import GPU, DeviceFacts, DeviceRuntime
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.select import engine as engine_called
 from horovod.core.coordination.agreement import list_ranks
 from horovod.core.coordination.messages import Request
 
@@ -42,11 +45,28 @@ class Ready(msgspec.Struct):
     held: list[Any]
 
 
+class Reduction(Protocol):
+    """What decides whether an engine has a reduction; :class:`horovod.common.reductions.Reducing` is one."""
+
+    @property
+    def op(self) -> ReduceOp: ...
+
+    @property
+    def scaled(self) -> bool:
+        """Whether elements are multiplied or divided."""
+
+
+def carries_out(engine: str, data_types: Sequence[DataType], reduction: Reduction | None) -> bool:
+    """Whether an engine for the memory of GPUs has a collective on elements of these types; None: it only moves them."""
+    op, scaled = (None, False) if reduction is None else (reduction.op, reduction.scaled)
+    return not engine_called(engine, GPU).lacks(data_types, op, scaled)
+
+
 _provider: Provider | None = None
 
 
 def provide(provider: Provider | None) -> None:
-    """Take a framework's devices; the last one counts."""
+    """Take a framework's devices; the last one counts. Memory of another framework's devices is copied to host memory."""
     global _provider
     _provider = provider
 

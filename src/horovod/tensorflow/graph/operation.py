@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from horovod.core.submission.handle import Handle
 from horovod.observe import call_site
+from horovod.tensorflow.device import tell_of_graphs
 from horovod.tensorflow.graph import completions, session_loop
 
 Outputs = Callable[[], list[Any]]
@@ -131,6 +132,7 @@ class GraphOperation:
     def _submitter(self, start: Start) -> Callable[..., int]:
         def submit(*arguments: Any) -> int:
             inputs = arguments if self._queue is None else arguments[1:]
+            tell_of_graphs()
             with call_site.on_behalf_of(self._line):
                 handle, outputs = start(inputs, False)
             ticket = next(_tickets)

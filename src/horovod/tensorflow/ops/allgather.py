@@ -8,17 +8,19 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.comm.datatypes import Array
+from horovod.comm.spans import Vectors
 from horovod.common.reductions import Reducing
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
+from horovod.tensorflow.device import Room, memory_of
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.dense_allreduce import GROUPED as REDUCE
 from horovod.tensorflow.ops.dense_allreduce import reduce_dense
-from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
+from horovod.tensorflow.ops.tensors import any_rows, check_type
 
 KIND = "HorovodAllgather"
 GROUPED = "HorovodGroupedAllgather"
@@ -28,18 +30,19 @@ def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], pr
     """A submission of one request. Outputs: the gathered tensors, and each rank's rows as int32 (tensors, ranks)."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        views = [view(tensor) for tensor in inputs]
+        memory = memory_of(inputs)
+        views = memory.read(inputs)
         rooms: dict[int, Room] = {}
 
-        def allocate(index: int, rows: int) -> Array:
-            rooms[index] = Room((rows, *views[index].shape[1:]), inputs[index].dtype)
-            return rooms[index].array
+        def allocate(index: int, rows: int) -> Array | Vectors:
+            rooms[index] = memory.room(inputs[index], (rows, *views[index].shape[1:]))
+            return rooms[index].vector
 
         handle = collectives.allgather(kind, name, views, allocate, process_set.process_set_id, awaited)
 
         def outputs() -> list[Any]:
             rows = tf.constant(handle.result, tf.int32)
-            return [*(rooms[index].tensor() for index in range(len(inputs))), rows]
+            return [*memory.results(handle, [rooms[index] for index in range(len(inputs))]), rows]
 
         return handle, outputs
 

@@ -62,7 +62,7 @@ def allreduce(
     Args:
         tensor: a tensor, a variable, or ``tf.IndexedSlices``, whose values and indices are gathered from all ranks.
         average: deprecated; use ``op``.
-        device_dense, device_sparse: the device that the result is put on. The reduction itself uses host memory.
+        device_dense, device_sparse: the device that the result is put on. It says nothing of where the reduction runs.
         compression: compresses the tensor before it is sent. Not used for ``tf.IndexedSlices``.
         op: ``hvd.Average`` (the default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
         name: identifies the call. The default is the tensor's name in a graph, and a number in eager execution.

@@ -8,15 +8,17 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.comm.datatypes import Array
+from horovod.comm.spans import Vectors
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
+from horovod.tensorflow.device import Room, memory_of
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.arguments import splits as checked_splits
-from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
+from horovod.tensorflow.ops.tensors import any_rows, check_type
 
 KIND = "HorovodAlltoall"
 
@@ -26,16 +28,17 @@ def _submission(name: str | None, tensor: Any, splits: Any, process_set: Process
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         source, *given = inputs
-        sent = view(source)
+        memory = memory_of([source])
+        sent = memory.read([source])[0]
         rooms: list[Room] = []
 
-        def allocate(_: int, rows: int) -> Array:
-            rooms.append(Room((rows, *sent.shape[1:]), source.dtype))
-            return rooms[0].array
+        def allocate(_: int, rows: int) -> Array | Vectors:
+            rooms.append(memory.room(source, (rows, *sent.shape[1:])))
+            return rooms[0].vector
 
         rows = given[0].numpy().tolist() if given else None
         handle = collectives.alltoall(KIND, name, sent, rows, allocate, process_set.process_set_id, awaited)
-        return handle, lambda: [rooms[0].tensor(), tf.constant(handle.result, tf.int32)]
+        return handle, lambda: [*memory.results(handle, rooms), tf.constant(handle.result, tf.int32)]
 
     outputs = [tf.TensorSpec(any_rows(tensor), tensor.dtype), tf.TensorSpec([None], tf.int32)]
     return Submission([tensor] if splits is None else [tensor, splits], start, outputs)

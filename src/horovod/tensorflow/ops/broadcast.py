@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.ref_variable import RefVariable
 
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
+from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
@@ -18,7 +18,7 @@ from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce
 from horovod.tensorflow.ops.arguments import root
 from horovod.tensorflow.ops.arguments import variables as checked_variables
-from horovod.tensorflow.ops.tensors import check_type, rooms_like, view
+from horovod.tensorflow.ops.tensors import check_type
 
 _REFERENCE: Any = RefVariable
 KIND = "HorovodBroadcast"
@@ -31,14 +31,12 @@ def broadcast_submission(
     """A submission that broadcasts tensors in one request. It has one output for each tensor."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        views = [view(tensor) for tensor in inputs]
-        rooms = rooms_like(views, inputs)
-        if (process_set.ranks or [])[process_set.rank() or 0] == root:
-            for each, room in zip(views, rooms, strict=True):
-                np.copyto(room.array, each.array)
+        memory = memory_of(inputs)
+        from_here = (process_set.ranks or [])[process_set.rank() or 0] == root
+        rooms = [memory.changed(tensor, keeps=from_here) for tensor in inputs]
         described = [room.described() for room in rooms]
         handle = collectives.broadcast(kind, name, described, root, process_set.process_set_id, awaited)
-        return handle, lambda: [room.tensor() for room in rooms]
+        return handle, lambda: memory.results(handle, rooms)
 
     return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
 

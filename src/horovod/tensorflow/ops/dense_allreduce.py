@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from horovod.common.reductions import Reducing
 from horovod.core.submission import collectives
+from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
-from horovod.tensorflow.ops.tensors import rooms_like, view
 
 KIND = "HorovodAllreduce"
 GROUPED = "HorovodGroupedAllreduce"
@@ -23,14 +23,15 @@ def allreduce_submission(kind: str, name: str | None, tensors: Sequence[Any], ho
     """A submission that reduces tensors in one request. It has one output for each tensor."""
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        views = [view(tensor) for tensor in inputs]
-        rooms = rooms_like(views, inputs)
+        memory = memory_of(inputs, how)
+        views = memory.read(inputs)
+        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
         targets = [room.described() for room in rooms]
         members = how.process_set.process_set_id
         handle = collectives.allreduce(
             kind, name, views, targets, how.op, how.prescale, how.postscale, members, awaited
         )
-        return handle, lambda: [room.tensor() for room in rooms]
+        return handle, lambda: memory.results(handle, rooms)
 
     return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
 

@@ -14,6 +14,7 @@ from horovod.core.lifecycle.context import running
 from horovod.core.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.errors import InvalidArgument
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
@@ -22,7 +23,7 @@ from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.allreduce import placed
 from horovod.tensorflow.ops.arguments import compressor, reducing
-from horovod.tensorflow.ops.tensors import Room, any_rows, check_type, view
+from horovod.tensorflow.ops.tensors import any_rows, check_type
 
 KIND = "HorovodReducescatter"
 GROUPED = "HorovodGroupedReducescatter"
@@ -34,18 +35,19 @@ def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reduci
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         members = how.process_set.process_set_id
         worker = running().worker(members, Operation.REDUCESCATTER)
-        views = [view(tensor) for tensor in inputs]
+        memory = memory_of(inputs, how)
+        views = memory.read(inputs)
         rooms = []
         for each, tensor in zip(views, inputs, strict=True):
             if not each.shape:
                 raise ValueError("Reducescatter does not support scalar inputs.")
             rows = shard_rows(each.shape[0], len(worker.ranks))[worker.index]
-            rooms.append(Room((rows, *each.shape[1:]), tensor.dtype))
+            rooms.append(memory.room(tensor, (rows, *each.shape[1:])))
         targets = [room.described() for room in rooms]
         handle = collectives.reducescatter(
             kind, name, views, targets, how.op, how.prescale, how.postscale, members, awaited
         )
-        return handle, lambda: [room.tensor() for room in rooms]
+        return handle, lambda: memory.results(handle, rooms)
 
     specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
     return Submission(tensors, start, specs)

@@ -62,10 +62,10 @@ def view(tensor: Any) -> Tensor:
     return Tensor(array.reshape(-1), DATA_TYPES[tensor.dtype], array.shape)
 
 
-class Room:
-    """Memory for an output. The core writes ``array``, then :meth:`tensor` makes it an eager tensor."""
+class HostRoom:
+    """Host memory for an output. The core writes ``vector``, then :meth:`tensor` makes it an eager tensor."""
 
-    __slots__ = ("_dtype", "_shape", "array")
+    __slots__ = ("_dtype", "_shape", "vector")
 
     def __init__(self, shape: Sequence[int], dtype: tf.DType) -> None:
         element = DATA_TYPES[dtype].numpy
@@ -74,24 +74,19 @@ class Room:
             size *= dimension
         memory: Array = np.empty(size + _ALIGNMENT, np.uint8)
         start = -memory.__array_interface__["data"][0] % _ALIGNMENT
-        self.array: Array = memory[start : start + size].view(element)
+        self.vector: Array = memory[start : start + size].view(element)
         self._shape = tuple(shape)
         self._dtype = dtype
 
     def described(self) -> Tensor:
         """This memory as the core takes it."""
-        return Tensor(self.array, DATA_TYPES[self._dtype], self._shape)
+        return Tensor(self.vector, DATA_TYPES[self._dtype], self._shape)
 
     def tensor(self) -> Any:
         """An eager tensor in this memory. The array must not be written afterwards."""
         return tf.__internal__.EagerTensor(
-            self.array.reshape(self._shape), _host_memory(), self._dtype.as_datatype_enum
+            self.vector.reshape(self._shape), _host_memory(), self._dtype.as_datatype_enum
         )
-
-
-def rooms_like(views: Sequence[Tensor], tensors: Sequence[Any]) -> list[Room]:
-    """Memory for outputs of the shapes and types of ``tensors``, which :func:`view` has made ``views``."""
-    return [Room(each.shape, tensor.dtype) for each, tensor in zip(views, tensors, strict=True)]
 
 
 _host = ""

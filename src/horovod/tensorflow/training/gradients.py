@@ -16,19 +16,21 @@ import tensorflow as tf
 
 from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
 from horovod.common.reduction_settings import ReductionSettings
-from horovod.common.reductions import check_members, check_predivide
+from horovod.common.reductions import Reducing, check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
 from horovod.core.submission.arguments import set_id
-from horovod.core.submission.collectives import prepared_allreduce
+from horovod.core.submission.collectives import prepared_allreduce, submit
+from horovod.core.submission.prepared import device_of
 from horovod.observe.call_site import caller
 from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce, placed
 from horovod.tensorflow.ops.arguments import compressor
-from horovod.tensorflow.ops.tensors import check_type, rooms_like, view
+from horovod.tensorflow.ops.tensors import check_type
 
 KIND = "HorovodAllreduce"
 
@@ -182,14 +184,16 @@ def _submission(
 ) -> Submission:
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
+    how = Reducing(reduction.op, prescale, postscale, reduction.process_set)
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        views = [view(tensor) for tensor in inputs]
-        rooms = rooms_like(views, inputs)
+        memory = memory_of(inputs, how)
+        views = memory.read(inputs)
+        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
         described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
-        prepared = prepared_allreduce(name, described, reduction.op, prescale, postscale, line)
-        sources, targets = [each.array for each in views], [room.array for room in rooms]
-        handle = prepared.submit(reduction.process_set.process_set_id, sources, targets, awaited)
-        return handle, lambda: [room.tensor() for room in rooms]
+        prepared = prepared_allreduce(name, described, how.op, prescale, postscale, line, device_of(views))
+        targets = [room.described() for room in rooms]
+        handle = submit(how.process_set.process_set_id, prepared.request, views, targets, awaited=awaited)
+        return handle, lambda: memory.results(handle, rooms)
 
     return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

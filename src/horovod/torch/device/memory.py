@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import torch
 
 from horovod.comm.datatypes import Array
-from horovod.comm.device import GPU
 from horovod.comm.nccl.engine import stream_of
-from horovod.comm.select import engine
 from horovod.common.reductions import Reducing
 from horovod.core.coordination.messages import HOST
 from horovod.core.lifecycle.context import running
+from horovod.core.submission import devices
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.tensor import Allocate
 from horovod.torch.device import staging
@@ -65,9 +64,8 @@ def memory_of(tensors: Sequence[torch.Tensor], how: Reducing | None = None) -> M
     check(tensors[0])
     device = tensors[0].device
     name = running().device_engine
-    if name and device.type in IN_MEMORY:
-        op, scaled = (None, False) if how is None else (how.op, how.scaled)
-        if not engine(name, GPU).lacks([check(tensor) for tensor in tensors], op, scaled):
-            runtime = own.use(device)
-            return Direct(runtime, name, stream_of(runtime))
+    usable = name and device.type in IN_MEMORY and devices.provider() is own
+    if usable and devices.carries_out(name, [check(tensor) for tensor in tensors], how):
+        runtime = own.use(device)
+        return Direct(runtime, name, stream_of(runtime))
     return staging.Staged(staging.port(device))

@@ -6,7 +6,6 @@ device with the same functions.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod.comm.device import DeviceFacts, DeviceRuntime, OwnedSpans
+from horovod.comm.device import DeviceFacts, DeviceRuntime, OwnedSpans, names_in_view
 from horovod.comm.spans import Spans, layout_of
 from horovod.core.submission import devices
 from horovod.torch.ops.tensors import DATA_TYPES
@@ -25,7 +24,6 @@ _TORCH_TYPES = {data_type.numpy: dtype for dtype, data_type in DATA_TYPES.items(
 _WORDS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
 """To copy, elements are words of their size."""
 _HIGHEST = -1
-_VIEWS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 InMemory = Callable[[torch.device, int, int, int], torch.Tensor]
 """``in_memory(device, address, length, word)``: a tensor of ``length`` words of ``word`` bytes, which lies there and does not
@@ -177,11 +175,8 @@ def _count(kind: str) -> int:
 
 
 def _names(kind: str) -> list[str]:
-    """What tells the visible devices of a kind from others of the host, without taking memory on any.
-
-    Two processes that are shown different devices, under the same numbers, must not be taken to share them. So it is the
-    device's own identity, where PyTorch can ask the driver for it, and else what restricts the view, with the number.
-    """
+    """What tells the visible devices of a kind from others of the host, without taking memory on any: their own identity, where
+    PyTorch can ask the driver for it."""
     count = _count(kind)
     try:
         identities = torch.cuda._raw_device_uuid_nvml() if kind == "cuda" else None
@@ -190,8 +185,7 @@ def _names(kind: str) -> list[str]:
         identities, visible = None, []
     if identities and len(visible) == count and all(isinstance(n, int) and n < len(identities) for n in visible):
         return [str(identities[int(n)]) for n in visible]
-    view = ";".join(os.environ.get(name, "") for name in _VIEWS)
-    return [f"{kind} {view} {number}" for number in range(count)]
+    return names_in_view(kind, count)
 
 
 own = Devices()

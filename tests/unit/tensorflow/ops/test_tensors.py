@@ -10,7 +10,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from horovod.tensorflow.errors import UnsupportedType  # noqa: E402  TensorFlow may be missing
-from horovod.tensorflow.ops.tensors import DATA_TYPES, Room, check_type, view  # noqa: E402
+from horovod.tensorflow.ops.tensors import DATA_TYPES, HostRoom, check_type, view  # noqa: E402
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (2, 0, 3), (5,), (3, 4)]
 
@@ -26,9 +26,9 @@ def test_every_type_and_shape_survives_the_conversion(dtype: Any, shape: tuple[i
     seen = view(source)
     assert seen.shape == shape and seen.data_type is DATA_TYPES[dtype] and seen.array.ndim == 1
     assert seen.array.dtype == seen.data_type.numpy and np.all(seen.array == 1)
-    room = Room(shape, dtype)
-    assert room.described().shape == shape and room.described().array is room.array
-    np.copyto(room.array, seen.array)
+    room = HostRoom(shape, dtype)
+    assert room.described().shape == shape and room.described().array is room.vector
+    np.copyto(room.vector, seen.array)
     made = room.tensor()
     assert made.dtype == dtype and made.shape == shape
     assert np.all(tf.cast(made, tf.int32).numpy() == 1)
@@ -38,9 +38,9 @@ def test_every_type_and_shape_survives_the_conversion(dtype: Any, shape: tuple[i
 def test_nothing_is_copied(dtype: Any) -> None:
     source = tf.cast(tf.ones([1000]), dtype)
     assert address(view(source).array) == address(np.asarray(source))
-    room = Room((1000,), dtype)
-    assert address(room.array) % 64 == 0
-    assert address(np.asarray(room.tensor())) == address(room.array)
+    room = HostRoom((1000,), dtype)
+    assert address(room.vector) % 64 == 0
+    assert address(np.asarray(room.tensor())) == address(room.vector)
 
 
 def test_a_view_outlives_its_tensor() -> None:

@@ -1,0 +1,1 @@
+"""CUDA's streams, events and memory, for frameworks that show none of their own in Python."""

@@ -1,0 +1,168 @@
+"""CUDA's driver library, called through ctypes.
+
+TensorFlow and JAX have no streams and events in Python, so these come from here. Why the driver's library, and not the
+runtime's (libcudart): every host with a GPU has it, at one place; it does not leave a thread's errors where the framework takes
+them for its own; and a thread can work on one device and go back without a context being made on device 0, where the
+runtime's ``cudaSetDevice`` makes one. The contexts are the devices' primary ones, which the frameworks and NCCL use as well.
+Each function's C prototype stands beside its types. HIP has no such library, so on ROCm these frameworks use host memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+from horovod.comm.base import DeviceFailure
+
+SUCCESS = 0
+NOT_READY = 600
+"""What ``cuEventQuery`` returns for an event that is still to come."""
+
+BLOCKING_SYNC, DISABLE_TIMING = 1, 2  # CU_EVENT_BLOCKING_SYNC (a waiting thread sleeps), CU_EVENT_DISABLE_TIMING
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream
+DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
+_FILE = "libcuda.so.1"
+_int, _unsigned, _size, _address = ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p
+_pointer = ctypes.POINTER
+
+_PROTOTYPES: dict[str, list[Any]] = {
+    # CUresult cuInit(unsigned int Flags)
+    "cuInit": [_unsigned],
+    # CUresult cuGetErrorString(CUresult error, const char **pStr)
+    "cuGetErrorString": [_int, _pointer(ctypes.c_char_p)],
+    # CUresult cuDeviceGet(CUdevice *device, int ordinal)
+    "cuDeviceGet": [_pointer(_int), _int],
+    # CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev), cuDevicePrimaryCtxRelease(CUdevice dev)
+    "cuDevicePrimaryCtxRetain": [_pointer(_address), _int],
+    "cuDevicePrimaryCtxRelease_v2": [_int],
+    # CUresult cuCtxPushCurrent(CUcontext ctx), cuCtxPopCurrent(CUcontext *pctx)
+    "cuCtxPushCurrent_v2": [_address],
+    "cuCtxPopCurrent_v2": [_pointer(_address)],
+    # CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority)
+    "cuCtxGetStreamPriorityRange": [_pointer(_int), _pointer(_int)],
+    # CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+    "cuPointerGetAttribute": [_address, _int, _address],
+    # CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
+    "cuStreamCreateWithPriority": [_pointer(_address), _unsigned, _int],
+    # CUresult cuStreamDestroy(CUstream hStream)
+    "cuStreamDestroy_v2": [_address],
+    # CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
+    "cuStreamWaitEvent": [_address, _address, _unsigned],
+    # CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags)
+    "cuEventCreate": [_pointer(_address), _unsigned],
+    # CUresult cuEventRecord(CUevent hEvent, CUstream hStream)
+    "cuEventRecord": [_address, _address],
+    # CUresult cuEventQuery(CUevent hEvent), cuEventSynchronize(CUevent hEvent), cuEventDestroy(CUevent hEvent)
+    "cuEventQuery": [_address],
+    "cuEventSynchronize": [_address],
+    "cuEventDestroy_v2": [_address],
+    # CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+    "cuMemAllocAsync": [_pointer(_address), _size, _address],
+    # CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
+    "cuMemFreeAsync": [_address, _address],
+    # CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
+    "cuMemsetD8Async": [_address, ctypes.c_ubyte, _size, _address],
+    # CUresult cuMemcpyHtoDAsync(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)
+    "cuMemcpyHtoDAsync_v2": [_address, _address, _size, _address],
+    # CUresult cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
+    "cuMemcpyDtoDAsync_v2": [_address, _address, _size, _address],
+}
+
+
+class CudaError(DeviceFailure):
+    """A call of CUDA failed."""
+
+
+class Cuda:
+    """The loaded library.
+
+    Args:
+        functions: has the C functions as attributes: a :class:`ctypes.CDLL` with their types set, or something that plays one.
+    """
+
+    def __init__(self, functions: Any) -> None:
+        self.functions = functions
+
+    @classmethod
+    def load(cls, path: str) -> Cuda:
+        """Load a file, and check that it has everything.
+
+        Raises:
+            OSError: it cannot be loaded, or is too old; the message says what to do.
+            CudaError: there is no device that it can use.
+        """
+        functions = ctypes.CDLL(path)
+        for name, arguments in _PROTOTYPES.items():
+            try:
+                function = getattr(functions, name)
+            except AttributeError:
+                raise OSError(f"{path} has no {name}: a driver for CUDA 11.2 or newer is needed") from None
+            function.restype, function.argtypes = _int, arguments
+        cuda = cls(functions)
+        cuda.call("cuInit", 0)
+        return cuda
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """One call. Raises CudaError, in CUDA's words, unless it succeeds."""
+        result = getattr(self.functions, name)(*arguments)
+        if result != SUCCESS:
+            words = ctypes.c_char_p()
+            self.functions.cuGetErrorString(result, ctypes.byref(words))
+            text = (words.value or b"unknown error").decode(errors="replace")
+            raise CudaError(f"{name.removesuffix('_v2')}: CUDA says {text!r} (code {result})")
+
+    def reached(self, event: int) -> bool:
+        """Whether all work before an event is done. Work that failed raises CudaError."""
+        result = self.functions.cuEventQuery(event)
+        if result == SUCCESS:
+            return True
+        if result != NOT_READY:
+            self.call("cuEventQuery", event)
+        return False
+
+    def ordinal(self, address: int) -> int:
+        """The number that CUDA gives the device on which an address lies. Frameworks number those that they use.
+
+        Raises:
+            CudaError: it is not the memory of a device.
+        """
+        found = ctypes.c_int(-1)
+        self.call("cuPointerGetAttribute", ctypes.byref(found), DEVICE_ORDINAL, address)
+        return found.value
+
+
+def present() -> bool:
+    """Whether this host has a driver for NVIDIA's devices. Loads nothing."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def visible() -> int:
+    """How many devices this process may use, from what the system shows.
+
+    The library is not asked: it reads CUDA_VISIBLE_DEVICES when it is first called, and scripts set that, or the devices of
+    their framework, after ``hvd.init()``.
+    """
+    count = sum(1 for each in Path("/dev").glob("nvidia*") if each.name.removeprefix("nvidia").isdecimal())
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return count
+    chosen = [each.strip() for each in value.split(",")]
+    chosen = chosen[: chosen.index("-1")] if "-1" in chosen else chosen  # what follows is not visible
+    return min(count, sum(map(bool, chosen)))
+
+
+_loaded: list[Cuda] = []
+
+
+def loaded() -> Cuda:
+    """The library, loaded once. Only where the framework uses a GPU already.
+
+    Raises:
+        OSError, CudaError: it cannot be used; the message says why.
+    """
+    if not _loaded:
+        _loaded.append(Cuda.load(_FILE))
+    return _loaded[0]

@@ -1,0 +1,229 @@
+"""The memory of one eager submission: host memory, or a GPU's where an engine moves it.
+
+An operation calls :func:`memory_of` for its tensors, reads them, asks for room for the outputs, and takes the results when the
+handle is done. Functions in a graph always get host memory (``docs/design/frameworks.md``).
+
+TensorFlow shows neither its streams nor its events, so on a GPU the host waits twice: before the submission, in
+``to_dlpack``, for all that the GPU was given, and after it for the collective. Outputs are tensors of TensorFlow's allocator,
+which are written before anybody has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from horovod.comm.datatypes import COMPLEX, Array
+from horovod.comm.spans import Vectors
+from horovod.common.device_tensors import CudaDevices, OnDevice
+from horovod.common.dlpack import address_in
+from horovod.common.reductions import Reducing
+from horovod.core.lifecycle import context
+from horovod.core.submission import devices
+from horovod.core.submission.handle import Handle
+from horovod.core.submission.tensor import Tensor
+from horovod.tensorflow.ops.tensors import DATA_TYPES, HostRoom, view
+
+_GPUS = "device:GPU:"
+"""Part of the full names of devices whose memory an engine can move."""
+_FIRST_GPU = "GPU:0"
+
+_FAILURE_SECONDS = 10.0
+"""How long the other ranks may take to agree which of them failed first."""
+
+
+class Room(Protocol):
+    """Memory for one output.
+
+    Attributes:
+        vector: the memory, as ``allocate`` of an operation returns it.
+    """
+
+    @property
+    def vector(self) -> Array | Vectors: ...
+
+    def described(self) -> Tensor:
+        """This memory as the core takes it."""
+
+    def tensor(self) -> Any:
+        """An eager tensor in this memory, when the collective is over. The core must not write it afterwards."""
+
+
+class Memory(Protocol):
+    """The memory of one submission."""
+
+    def read(self, tensors: Sequence[Any]) -> list[Tensor]:
+        """The submission's tensors, for the collective to read."""
+
+    def room(self, like: Any, shape: Sequence[int]) -> Room:
+        """Room for an output with the type of the tensor ``like``. Any thread may call it."""
+
+    def changed(self, tensor: Any, keeps: bool) -> Room:
+        """Room for a new value of a tensor. ``keeps``: the collective finds its elements there, and leaves them as they are."""
+
+    def results(self, handle: Handle, rooms: Sequence[Room]) -> list[Any]:
+        """Eager tensors of the outputs. The handle is done.
+
+        Raises:
+            HorovodInternalError: the device did not complete the collective.
+        """
+
+
+class HostMemory:
+    """Host memory, which the core reads and writes without a copy. Tensors on devices are copied by TensorFlow."""
+
+    def read(self, tensors: Sequence[Any]) -> list[Tensor]:
+        return [view(tensor) for tensor in tensors]
+
+    def room(self, like: Any, shape: Sequence[int]) -> Room:
+        return HostRoom(shape, like.dtype)
+
+    def changed(self, tensor: Any, keeps: bool) -> Room:
+        made = HostRoom(tensor.shape.as_list(), tensor.dtype)
+        if keeps:
+            np.copyto(made.vector, view(tensor).array)
+        return made
+
+    def results(self, handle: Handle, rooms: Sequence[Room]) -> list[Any]:
+        return [room.tensor() for room in rooms]
+
+
+class DeviceMemory:
+    """Memory of a GPU, where the tensors lie.
+
+    Args:
+        tensors: on GPUs.
+        engine: that moves the memory.
+
+    Raises:
+        ValueError: they are on several GPUs, or on another than this rank's collectives before.
+    """
+
+    def __init__(self, tensors: Sequence[Any], engine: str) -> None:
+        places = {id(tensor): _address(tensor) for tensor in tensors}
+        for first in {tensor.backing_device: place for tensor in tensors if (place := places[id(tensor)])}.values():
+            own.use(first)
+        self._runtime = own.runtime()
+        self._submission = OnDevice(self._runtime, engine)
+        self._places = places
+
+    def read(self, tensors: Sequence[Any]) -> list[Tensor]:
+        return [self.described(tensor, self._places[id(tensor)]) for tensor in tensors]
+
+    def room(self, like: Any, shape: Sequence[int]) -> Room:
+        with tf.device(like.backing_device):
+            return _DeviceRoom(self, tf.raw_ops.Empty(shape=list(shape), dtype=like.dtype))
+
+    def changed(self, tensor: Any, keeps: bool) -> Room:
+        if not keeps:
+            return self.room(tensor, tensor.shape.as_list())
+        with tf.device(tensor.backing_device):
+            return _DeviceRoom(self, tf.identity(tensor))
+
+    def results(self, handle: Handle, rooms: Sequence[Room]) -> list[Any]:
+        if handle.event is not None:
+            handle.event.wait()
+            error = handle.event.error()
+            if error is not None:
+                reason = f"a collective on {self._runtime.device} was not completed: {error}"
+                raise context.current().termination.about_to_fail(_FAILURE_SECONDS, reason)
+        return [room.tensor() for room in rooms]
+
+    def described(self, tensor: Any, address: int) -> Tensor:
+        shape = tensor.shape.as_list()
+        return self._submission.tensor(address, DATA_TYPES[tensor.dtype], shape, owner=tensor)
+
+
+class _DeviceRoom:
+    """A tensor that nobody else has yet."""
+
+    def __init__(self, memory: DeviceMemory, tensor: Any) -> None:
+        self._tensor = tensor
+        # Waits for the GPU once more: what its memory was used for before may not be over.
+        self._described = memory.described(tensor, _address(tensor))
+
+    @property
+    def vector(self) -> Vectors:
+        place = self._described.place
+        assert place is not None
+        return place
+
+    def described(self) -> Tensor:
+        return self._described
+
+    def tensor(self) -> Any:
+        return self._tensor
+
+
+host_memory = HostMemory()
+
+_log = logging.getLogger("horovod.tensorflow")
+_told = False
+
+
+def tell_of_graphs() -> None:
+    """Say once, where eager collectives may use the memory of GPUs, that this one of a graph does not."""
+    global _told
+    if not _told and context.is_initialized() and context.current().device_engine:
+        _told = True
+        _log.info(
+            "collectives in graphs of TensorFlow (tf.function, Keras) travel through host memory; eager ones on GPUs use %s",
+            context.current().device_engine,
+        )
+
+
+def memory_of(tensors: Sequence[Any], how: Reducing | None = None) -> Memory:
+    """The memory of a submission's eager tensors: of one kind on all ranks whose tensors are of the same types and on the same
+    kind of device.
+
+    Args:
+        how: the reduction that is wanted; None for a collective that only moves elements.
+    """
+    if not tensors or _GPUS not in tensors[0].backing_device:
+        return host_memory
+    data_types = [DATA_TYPES[tensor.dtype] for tensor in tensors]
+    engine = own.engine(data_types, how)
+    # TensorFlow keeps some types in host memory, whatever device it names.
+    if not engine or not all(_GPUS in tensor.backing_device for tensor in tensors):
+        return host_memory
+    if any(data_type in COMPLEX for data_type in data_types) or not all(map(_has_room, tensors)):
+        return host_memory
+    return DeviceMemory(tensors, engine)
+
+
+def _address(tensor: Any) -> int:
+    """Where a tensor's elements begin, when everything that TensorFlow gave the device before is done; 0 for none."""
+    return address_in(tf.experimental.dlpack.to_dlpack(tensor))
+
+
+_room: dict[tuple[tf.DType, str], bool] = {}
+
+
+def _has_room(tensor: Any) -> bool:
+    """Whether TensorFlow makes tensors of this type on this device without filling them."""
+    key = tensor.dtype, tensor.backing_device
+    if key not in _room:
+        with tf.device(tensor.backing_device):
+            made = tf.raw_ops.Empty(shape=[1], dtype=tensor.dtype)
+        _room[key] = made.backing_device == tensor.backing_device
+    return _room[key]
+
+
+def _lacking() -> str:
+    if tf.test.is_built_with_cuda():
+        return ""
+    return "this TensorFlow was built without CUDA: pip install 'tensorflow[and-cuda]'"
+
+
+def _first() -> tuple[int, object]:
+    with tf.device(_FIRST_GPU):
+        made = tf.zeros([1])
+    return _address(made), made
+
+
+own = CudaDevices(_lacking, _first)
+devices.provide(own)
