@@ -50,8 +50,9 @@ def converting(func: Callable[..., _Result], kinds: Kinds, cancelled: Kinds = ()
 
 
 def _text(error: BaseException) -> str:
-    """What failed, in the words of the runtime where the framework has kept them."""
-    if context.is_initialized() and (stopped := context.current().stopped) is not None:
-        return str(stopped)
+    """What failed: the text that the framework has kept, or why the job has ended where an operation was cancelled."""
     _, found, text = str(error).partition(f"{_NAME}: ")
-    return text.splitlines()[0] if found and text else str(error)
+    if found and text:
+        return text.splitlines()[0]
+    stopped = context.current().stopped if context.is_initialized() else None
+    return str(error) if stopped is None else str(stopped)
