@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from horovod.comm.device import GPU
 from horovod.comm.engine import Engine, EngineError, Group
@@ -18,6 +19,7 @@ from horovod.comm.tcp.engine import TcpEngine
 __all__ = [
     "ENGINES",
     "EngineError",
+    "Support",
     "candidates",
     "device_engine",
     "engine",
@@ -31,6 +33,18 @@ ENGINES: Mapping[str, tuple[Engine, ...]] = {
     GPU: (NcclEngine(),),
 }
 """By kind of device, the engines that move its memory, best first. A group of one has an engine of its own, ``single``."""
+
+
+class Support(NamedTuple):
+    """What one rank says about engines.
+
+    Attributes:
+        forced: the engine that its environment forces, "" for none.
+        obstacles: why it cannot use which engine, by name; "" where it can. It has looked only at those it would choose from.
+    """
+
+    forced: str
+    obstacles: dict[str, str]
 
 
 def engine(name: str, device: str = HOST) -> Engine:
@@ -74,37 +88,36 @@ def check(forced: str, variable: str, device: str = HOST) -> None:
 
 
 def candidates(
-    forced: Sequence[str],
-    found: Sequence[Mapping[str, str]],
-    variable: str,
-    names: Sequence[str] = (),
-    device: str = HOST,
+    support: Mapping[int, Support], variable: str, names: Sequence[str] = (), device: str = HOST
 ) -> list[str]:
     """The engines to try for one group of at least two ranks, best first; one where it is forced.
 
     Every rank calls it with the same arguments, and gets the same answer.
 
     Args:
-        forced: what each rank's environment asks for, "" for no wish.
-        found: by rank, its :func:`obstacles`.
+        support: by global rank, in group order.
         variable: the environment variable's name, for messages.
         names: the engines to choose from, best first; none: those of the device that are chosen without being forced.
 
     Raises:
         EngineError: the ranks ask for different engines, for one that does not exist, or for one that cannot run here.
     """
-    wishes = {wish for wish in forced if wish}
+    wishes: dict[str, int] = {}
+    for rank, each in support.items():
+        if each.forced:
+            wishes.setdefault(each.forced, rank)
     for wish in sorted(wishes):
         check(wish, variable, device)
     if len(wishes) > 1:
-        raise EngineError(f"ranks ask for different engines with {variable}: {', '.join(sorted(wishes))}; use one")
+        asked = ", ".join(f"{wish} on rank {rank}" for wish, rank in sorted(wishes.items()))
+        raise EngineError(f"ranks ask for different engines with {variable}: {asked}; use one")
     wish = next(iter(wishes), "")
     table = _table(wish, names, device)
-    possible = [each.name for each in table if not _why_not(each.name, found)]
+    possible = [each.name for each in table if not _why_not(each.name, support)]
     if wish and not possible:
-        raise cannot(variable, wish, *_why_not(wish, found)[0])
+        raise cannot(variable, wish, *_why_not(wish, support)[0])
     if not possible:
-        reasons = "; ".join(f"{each.name}: {_why_not(each.name, found)[0][1]}" for each in table)
+        reasons = "; ".join(f"{each.name}: {_why_not(each.name, support)[0][1]}" for each in table)
         raise EngineError(f"no engine can serve this group ({reasons})")
     return possible
 
@@ -137,21 +150,21 @@ def forced_host_engine(gpu: str, cpu: str, gpu_variable: str, cpu_variable: str)
     return gpu
 
 
-def device_engine(forced: Sequence[str], found: Sequence[Mapping[str, str]], variable: str) -> tuple[str, str]:
+def device_engine(support: Mapping[int, Support], variable: str) -> tuple[str, str]:
     """The engine that moves the memory of all ranks' GPUs, and "", or "" and why copies in host memory travel instead.
 
-    Every rank calls it with the same arguments, by rank, as for :func:`candidates`, and gets the same answer.
+    Every rank calls it with the same arguments, as for :func:`candidates`, and gets the same answer.
 
     Raises:
         EngineError: one is forced that some rank cannot use; the message says why and what to do.
     """
-    wishes = {wish for wish in forced if wish}
+    wishes = {each.forced for each in support.values() if each.forced}
     for wish in sorted(wishes):
         check(wish, variable, GPU)
     if wishes and not wishes & {each.name for each in ENGINES[GPU]}:
         return "", f"{variable}={sorted(wishes)[0]}"
     try:
-        return candidates(forced, found, variable, device=GPU)[0], ""
+        return candidates(support, variable, device=GPU)[0], ""
     except EngineError as error:
         if wishes:
             raise EngineError(
@@ -165,11 +178,11 @@ def not_alone() -> str:
     return next((advice for each in ENGINES[GPU] if (advice := each.not_alone())), "")
 
 
-def cannot(variable: str, name: str, member: int, obstacle: str) -> EngineError:
+def cannot(variable: str, name: str, rank: int, obstacle: str) -> EngineError:
     """The error for an engine that is forced and cannot run."""
-    return EngineError(f"{variable}={name} cannot serve this group: member {member}: {obstacle}")
+    return EngineError(f"{variable}={name} cannot serve this group: rank {rank}: {obstacle}")
 
 
-def _why_not(name: str, found: Sequence[Mapping[str, str]]) -> list[tuple[int, str]]:
-    """The members that cannot use an engine, each with its reason. A member that would not choose it has not looked."""
-    return [(member, each[name]) for member, each in enumerate(found) if each.get(name)]
+def _why_not(name: str, support: Mapping[int, Support]) -> list[tuple[int, str]]:
+    """The ranks that cannot use an engine, each with its reason."""
+    return [(rank, each.obstacles[name]) for rank, each in support.items() if each.obstacles.get(name)]

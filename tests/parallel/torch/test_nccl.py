@@ -427,7 +427,7 @@ def test_forced_without_a_gpu_is_an_error_that_says_what_to_install(job: Job) ->
         os.environ["HOROVOD_GPU_OPERATIONS"] = "NCCL"
         with pytest.raises(
             RuntimeError,
-            match=r"HOROVOD_GPU_OPERATIONS=nccl cannot serve this group: member 0: .*without CUDA.*install",
+            match=r"HOROVOD_GPU_OPERATIONS=nccl cannot serve this group: rank 0: .*without CUDA.*install",
         ):
             hvd.init()
 

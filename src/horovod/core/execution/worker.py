@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from horovod.comm.base import Aborted, Communicator, Completion, DeviceFailure, PeerFailure
-from horovod.comm.engine import EngineError
+from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.config import Config
@@ -32,22 +31,17 @@ from horovod.core.coordination.messages import Decision, MessageError
 from horovod.core.coordination.negotiator import NegotiationError
 from horovod.core.coordination.role import Role, Schedule, Watch
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
-from horovod.core.execution.batch import Batch, Entry, execute, size_of
+from horovod.core.execution.batch import Batch, Entry
 from horovod.core.execution.connections import Connections, ReadyConnections
 from horovod.core.execution.cpu_affinity import ANYWHERE, Placement
-from horovod.core.execution.device_engines import DeviceEngines
+from horovod.core.execution.executor import Executor
 from horovod.core.execution.fast_path import FastPath
-from horovod.core.execution.open_events import OpenEvents
-from horovod.core.execution.progress import QUICK_BYTES, Progress, may_drive
+from horovod.core.execution.progress import Progress, may_drive
 from horovod.core.execution.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
-from horovod.core.submission.devices import moves
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
 _log = logging.getLogger("horovod.core")
-
-kept: list[Entry] = []
-"""Failed requests whose tensors an engine may still read: their memory is not given back."""
 
 
 def still_in_use(error: HorovodInternalError) -> HorovodInternalError:
@@ -78,8 +72,7 @@ class WorkerThread:
         finished: the set has ended in good order, on all ranks.
         unnamed: how many calls without a name were made on this process set, by kind.
         registration: a number that tells its process set from another of the same ranks, the same on all members.
-        devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
-            set before the thread starts.
+        executor: what carries out batches.
     """
 
     def __init__(
@@ -99,7 +92,6 @@ class WorkerThread:
         self.index = index
         self.communicator = communicator
         self.registration = 0
-        self.devices: DeviceEngines | None = None
         self.unnamed: Counter[str] = Counter()
         self.finished = False
         self._config = config
@@ -115,15 +107,24 @@ class WorkerThread:
         self._fast_path: FastPath | None = None
         if proposals is not None:
             self._fast_path = FastPath(proposals, self._requests, self.ranks, index, self._connections, self._polls)
+        self.executor = Executor(
+            self.ranks,
+            communicator,
+            self._requests,
+            placement,
+            config.timeout.total_seconds(),
+            lambda: self.role.settled(),
+        )
         self.role: Role = (
             Coordinator(self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name)
             if index == 0
-            else Member(self._connections, self._schedule, self._fast_path, self._done, config.cache_capacity)
+            else Member(
+                self._connections, self._schedule, self._fast_path, self.executor.complete_alone, config.cache_capacity
+            )
         )
         self._left = threading.Event()
         self._leaving: str | None = None
         self._said_leave = False
-        self._open_events = OpenEvents(config.timeout.total_seconds())
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
@@ -178,9 +179,7 @@ class WorkerThread:
     def interrupt(self) -> None:
         """Take no more requests, and wake the thread out of whatever it waits for. Returns at once."""
         self._requests.close()
-        self.communicator.abort()
-        if self.devices is not None:
-            self.devices.abort()
+        self.executor.abort()
         self._connections.wake()
 
     def await_exit(self, seconds: float) -> bool:
@@ -191,11 +190,7 @@ class WorkerThread:
 
     def fail(self, error: BaseException) -> None:
         """Fail everything that is in flight, and all later submissions, with ``error``."""
-        entries = self._requests.fail(error)
-        if self.communicator.may_still_read():
-            kept.extend(entries)
-        for entry in entries:
-            entry.handle.complete(error)
+        self.executor.fail(self._requests.fail(error), error)
 
     def abort(self, error: HorovodInternalError) -> None:
         """All three steps."""
@@ -215,19 +210,8 @@ class WorkerThread:
             return
         if self._proposals is not None:
             self._proposals.release()
-        if self.devices is not None:
-            self.devices.close()
-        self.communicator.close()
+        self.executor.close()
         self._connections.close()
-
-    def drop_members(self, members: Sequence[int], reason: str) -> None:
-        """These ranks are no process set any more: what they have not all submitted on device memory fails, and their
-        communicator goes. All ranks of the job call it, when everything else of that set is over."""
-        if self.devices is None:
-            return
-        for entry in self._requests.take_out(members):
-            entry.handle.complete(HorovodInternalError(reason))
-        self.devices.drop(members)
 
     def descriptors(self) -> list[int]:
         """The descriptors that a forked child must close."""
@@ -249,7 +233,7 @@ class WorkerThread:
         entry = self._fast_path.carry_out(handle)
         if entry is None:
             return False
-        self._done(entry)
+        self.executor.complete_alone(entry)
         return True
 
     def _quick_step(self, ready: ReadyConnections) -> bool:
@@ -320,14 +304,8 @@ class WorkerThread:
 
     def _milliseconds(self) -> float | None:
         """How long this thread may sleep; None: without end."""
-        limits = [self._until_probe(), self.role.milliseconds(), self._until_look()]
+        limits = [self._until_probe(), self.role.milliseconds(), self.executor.look_at_devices()]
         return min([limit for limit in limits if limit is not None], default=None)
-
-    def _until_look(self) -> float | None:
-        """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work."""
-        if self._open_events:
-            self._open_events.look(time.monotonic())
-        return self._open_events.milliseconds()
 
     def _until_probe(self) -> float | None:
         """Have the other ranks probed if one is due. Returns the milliseconds until the next; None if nothing is in flight."""
@@ -369,7 +347,8 @@ class WorkerThread:
             if driven and not (self.communicator.any_thread and may_drive(batch)):
                 return
             self._schedule.batches.popleft()
-            self._carry_out(batch, driven)
+            with self.role.record(batch):
+                self.executor.carry_out(batch, driven)
             if self.role.announces_between_batches:
                 self._announce_submissions()
         if self._schedule.stop is not None and not driven:
@@ -406,62 +385,6 @@ class WorkerThread:
         if self._requests.closed:
             raise Aborted
         return list(zip(decisions, entries, strict=True))
-
-    def _carry_out(self, batch: Batch, driven: bool) -> None:
-        with self.role.record(batch):
-            if driven or size_of(batch) <= QUICK_BYTES:
-                self._run_batch(batch)
-            else:
-                with self._placement.at_work():
-                    self._run_batch(batch)
-
-    def _run_batch(self, batch: Batch) -> None:
-        first = batch[0][0]
-        failure = first.error
-        completion: Completion = None
-        held: list[object] = []
-        if not failure:
-            try:
-                communicator, ranks = self._serving(first)
-            except EngineError as error:
-                failure = str(error)
-            else:
-                if communicator is None:  # the batch is of other ranks alone
-                    self._settle()
-                    return
-                completion = execute(communicator, ranks, batch, held)
-        self._complete(batch, HorovodInternalError(failure) if failure else None, completion, held)
-
-    def _serving(self, decision: Decision) -> tuple[Communicator | None, Sequence[int]]:
-        """The communicator that carries out a decision, and its ranks; None where this rank does not take part."""
-        devices = self.devices
-        if devices is None or not moves(decision.device, devices.engine):
-            return self.communicator, self.ranks
-        return devices.of(decision.members)
-
-    def _done(self, entry: Entry) -> None:
-        """Complete a request that ran without an order."""
-        for known in self._requests.finish([entry.request.name]):
-            if known is not None:  # else an abort has completed it
-                known.handle.complete(known.error)
-
-    def _complete(
-        self, batch: Batch, error: BaseException | None, completion: Completion = None, held: object = None
-    ) -> None:
-        entries = self._requests.finish(decision.name for decision, _ in batch)
-        if completion is not None:
-            names = ", ".join(decision.name for decision, _ in batch[:3])
-            self._open_events.add(completion, names, (entries, held), time.monotonic())
-        self._settle()
-        for entry in entries:
-            if entry is not None:  # an abort has completed it, or this rank has joined
-                entry.handle.event = completion
-                entry.handle.complete(error or entry.error)
-
-    def _settle(self) -> None:
-        """If nothing is in flight any more, the fast path may be used again."""
-        if self._requests.none():
-            self.role.settled()
 
     def _stop(self, rank: int, reason: str) -> None:
         """End in good order: everything that was ordered has run; what is still in flight fails."""

@@ -12,7 +12,7 @@ import msgspec
 
 from horovod.comm.device import GPU, DeviceFacts, shared_by
 from horovod.comm.engine import Group
-from horovod.comm.select import device_engine, not_alone, obstacles
+from horovod.comm.select import Support, device_engine, not_alone, obstacles
 from horovod.core.config import GPU_OPERATIONS
 from horovod.core.submission import devices
 
@@ -56,7 +56,8 @@ def choose(hosts: Sequence[str], reports: Sequence[DeviceReport]) -> str:
     for known, reason in zip(found, shared, strict=True):
         for name, obstacle in known.items():
             known[name] = obstacle or (reason and f"{reason}, and {not_alone()}")
-    engine, why = device_engine([report.forced for report in reports], found, GPU_OPERATIONS)
+    support = {rank: Support(report.forced, found[rank]) for rank, report in enumerate(reports)}
+    engine, why = device_engine(support, GPU_OPERATIONS)
     provider = devices.provider()
     if not engine and provider is not None and provider.facts().gpus:
         _log.info("tensors on GPUs travel through host memory (%s)", why)

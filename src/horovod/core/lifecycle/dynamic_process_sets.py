@@ -158,7 +158,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if context.device_engine:
         # The same for requests on device memory, which all go to the coordinator of all ranks.
         collectives.submit(0, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
-        context.workers[0].drop_members(membership.ranks[group], f"{SHUT_DOWN} This was caused by {_REMOVED}.")
+        context.workers[0].executor.drop_members(membership.ranks[group], f"{SHUT_DOWN} This was caused by {_REMOVED}.")
     process_set.process_set_id = None
     del membership.ranks[group]
     context.freed.append(group)

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from horovod.comm.base import Communicator, DeviceFailure
-from horovod.comm.engine import Bootstrap, EngineError, Group
-from horovod.comm.select import candidates, cannot, engine, obstacles
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.select import Support, candidates, cannot, engine, obstacles
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import HOST
 from horovod.control.dial import receive_exactly
@@ -32,7 +32,13 @@ LONGEST_MESSAGE = 1 << 24
 
 
 class MemberExchange(Protocol):
-    """Small messages among the members of a group before they have an engine. All members make the same calls in one order."""
+    """Small messages among the members of a group before they have an engine. All members make the same calls in one order.
+
+    Attributes:
+        ranks: the members' global ranks, for errors.
+    """
+
+    ranks: Sequence[int]
 
     def allgather(self, own: bytes) -> list[bytes]:
         """The bytes of all members, by index."""
@@ -57,7 +63,7 @@ class ExchangeOverConnections:
     def __init__(
         self, ranks: Sequence[int], connections: Mapping[int, socket.socket], leads: bool, deadline: float
     ) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._connections = connections
         self._leads = leads
         self._deadline = deadline
@@ -66,7 +72,7 @@ class ExchangeOverConnections:
         if not self._leads:
             self._send(0, own)
             return msgspec.msgpack.decode(self._receive(0)[0], type=list[bytes])
-        everything = [own if index == 0 else self._receive(index)[0] for index in range(len(self._ranks))]
+        everything = [own if index == 0 else self._receive(index)[0] for index in range(len(self.ranks))]
         self.broadcast(msgspec.msgpack.encode(everything))
         return everything
 
@@ -112,14 +118,15 @@ class ExchangeOverConnections:
     def _lost(self, index: int, error: OSError) -> OSError:
         kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
         return kind(
-            f"rank {self._ranks[index]} did not take part in the choice of an engine ({error}). Look at its output"
+            f"rank {self.ranks[index]} did not take part in the choice of an engine ({error}). Look at its output"
         )
 
 
 class ExchangeOverCommunicator:
-    """Over a communicator for host memory that the same members already have; it passes no descriptors."""
+    """Over the communicator for host memory of all ranks of the job; it passes no descriptors."""
 
     def __init__(self, communicator: Communicator) -> None:
+        self.ranks: Sequence[int] = range(communicator.size)
         self._communicator = communicator
 
     def allgather(self, own: bytes) -> list[bytes]:
@@ -141,14 +148,7 @@ class ExchangeOverCommunicator:
         return array.tobytes(), -1
 
 
-class _Support(msgspec.Struct, array_like=True):
-    """Which engine is forced on a member, "" for none; and why it cannot use which engine, "" where it can."""
-
-    forced: str
-    obstacles: dict[str, str]
-
-
-_decode_support = msgspec.msgpack.Decoder(_Support).decode
+_decode_support = msgspec.msgpack.Decoder(Support).decode
 
 
 class _BootstrapMessage(msgspec.Struct, array_like=True):
@@ -182,20 +182,19 @@ def build_engine(
         OSError, msgspec.DecodeError: a member did not answer, or not as it should.
     """
     if group.size == 1 and device == HOST:
-        if forced:
-            candidates([forced], [{}], variable, names, device)  # a wrong name is an error in a group of one, too
+        if forced:  # a wrong name is an error in a group of one, too
+            candidates({exchange.ranks[0]: Support(forced, {})}, variable, names, device)
         return SingleCommunicator()
-    own = _Support(forced, obstacles(group, forced, names, device))
-    support = [_decode_support(each) for each in exchange.allgather(msgspec.msgpack.encode(own))]
-    found = [each.obstacles for each in support]
-    rest = candidates([each.forced for each in support], found, variable, names, device)
-    forced_somewhere = next((each.forced for each in support if each.forced), "")
-    reasons: dict[str, tuple[int, str]] = {}
+    own = Support(forced, obstacles(group, forced, names, device))
+    everybody = exchange.allgather(msgspec.msgpack.encode(own))
+    support = {rank: _decode_support(each) for rank, each in zip(exchange.ranks, everybody, strict=True)}
+    rest = candidates(support, variable, names, device)
+    failures: dict[str, tuple[int, str]] = {}
     for name in rest:
-        communicator, failed = _try(name, group, exchange, deadline, device)
+        communicator, failure = _try(name, group, exchange, deadline, device)
         if communicator is not None:
             if group.rank == 0:
-                why = _why(rest[: rest.index(name)], reasons, found, name)
+                why = _why(failures, support[exchange.ranks[0]].obstacles, name)
                 _log.info(
                     "a process set of %d ranks exchanges %s memory by %s%s",
                     group.size,
@@ -204,11 +203,13 @@ def build_engine(
                     f" ({why})" if why else "",
                 )
             return communicator
-        reasons[name] = failed
-    member, obstacle = reasons[rest[-1]]
+        failures[name] = failure
+    last = rest[-1]
+    forced_somewhere = next((each.forced for each in support.values() if each.forced), "")
     if forced_somewhere:
-        raise cannot(variable, forced_somewhere, member, obstacle)
-    raise EngineError(f"no engine can serve this group; {rest[-1]}: member {member}: {obstacle}")
+        raise cannot(variable, forced_somewhere, *failures[last])
+    rank, obstacle = failures[last]
+    raise EngineError(f"no engine can serve this group; {last}: rank {rank}: {obstacle}")
 
 
 def build_for_members(
@@ -240,21 +241,11 @@ def build_for_members(
             obstacle = str(error)
     else:
         communicator, obstacle = _build_anew(name, group, members, exchange, deadline, device)
-    try:
-        outcomes = [each.decode() for each in exchange.allgather(obstacle.encode())]
-    except BaseException:
-        if communicator is not None:
-            communicator.abort()
-            communicator.close()
-        raise
-    failed = [f"rank {rank}: {outcome}" for rank, outcome in enumerate(outcomes) if outcome]
-    if failed:
-        if communicator is not None:
-            communicator.abort()
-            communicator.close()
+    failure = _first_failure(communicator, obstacle, exchange)
+    if failure is not None:
         raise EngineError(
-            f"{name} could not be set up for the memory of GPUs: {failed[0]}. With HOROVOD_GPU_OPERATIONS=HOST copies in "
-            "host memory travel instead."
+            f"{name} could not be set up for the memory of GPUs: rank {failure[0]}: {failure[1]}. With "
+            "HOROVOD_GPU_OPERATIONS=HOST copies in host memory travel instead."
         )
     return communicator
 
@@ -263,72 +254,77 @@ def _build_anew(
     name: str, group: Group | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
 ) -> tuple[Communicator | None, str]:
     """This rank's communicator, None where it is not a member or that failed; and why it failed."""
-    kind, message = engine(name, device), _BootstrapMessage(b"")
-    if group is not None and group.rank == 0:
-        try:
-            message = _BootstrapMessage(kind.bootstrap(group).data)
-        except (EngineError, OSError, ValueError) as error:
-            message = _BootstrapMessage(b"", str(error) or repr(error))
+    kind = engine(name, device)
+    message, _ = _own_bootstrap(kind, group)
     message = _decode_bootstrap(exchange.allgather(msgspec.msgpack.encode(message))[members[0]])
     if group is None or message.obstacle:
         return None, message.obstacle
-    try:
-        return kind.build(group, Bootstrap(message.data), deadline), ""
-    except (EngineError, OSError, ValueError, RuntimeError) as error:
-        return None, str(error) or repr(error)
-
-
-def _why(
-    tried: Sequence[str], reasons: Mapping[str, tuple[int, str]], found: Sequence[Mapping[str, str]], chosen: str
-) -> str:
-    """Why it is not a better engine, for the log."""
-    failures = [f"member {reasons[name][0]}: {reasons[name][1]}" for name in tried]
-    for name, obstacle in found[0].items():
-        if name == chosen:
-            break
-        if obstacle and name not in tried:
-            failures.append(f"{name}: {obstacle}")
-    return "; ".join(failures)
+    return _build(kind, group, Bootstrap(message.data), deadline)
 
 
 def _try(
     name: str, group: Group, exchange: MemberExchange, deadline: float, device: str
 ) -> tuple[Communicator | None, tuple[int, str]]:
-    """Build one engine; None, and the first member that could not with its reason, where that failed on any."""
+    """Build one engine; None, and the first rank that could not with its reason, where that failed on any."""
     kind = engine(name, device)
-    message, own_descriptor = _BootstrapMessage(b""), -1
-    if group.rank == 0:
-        try:
-            made = kind.bootstrap(group)
-            message, own_descriptor = _BootstrapMessage(made.data), made.descriptor
-        except (EngineError, OSError, ValueError) as error:
-            message = _BootstrapMessage(b"", str(error) or repr(error))
+    message, own_descriptor = _own_bootstrap(kind, group)
     try:
         body, descriptor = exchange.broadcast(msgspec.msgpack.encode(message), own_descriptor)
     finally:
         if own_descriptor >= 0:
             os.close(own_descriptor)
-    communicator, obstacle = None, ""
     try:
         message = _decode_bootstrap(body)
         if message.obstacle:
-            return None, (0, message.obstacle)
-        try:
-            communicator = kind.build(group, Bootstrap(message.data, descriptor), deadline)
-        except (EngineError, OSError, ValueError, RuntimeError) as error:
-            obstacle = str(error) or repr(error)
+            return None, (exchange.ranks[0], message.obstacle)
+        communicator, obstacle = _build(kind, group, Bootstrap(message.data, descriptor), deadline)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+    failure = _first_failure(communicator, obstacle, exchange)
+    return (communicator, (0, "")) if failure is None else (None, failure)
+
+
+def _own_bootstrap(kind: Engine, group: Group | None) -> tuple[_BootstrapMessage, int]:
+    """What the first member hands out, and an open descriptor or -1. Other ranks have nothing to say."""
+    if group is None or group.rank != 0:
+        return _BootstrapMessage(b""), -1
+    try:
+        made = kind.bootstrap(group)
+    except (EngineError, OSError, ValueError) as error:
+        return _BootstrapMessage(b"", str(error) or repr(error)), -1
+    return _BootstrapMessage(made.data), made.descriptor
+
+
+def _build(kind: Engine, group: Group, bootstrap: Bootstrap, deadline: float) -> tuple[Communicator | None, str]:
+    """This rank's communicator, or None and why it could not be built."""
+    try:
+        return kind.build(group, bootstrap, deadline), ""
+    except (EngineError, OSError, ValueError, RuntimeError) as error:
+        return None, str(error) or repr(error)
+
+
+def _first_failure(
+    communicator: Communicator | None, obstacle: str, exchange: MemberExchange
+) -> tuple[int, str] | None:
+    """The first rank that failed and why, or None. All ranks call it; where one failed, the communicator is released."""
+    failed: list[tuple[int, str]] | None = None
     try:
         outcomes = [each.decode() for each in exchange.allgather(obstacle.encode())]
-    except BaseException:
-        if communicator is not None:
+        failed = [(rank, outcome) for rank, outcome in zip(exchange.ranks, outcomes, strict=True) if outcome]
+    finally:
+        if communicator is not None and failed != []:
+            communicator.abort()
             communicator.close()
-        raise
-    failed = [(member, outcome) for member, outcome in enumerate(outcomes) if outcome]
-    if failed:
-        if communicator is not None:
-            communicator.close()
-        return None, failed[0]
-    return communicator, (0, "")
+    return failed[0] if failed else None
+
+
+def _why(failures: Mapping[str, tuple[int, str]], own_obstacles: Mapping[str, str], chosen: str) -> str:
+    """Why it is not a better engine, for the log."""
+    reasons = [f"rank {rank}: {obstacle}" for rank, obstacle in failures.values()]
+    for name, obstacle in own_obstacles.items():
+        if name == chosen:
+            break
+        if obstacle and name not in failures:
+            reasons.append(f"{name}: {obstacle}")
+    return "; ".join(reasons)

@@ -252,7 +252,7 @@ class Generation:
             )
         if self.device_engine:
             all_ranks = self.workers[0]
-            all_ranks.devices = DeviceEngines(
+            all_ranks.executor.devices = DeviceEngines(
                 self.device_engine, rank, size, all_ranks.communicator, self.config.timeout
             )
         self.recording.begin()

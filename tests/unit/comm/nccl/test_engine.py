@@ -10,10 +10,15 @@ from horovod.comm.engine import EngineError, Group
 from horovod.comm.nccl import library
 from horovod.comm.nccl.engine import NcclEngine
 from horovod.comm.reduction import ReduceOp
-from horovod.comm.select import device_engine, forced_host_engine, obstacles
+from horovod.comm.select import Support, device_engine, forced_host_engine, obstacles
 
 V = "HOROVOD_GPU_OPERATIONS"
 FREE, BLOCKED = {"nccl": ""}, {"nccl": "no GPU: install one"}
+
+
+def _support(forced: list[str], found: list[dict[str, str]]) -> dict[int, Support]:
+    """What the ranks 2 and 5 say."""
+    return {rank: Support(*each) for rank, *each in zip((2, 5), forced, found, strict=True)}
 
 
 def test_a_rank_without_a_gpu_says_what_to_do() -> None:
@@ -29,28 +34,26 @@ def test_a_rank_without_the_library_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def test_it_is_chosen_where_every_rank_can() -> None:
-    assert device_engine(["", ""], [FREE, FREE], V) == ("nccl", "")
-    engine, why = device_engine(["", ""], [FREE, BLOCKED], V)
+    assert device_engine(_support(["", ""], [FREE, FREE]), V) == ("nccl", "")
+    engine, why = device_engine(_support(["", ""], [FREE, BLOCKED]), V)
     assert engine == "" and "no GPU" in why
 
 
 def test_forced_and_impossible_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(
-        EngineError, match=rf"{V}=nccl cannot serve this group: member 1: no GPU: install one.*{V}=HOST"
-    ):
-        device_engine(["", "nccl"], [FREE, BLOCKED], V)
+    with pytest.raises(EngineError, match=rf"{V}=nccl cannot serve this group: rank 5: no GPU: install one.*{V}=HOST"):
+        device_engine(_support(["", "nccl"], [FREE, BLOCKED]), V)
 
 
 @pytest.mark.parametrize("name", ["host", "mpi", "gloo", "tcp", "shm"])
 def test_host_memory_can_be_forced(name: str) -> None:
-    assert device_engine([name, ""], [{}, FREE], V)[0] == ""
+    assert device_engine(_support([name, ""], [{}, FREE]), V)[0] == ""
 
 
 def test_an_engine_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
     with pytest.raises(
         EngineError, match=rf"{V}=pigeon: there is no such engine .*nccl.*host or one of shm.*gloo, mpi"
     ):
-        device_engine(["", "pigeon"], [FREE, {}], V)
+        device_engine(_support(["", "pigeon"], [FREE, {}]), V)
 
 
 def test_the_name_of_a_host_engine_forces_that_for_the_copies() -> None:

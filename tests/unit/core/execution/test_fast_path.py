@@ -30,7 +30,7 @@ from horovod.core.coordination.messages import (
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import fast_path as shortcut_module
 from horovod.core.execution.batch import Entry
-from horovod.core.execution.worker import WorkerThread
+from horovod.core.execution.executor import Executor
 from horovod.core.submission.handle import Handle
 from unit.control.together import wait_until
 from unit.core.workers import (
@@ -56,13 +56,13 @@ pytestmark = pytest.mark.usefixtures("cores")
 def successes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """Which rank carried out what by fast path."""
     found: list[tuple[int, str]] = []
-    real = WorkerThread._done
+    real = Executor.complete_alone
 
-    def done(worker: WorkerThread, entry: Entry) -> None:
-        found.append((worker.index, entry.request.name))
-        real(worker, entry)
+    def complete(executor: Executor, entry: Entry) -> None:
+        found.append((executor._communicator.rank, entry.request.name))
+        real(executor, entry)
 
-    monkeypatch.setattr(WorkerThread, "_done", done)
+    monkeypatch.setattr(Executor, "complete_alone", complete)
     return found
 
 

@@ -42,7 +42,8 @@ from horovod.core.coordination.messages import (
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution.batch import Entry
 from horovod.core.execution.cpu_affinity import Placement
-from horovod.core.execution.worker import WorkerThread, kept
+from horovod.core.execution.executor import kept
+from horovod.core.execution.worker import WorkerThread
 from horovod.core.submission import in_flight as requests_module
 from horovod.core.submission.handle import Handle
 from horovod.observe.timeline import Timeline
@@ -879,7 +880,7 @@ def test_what_is_large_is_carried_out_on_the_cores_that_fall_to_this_rank(proces
     everywhere = os.sched_getaffinity(0)
     cores = {min(everywhere)} if share == {0} else share
     rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = Placement(share=frozenset(cores))
+    rank.worker._placement = rank.worker.executor._placement = Placement(share=frozenset(cores))
     found: list[set[int]] = []
     rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
     rank.worker.start()

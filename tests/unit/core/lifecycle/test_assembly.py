@@ -158,7 +158,7 @@ def test_hosts_with_several_ranks_are_served_in_steps(members: Members) -> None:
 def test_the_engine_and_the_reason_are_logged(members: Members, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "horovod.core"):
         members.assemble([0, 1], control=loopback_pair)
-    assert "a process set of 2 ranks exchanges host memory by tcp (member 1: no descriptor can be passed" in caplog.text
+    assert "a process set of 2 ranks exchanges host memory by tcp (rank 1: no descriptor can be passed" in caplog.text
 
 
 def test_ranks_that_can_pass_no_descriptor_use_sockets(members: Members) -> None:
@@ -189,18 +189,18 @@ def test_one_wish_is_everybodys(members: Members, engines: list[str]) -> None:
 
 def test_wishes_that_contradict_each_other_are_an_error_on_every_rank(members: Members) -> None:
     (text,) = errors_of(members.assemble([0, 1, 2], ["", "tcp", "shm"]))
-    assert text == f"ranks ask for different engines with {CPU_OPERATIONS}: shm, tcp; use one"
+    assert text == f"ranks ask for different engines with {CPU_OPERATIONS}: shm on rank 2, tcp on rank 1; use one"
 
 
 @pytest.mark.parametrize("engines", [["shm", "shm"], ["shm", ""], ["", "shm"]])
 def test_an_engine_that_was_forced_is_never_replaced(members: Members, engines: list[str]) -> None:
     (text,) = errors_of(members.assemble([0, 1], engines, hosts=["one", "two"]))
-    assert text.startswith(f"{CPU_OPERATIONS}=shm cannot serve this group: member 0: its ranks are on several hosts")
+    assert text.startswith(f"{CPU_OPERATIONS}=shm cannot serve this group: rank 0: its ranks are on several hosts")
 
 
 def test_a_forced_engine_that_one_member_cannot_use_names_the_member(members: Members) -> None:
     (text,) = errors_of(members.assemble([0, 1], ["shm", "shm"], control=loopback_pair))
-    assert "member 1: no descriptor can be passed to it" in text
+    assert "rank 1: no descriptor can be passed to it" in text
 
 
 def test_a_member_that_does_not_answer_ends_the_attempt(members: Members) -> None:

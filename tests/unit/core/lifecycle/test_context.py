@@ -513,7 +513,7 @@ def test_an_engine_that_one_rank_forces_and_another_forbids(job: Job) -> None:
     outcomes = Together(*(partial(each.start, []) for each in contexts)).outcomes()
     for outcome in outcomes:
         assert isinstance(outcome, EngineError)
-        assert f"different engines with {config.CPU_OPERATIONS}: shm, tcp" in str(outcome)
+        assert f"different engines with {config.CPU_OPERATIONS}: shm on rank 0, tcp on rank 1" in str(outcome)
     for each in contexts:
         each.discard()
 

@@ -86,11 +86,11 @@ def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch)
     def run(rank: int) -> Communicator:
         connections: Mapping[int, socket.socket] = {1: near} if rank == 0 else {0: far}
         group = Group(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
-        exchange = ExchangeOverConnections([0, 1], connections, rank == 0, deadline)
+        exchange = ExchangeOverConnections([2, 5], connections, rank == 0, deadline)
         return build_engine(group, exchange, "tcp", "VARIABLE", deadline)
 
     with near, far, other:
         for outcome in Together(lambda: run(0), lambda: run(1)).outcomes():
             assert isinstance(outcome, EngineError)
-            assert str(outcome) == "VARIABLE=tcp cannot serve this group: member 1: no route to member 0"
+            assert str(outcome) == "VARIABLE=tcp cannot serve this group: rank 5: no route to member 0"
     assert closed.is_set()
