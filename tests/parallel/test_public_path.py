@@ -144,7 +144,7 @@ def test_ranks_that_ask_for_different_engines(ranks: Ranks) -> None:
     pool = ranks(3, framework="torch")
     with pool.leaves_nothing():
         for text in pool.run(refused):
-            assert "different engines with HOROVOD_CPU_OPERATIONS: shm, tcp" in text
+            assert "different engines with HOROVOD_CPU_OPERATIONS: shm on rank 0, tcp on rank 1" in text
         pool.run(generation, {}, lambda: hvd.barrier())
 
 

@@ -1,18 +1,22 @@
-"""Small collectives of one host in a single step: all ranks write what they ask for, and one rank compares.
+"""An agreement on one collective of one host in a single step: all ranks write what they ask for, and one rank compares.
 
 An agreement by messages takes longer than a small collective. Here every rank writes a proposal into shared memory: its
-request, byte by byte, and its contribution. The group's first rank, the leader, ends each try for all: either the proposals
-are alike, and every rank computes the result from the contributions; or the try has failed, and every rank announces its
-request.
+request, byte by byte, and its contribution if that is small. The group's first rank, the leader, ends each try for all:
+either the proposals are alike, and every rank computes the result from the contributions, or runs the collective with the
+engine; or the try has failed, and every rank announces its request.
 
 Words of the arena's counters, each with one writer::
 
     proposal  of every rank: the number of the try that it takes part in
     outcome   of the leader: how many tries are over, times two, plus one if an odd number of them succeeded
     closed    of the leader: 1 while it does not use the fast path, so that no proposal can succeed
+    given up  of every rank but the leader: the number of the last try that it has stopped waiting for
 
 1. Try a+1 begins when try a is over.
 2. A proposal cannot be withdrawn. Only the leader ends a try; a rank that has waited long enough asks for that by message.
+   It says so in *given up* first, and looks at the outcome once more. The leader looks at *given up* after it has written a
+   success, and sends a message to each rank that does not wait. With a full fence between write and look on either side, the
+   rank sees the success or the leader sees that it does not wait.
 3. Contributions to success m are in slot m mod 2.
 4. Success m needed a proposal of every rank, made when it had finished success m-1. So no rank still reads success m-1, whose
    slot the proposals for success m+1 are written to.
@@ -30,7 +34,7 @@ from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.segments import Segments
 from horovod.comm.shm import futex
 from horovod.comm.shm.arena import PROPOSAL_BYTES, Arena
-from horovod.comm.shm.words import CLOSED, OUTCOME, PROPOSAL, Words, word_index
+from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, word_index
 from horovod.comm.spans import Vectors
 
 IDENTITY_BYTES = 1000
@@ -63,8 +67,9 @@ class Proposals:
         self._heads = [[block[:_HEAD_BYTES].data for block in row] for row in self._blocks]
         self._typed: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
         self._workspace = Workspace()
+        self._given_up = word_index(rank, GIVEN_UP)
         self._slot = 0
-        self._last_success = 0
+        self._told: dict[int, list[int]] = {peer: [] for peer in self._peers}
 
     # For every rank.
 
@@ -73,7 +78,7 @@ class Proposals:
 
         Args:
             identity: what must be the same on all ranks, at most ``IDENTITY_BYTES``; none may be the beginning of another.
-            vectors: this rank's contribution, of one dtype, together at most ``data_bytes``.
+            vectors: this rank's contribution, of one dtype, together at most ``data_bytes``; none if the engine is to move it.
             note: a number of this rank for the others, see :meth:`notes`.
         """
         outcome = self._words.values[self._outcome]
@@ -104,6 +109,11 @@ class Proposals:
     def await_outcome(self, number: int, spins: int, seconds: float) -> bool:
         """Whether the try is over; looks ``spins`` times in a row, then sleeps for so long at most."""
         return self._await(self._outcome, 2 * number, spins, seconds)
+
+    def stop_waiting(self, number: int) -> bool:
+        """Have the leader send a message if the try succeeds from now on. Returns whether it is over already."""
+        self._words.publish(self._given_up, number)
+        return self.over(number)
 
     def notes(self) -> list[int]:
         """After a success: everybody's notes, by rank."""
@@ -141,15 +151,24 @@ class Proposals:
         self._words.read_fence()
         return bool(self._heads[self._slot][peer][: len(identity)] == identity)
 
-    def decide(self, success: bool) -> None:
-        """End the present try; a success if all ranks take part and ask for the same."""
-        outcome = self._words.values[self._outcome]
-        if success:
-            self._last_success = (outcome >> 1) + 1
-        self._words.publish(self._outcome, (outcome + 2) ^ success)
+    def decide(self, success: bool) -> list[int]:
+        """End the present try; a success if all ranks take part and ask for the same.
 
-    def give_up(self, number: int) -> bool:
-        """A peer has given up a try: end it if it is not over. Returns whether it had succeeded.
+        Returns:
+            After a success, the peers that have stopped waiting and must be sent a message. Each will :meth:`give_up`.
+        """
+        outcome = self._words.values[self._outcome]
+        self._words.publish(self._outcome, (outcome + 2) ^ success)
+        if not success:
+            return []
+        number = (outcome >> 1) + 1
+        told = [peer for peer in self._peers if self._words.values[word_index(peer, GIVEN_UP)] == number]
+        for peer in told:
+            self._told[peer].append(number)
+        return told
+
+    def give_up(self, peer: int, number: int) -> bool:
+        """A peer says that it has given up a try: end it if it is not over. Returns whether it had succeeded.
 
         Raises:
             ValueError: there has been no such try.
@@ -159,7 +178,9 @@ class Proposals:
             raise ValueError(f"try {number} of {over + 1}")
         if number > over:
             self.decide(False)
-        return number == self._last_success
+        succeeded = number in self._told[peer]
+        self._told[peer] = [each for each in self._told[peer] if each > number]
+        return succeeded
 
     def shut(self) -> None:
         """The leader does not use the fast path: no rank needs to wait for it."""

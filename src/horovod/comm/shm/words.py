@@ -6,6 +6,7 @@ Every rank has a line of 128 bytes with 64-bit words::
     proposal | outcome | closed            see horovod.comm.shm.proposals
     asleep                                 1 while this rank sleeps on a word of another
     progress                               see horovod.comm.shm.counters
+    given up                               see horovod.comm.shm.proposals
 
 A wake-up is a system call, which costs as much as a small collective's copies, and mostly no rank sleeps. So a rank that
 writes a word first checks whether any rank sleeps::
@@ -33,6 +34,7 @@ OUTCOME = 5
 CLOSED = 6
 ASLEEP = 7
 PROGRESS = 8
+GIVEN_UP = 9
 
 LINE_WORDS = 16
 WORD = 8

@@ -19,7 +19,6 @@ from horovod.core.coordination.messages import (
     Order,
     Request,
     Stop,
-    Succeeded,
     decode_from_member,
     encode,
 )
@@ -105,9 +104,8 @@ class Coordinator(Role):
             self._schedule.stop = self._schedule.stop or (self._ranks[member], message.reason)
             return
         requests = self._listeners[member].requests(message.items)
-        if message.proposal and self._had_succeeded(message.proposal):
-            self._connections.send(member, encode(Succeeded()))
-            del requests[:1]
+        if message.proposal and self._had_succeeded(member, message.proposal):
+            del requests[:1]  # the member has been told (FastPath)
         self._count(member, requests)
         if self._proposals is not None and not self.fast_path_open():
             self._proposals.shut()  # a member that has announced or joined proposes nothing
@@ -130,11 +128,11 @@ class Coordinator(Role):
                     timeline.ready(request.operation.name, labels(request), member)
         self._negotiator.announce(member, requests, time.monotonic())
 
-    def _had_succeeded(self, proposal: int) -> bool:
+    def _had_succeeded(self, member: int, proposal: int) -> bool:
         if self._proposals is None:
             raise MessageError("there are no proposals without shared memory")
         try:
-            return self._proposals.give_up(proposal)
+            return self._proposals.give_up(member, proposal)
         except ValueError as error:
             raise MessageError(str(error)) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from horovod.core.coordination.messages import (
     Announce,
@@ -17,7 +17,6 @@ from horovod.core.coordination.messages import (
     encode,
 )
 from horovod.core.coordination.role import Role, Schedule
-from horovod.core.execution.batch import Entry
 from horovod.core.execution.connections import Connections
 from horovod.core.execution.fast_path import FastPath
 
@@ -28,7 +27,6 @@ class Member(Role):
     Args:
         connections: member 0 is the coordinator.
         fast_path: None where the ranks share no memory.
-        complete: completes a request that ran without an order.
         capacity: how many requests the announcements abbreviate.
     """
 
@@ -40,13 +38,11 @@ class Member(Role):
         connections: Connections,
         schedule: Schedule,
         fast_path: FastPath | None,
-        complete: Callable[[Entry], None],
         capacity: int,
     ) -> None:
         self._connections = connections
         self._schedule = schedule
         self._fast_path = fast_path
-        self._complete = complete
         self._announcer = Announcer(capacity)
         self._decisions: dict[int, Decision] = {}
 
@@ -63,7 +59,7 @@ class Member(Role):
             self._schedule.stop = (message.rank, message.reason)
             self._connections.drop(member)  # it is the last message; the coordinator closes the connection after it
         elif isinstance(message, Succeeded):
-            self._resolve()
+            self._resolve(message.proposal)
         else:
             self._schedule.batches.extend([[self._decision(item) for item in batch] for batch in message.batches])
 
@@ -74,18 +70,15 @@ class Member(Role):
         """Nothing: the coordinator opens and closes the fast path."""
 
     def stop(self, rank: int, reason: str) -> None:
-        """Complete a proposal that succeeded although this rank gave it up. The coordinator may have left before it said so."""
-        if self._fast_path is not None and self._fast_path.has_succeeded():
-            self._complete(self._fast_path.resolve())
+        """Nothing: Stop is the last message."""
 
-    def _resolve(self) -> None:
+    def _resolve(self, proposal: int) -> None:
         if self._fast_path is None:
             raise MessageError("there are no proposals without shared memory")
         try:
-            entry = self._fast_path.resolve()
+            self._fast_path.resolve(proposal)
         except ValueError as error:
             raise MessageError(str(error)) from error
-        self._complete(entry)
 
     def _decision(self, item: int | Decision) -> Decision:
         if isinstance(item, int):

@@ -152,7 +152,13 @@ class Stop(msgspec.Struct, tag=3, array_like=True):
 
 
 class Succeeded(msgspec.Struct, tag=4, array_like=True):
-    """Coordinator to member: the proposal that the member has given up had succeeded."""
+    """Coordinator to member: a proposal that the member has given up has succeeded.
+
+    Attributes:
+        proposal: its number.
+    """
+
+    proposal: int
 
 
 class MessageError(Exception):

@@ -70,8 +70,13 @@ class Executor:
             with self._placement.at_work():
                 self._run(batch)
 
+    def carry_out_alone(self, entry: Entry) -> None:
+        """Run a quick request that all ranks have agreed on without an order, and complete it."""
+        request = entry.request
+        self._run([(Decision(-1, request.name, request.operation), entry)])
+
     def complete_alone(self, entry: Entry) -> None:
-        """Complete a request that ran without an order."""
+        """Complete a request that ran without an order and without the engine."""
         for known in self._requests.finish([entry.request.name]):
             if known is not None:  # else an abort has completed it
                 known.handle.complete(known.error)

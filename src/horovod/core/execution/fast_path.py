@@ -1,17 +1,18 @@
-"""Runs small collectives of one host without an order of the coordinator (:mod:`horovod.comm.shm.proposals`).
+"""Runs quick collectives of one host without an order of the coordinator (:mod:`horovod.comm.shm.proposals`).
 
 The set's first rank leads; it is also the rank of the coordinator. Proposal n runs as follows:
 
-1. A thread that waits for a small collective proposes it, if nothing else of its process set is in flight here: it writes what
-   it asks for and its contribution into shared memory, then the number n (:meth:`FastPath._propose`).
+1. A thread that waits for a quick collective proposes it, if nothing else of its process set is in flight here: it writes what
+   it asks for, and its contribution if that is small, into shared memory, then the number n (:meth:`FastPath._propose`).
 2. The leader waits a moment for the proposals of all ranks. The proposal succeeds if all are the same, and fails otherwise or
    when a message arrives. The leader writes that down, for all ranks alike (:meth:`FastPath._lead`).
-3. A member waits a moment for what the leader writes (:meth:`FastPath._follow`). On success every rank computes the result from
-   all contributions. On failure every rank announces its request as if nothing had been proposed.
+3. A member waits a moment for what the leader writes (:meth:`FastPath._follow`). On success every rank computes the result
+   from all contributions, or runs the collective with the engine if it is not small (:meth:`FastPath._finish`). On failure
+   every rank announces its request as if nothing had been proposed.
 4. A member cannot take a proposal back. One that has waited long enough announces the request and names n
-   (:meth:`FastPath.given_up`). If n is still undecided, the coordinator lets it fail and counts the request. If n had
-   succeeded, the coordinator does not count the request, and answers ``Succeeded``; then the member computes the result
-   (:meth:`FastPath.resolve`).
+   (:meth:`FastPath.given_up`). If n is still undecided when the coordinator reads that, it lets n fail and counts the request.
+   If n succeeds before, the leader sends ``Succeeded`` at once, since it may wait for the member in the engine; the member
+   carries n out (:meth:`FastPath.resolve`), and the coordinator does not count the request when it comes to it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ from collections.abc import Sequence
 
 from horovod.comm.shm.proposals import IDENTITY_BYTES, Proposals
 from horovod.comm.spans import arrays_of
-from horovod.core.coordination.messages import Operation, Request
+from horovod.core.coordination.messages import Operation, Request, Succeeded, encode
 from horovod.core.execution.batch import Entry, output_of, scaling
 from horovod.core.execution.connections import Connections
+from horovod.core.execution.executor import Executor
 from horovod.core.execution.waiting import SLEEP_SECONDS, SLEEPS, Polls
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
-OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
+SMALL_OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
+"""What is computed from contributions in shared memory."""
+
+ENGINE_OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.BROADCAST})
+"""What the engine runs if it is not small: what each rank knows all about from its own request."""
 
 
 class FastPath:
@@ -37,6 +43,7 @@ class FastPath:
     Args:
         ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
         polls: how often to poll before sleeping.
+        executor: runs what is not small, and completes requests.
     """
 
     def __init__(
@@ -47,43 +54,62 @@ class FastPath:
         index: int,
         connections: Connections,
         polls: Polls,
+        executor: Executor,
     ) -> None:
+        self._executor = executor
         self._proposals = proposals
         self._requests = requests
         self._ranks = ranks
         self._index = index
         self._connections = connections
         self._rounds, self._polls = polls.word_rounds, polls.word
+        self._last = 0
         self._unresolved: tuple[int, Entry] | None = None
 
-    def carry_out(self, handle: Handle) -> Entry | None:
-        """Run the collective of ``handle`` if it is small and nothing else is in flight. Returns its entry, with its outputs.
+    def carry_out(self, handle: Handle) -> bool:
+        """Run the quick collective of ``handle`` and complete it, if nothing else is in flight and all ranks agree in time.
 
-        None: it was not run, and is announced before anything else.
+        False: it was not run, and is announced before anything else.
+
+        Raises:
+            PeerFailure, Aborted: the engine could not run it.
         """
         entry = self._requests.take_alone(handle)
         if entry is None:
-            return None
-        done = False
+            return False
+        agreed = False
         try:
-            done = self._try(entry)
+            agreed = self._agree(entry)
         finally:
-            if not done:
+            if not agreed:
                 self._requests.put_back(entry)
-        return entry if done else None
+        if agreed:
+            self._finish(entry)
+        return agreed
 
-    def _try(self, entry: Entry) -> bool:
+    def _agree(self, entry: Entry) -> bool:
         request = entry.request
-        if request.operation not in OPERATIONS or entry.size() > self._proposals.data_bytes or not _uniform(request):
+        if not self._small(entry) and request.operation not in ENGINE_OPERATIONS:
             return False
         identity = request.identity
         if len(identity) > IDENTITY_BYTES:
             return False
         self._unresolved = None
-        succeeded = (self._lead if self._proposals.leads else self._follow)(entry, identity)
-        if succeeded:
+        return (self._lead if self._proposals.leads else self._follow)(entry, identity)
+
+    def _small(self, entry: Entry) -> bool:
+        """Whether the contributions go through the proposals; the same on all ranks for requests that are alike."""
+        request = entry.request
+        return (
+            request.operation in SMALL_OPERATIONS and entry.size() <= self._proposals.data_bytes and _uniform(request)
+        )
+
+    def _finish(self, entry: Entry) -> None:
+        if self._small(entry):
             self._collect(entry)
-        return succeeded
+            self._executor.complete_alone(entry)
+        else:
+            self._executor.carry_out_alone(entry)
 
     def _disturbed(self) -> bool:
         """Whether there is something else to do than to wait for a proposal."""
@@ -97,7 +123,8 @@ class FastPath:
             self._proposes_in_time(peer, number) and proposals.alike(peer, identity)
             for peer in range(1, len(self._ranks))
         )
-        proposals.decide(success)
+        for member in proposals.decide(success):
+            self._connections.send(member, encode(Succeeded(number)))
         return success
 
     def _proposes_in_time(self, peer: int, number: int) -> bool:
@@ -120,7 +147,7 @@ class FastPath:
             return False
         number = self._propose(entry, identity)
         self._unresolved = (number, entry)
-        if not self._decided_in_time(number) and not proposals.over(number):
+        if not self._decided_in_time(number) and not proposals.stop_waiting(number):
             return False
         self._unresolved = None
         return proposals.succeeded()
@@ -139,24 +166,22 @@ class FastPath:
                 return False
         return False
 
-    def has_succeeded(self) -> bool:
-        """Whether this rank has given up a proposal that has succeeded after all."""
-        return (
-            self._unresolved is not None and self._proposals.over(self._unresolved[0]) and self._proposals.succeeded()
-        )
-
-    def resolve(self) -> Entry:
-        """The entry of a proposal that this rank has given up and that has succeeded, with its outputs.
+    def resolve(self, number: int) -> None:
+        """Carry out a proposal that this rank has given up and that has succeeded. Does nothing if it saw that itself.
 
         Raises:
-            ValueError: there is none.
+            ValueError: this rank has not proposed it, or it has not succeeded.
+            PeerFailure, Aborted: the engine could not run it.
         """
-        if self._unresolved is None or not self.has_succeeded():
-            raise ValueError("no proposal that was given up has succeeded")
+        if self._unresolved is None or self._unresolved[0] != number:
+            if 0 < number <= self._last:
+                return
+            raise ValueError(f"proposal {number} was never made")
+        if not self._proposals.over(number) or not self._proposals.succeeded():
+            raise ValueError(f"proposal {number} has not succeeded")
         entry = self._unresolved[1]
         self._unresolved = None
-        self._collect(entry)
-        return entry
+        self._finish(entry)
 
     def given_up(self, request: Request) -> int:
         """The number of the proposal that the announcement of ``request`` must name; 0 for none. Called once for each."""
@@ -170,11 +195,14 @@ class FastPath:
 
     def _propose(self, entry: Entry, identity: bytes) -> int:
         request, arrays, rows = entry.request, entry.inputs, 0
-        if request.operation is Operation.BROADCAST:
+        if not self._small(entry):
+            arrays = ()
+        elif request.operation is Operation.BROADCAST:
             arrays = entry.outputs if self._ranks[self._index] == request.root else ()
         elif request.operation is Operation.ALLGATHER:
             rows = request.tensors[0].shape[0]
-        return self._proposals.propose(identity, arrays, rows)
+        self._last = self._proposals.propose(identity, arrays, rows)
+        return self._last
 
     def _collect(self, entry: Entry) -> None:
         request = entry.request

@@ -104,9 +104,6 @@ class WorkerThread:
         self._schedule = Schedule()
         self._progress = Progress(self._connections, self._polls, index == 0)
         self._proposals = proposals
-        self._fast_path: FastPath | None = None
-        if proposals is not None:
-            self._fast_path = FastPath(proposals, self._requests, self.ranks, index, self._connections, self._polls)
         self.executor = Executor(
             self.ranks,
             communicator,
@@ -115,12 +112,15 @@ class WorkerThread:
             config.timeout.total_seconds(),
             lambda: self.role.settled(),
         )
+        self._fast_path: FastPath | None = None
+        if proposals is not None:
+            self._fast_path = FastPath(
+                proposals, self._requests, self.ranks, index, self._connections, self._polls, self.executor
+            )
         self.role: Role = (
             Coordinator(self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name)
             if index == 0
-            else Member(
-                self._connections, self._schedule, self._fast_path, self.executor.complete_alone, config.cache_capacity
-            )
+            else Member(self._connections, self._schedule, self._fast_path, config.cache_capacity)
         )
         self._left = threading.Event()
         self._leaving: str | None = None
@@ -227,14 +227,8 @@ class WorkerThread:
             self._connections.wake()
 
     def _try_fast_path(self, handle: Handle) -> bool:
-        """Carry out a small collective without an order, if nothing else is in flight; whether it is done."""
-        if self._fast_path is None or not self.role.fast_path_open():
-            return False
-        entry = self._fast_path.carry_out(handle)
-        if entry is None:
-            return False
-        self.executor.complete_alone(entry)
-        return True
+        """Carry out a quick collective without an order, if nothing else is in flight; whether it is done."""
+        return self._fast_path is not None and self.role.fast_path_open() and self._fast_path.carry_out(handle)
 
     def _quick_step(self, ready: ReadyConnections) -> bool:
         """A step of a waiting thread; whether anything is left for the worker thread."""

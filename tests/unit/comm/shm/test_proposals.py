@@ -162,15 +162,35 @@ def test_a_judge_that_goes_another_way_ends_what_is_offered(pair: Group) -> None
 def test_an_attempt_that_a_peer_gives_up_is_over_unless_it_succeeded(pair: Group) -> None:
     leader, member = pair
     number = member.propose(b"x", [])
-    assert not leader.give_up(number)
+    assert not leader.give_up(1, number)
     assert member.over(number) and not member.succeeded()
-    assert not leader.give_up(number)
-    offers(pair)
-    assert judged(pair)
-    assert leader.give_up(number + 1)
-    for wrong in (0, -1, number + 3):
+    assert not leader.give_up(1, number)
+    for wrong in (0, -1, number + 2):
         with pytest.raises(ValueError, match=f"try {wrong} of"):
-            leader.give_up(wrong)
+            leader.give_up(1, wrong)
+
+
+def test_who_stopped_waiting_before_a_success_must_be_told_and_nobody_else(group: Group) -> None:
+    """And what it says of that afterwards, however late, is known to have succeeded."""
+    leader, last = group[0], len(group) - 1
+    for turn in range(4):
+        (number, *_) = offers(group, offset=turn)
+        impatient = turn != 2
+        if impatient:
+            assert not group[last].stop_waiting(number)
+        assert leader.decide(True) == [last] * impatient
+        assert group[last].stop_waiting(number) and group[last].succeeded()
+    assert leader.give_up(last, 1) and not leader.give_up(last, 1)
+    assert not leader.give_up(last, 3)
+    assert leader.give_up(last, 4)
+
+
+def test_nobody_need_be_told_of_a_failure(pair: Group) -> None:
+    leader, member = pair
+    number = member.propose(b"x", [])
+    assert not member.stop_waiting(number)
+    assert leader.decide(False) == []
+    assert not leader.give_up(1, number)
 
 
 @pytest.mark.parametrize("lengths", [[0], [1], [3, 0, 4], [2048], []])

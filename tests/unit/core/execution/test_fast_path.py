@@ -1,4 +1,4 @@
-"""Small collectives without an order of the coordinator, and how those find back to it that cannot be carried out so."""
+"""Quick collectives without an order of the coordinator, and how those find back to it that cannot be carried out so."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from horovod.comm.base import PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
+from horovod.comm.shm.proposals import Proposals
+from horovod.core.coordination.coordinator import Coordinator
 from horovod.core.coordination.messages import (
     Announce,
     Decision,
@@ -27,6 +30,7 @@ from horovod.core.coordination.messages import (
     decode_from_coordinator,
     decode_from_member,
 )
+from horovod.core.coordination.negotiator import ReadyRequest
 from horovod.core.errors import HorovodInternalError
 from horovod.core.execution import fast_path as shortcut_module
 from horovod.core.execution.batch import Entry
@@ -38,6 +42,7 @@ from unit.core.workers import (
     LARGE,
     MEDIUM,
     SECONDS,
+    Peer,
     Rank,
     Set,
     abort_when_reported,
@@ -146,18 +151,75 @@ def test_who_waits_at_once_wakes_no_other_thread(process_set: Set, successes: li
     assert all(rank.worker._requests.asleep() for rank in ranks)
 
 
-@pytest.mark.parametrize("length", [MEDIUM, LARGE])
-def test_what_does_not_fit_is_ordered(process_set: Set, successes: list[tuple[int, str]], length: int) -> None:
-    ranks = process_set.whole(2, proposals=True)
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that the coordinator ordered."""
+    found: list[str] = []
+    real = Coordinator._order
+
+    def order(coordinator: Coordinator, batches: list[list[ReadyRequest]]) -> None:
+        found.extend(item.decision.name for batch in batches for item in batch)
+        real(coordinator, batches)
+
+    monkeypatch.setattr(Coordinator, "_order", order)
+    return found
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_is_not_small_goes_through_the_engine_without_an_order(
+    process_set: Set, orders: list[str], successes: list[tuple[int, str]], size: int
+) -> None:
+    ranks = asleep(process_set.whole(size, proposals=True))
 
     def script(rank: Rank) -> None:
         for turn in range(20):
-            array = ones(turn, length)
-            rank.submit(allreduce_request("x", (length,)), array, awaited=True).wait()
+            array = ones(turn, MEDIUM)
+            rank.submit(allreduce_request("x", (MEDIUM,)), array, awaited=True).wait()
+            assert array[0] == array[-1] == size * turn
+            array = ones(rank.worker.index, MEDIUM)
+            spec = (TensorSpec("b", DataType.FLOAT32, (MEDIUM,)),)
+            rank.submit(Request(Operation.BROADCAST, "b", spec, root=size - 1), array, awaited=True).wait()
+            assert array[0] == array[-1] == size - 1
+            small = ones(turn)
+            rank.submit(allreduce_request("small", (4,)), small, awaited=True).wait()
+            assert small[0] == size * turn
+
+    on_every_rank(ranks, script)
+    assert orders == []
+    assert {name for _, name in successes} == {"small"}
+    assert all(rank.communicator.batches == [1] * 20 for rank in ranks)
+
+
+def test_what_is_large_is_ordered(process_set: Set, orders: list[str]) -> None:
+    ranks = process_set.whole(2, proposals=True)
+
+    def script(rank: Rank) -> None:
+        for turn in range(3):
+            array = ones(turn, LARGE)
+            rank.submit(allreduce_request("x", (LARGE,)), array, awaited=True).wait()
             assert array[0] == array[-1] == 2 * turn
 
     on_every_rank(ranks, script)
-    assert successes == []
+    assert orders == ["x"] * 3
+
+
+def test_a_peer_that_fails_inside_the_engine_fails_the_job(process_set: Set) -> None:
+    first, second = process_set.whole(2, proposals=True)
+
+    def fail() -> None:
+        raise PeerFailure(0, "it is gone", suspected=True)
+
+    def script(rank: Rank) -> None:
+        with pytest.raises(HorovodInternalError, match="the failure"):
+            for _ in range(1000):
+                rank.allreduce("x", ones(length=MEDIUM)).wait()
+
+    second.communicator.before = fail
+    failure = abort_when_reported([second, first], "the failure")
+    on_every_rank([first, second], script)
+    failure.join(SECONDS)
+    assert second.watch.reports == [(0, "it is gone", True)]
 
 
 def test_an_awaited_one_that_is_asked_for_in_another_way_is_done(process_set: Set) -> None:
@@ -191,7 +253,8 @@ def test_a_root_that_does_not_lead_and_global_ranks_that_are_no_indices(process_
 
 @pytest.mark.parametrize("late", [0, 1], ids=["the coordinator", "a member"])
 @pytest.mark.parametrize("seconds", [0.002, 0.03])
-def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float) -> None:
+@pytest.mark.parametrize("length", [4, MEDIUM])
+def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float, length: int) -> None:
     """Later than anybody waits for it, or not."""
     ranks = process_set.whole(2, proposals=True)
 
@@ -199,9 +262,9 @@ def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float) -> 
         for turn in range(30):
             if rank.worker.index == late and turn % 3 == 0:
                 time.sleep(seconds)  # the lateness that the test is about
-            array = ones(turn)
+            array = ones(turn, length)
             rank.allreduce("x", array).wait()
-            assert array[0] == 2 * turn
+            assert array[0] == array[-1] == 2 * turn
 
     on_every_rank(ranks, script)
 
@@ -413,52 +476,66 @@ def test_what_a_member_gave_up_counts_as_announced(process_set: Set) -> None:
     assert [[decision.name for decision in batch] for batch in peers[1].ordered()] == [["x"]]
 
 
-def test_a_member_that_gave_up_what_had_succeeded_is_told(process_set: Set) -> None:
+@pytest.mark.parametrize("length", [4, MEDIUM])
+def test_a_member_that_gave_up_what_succeeds_then_is_told_at_once(process_set: Set, length: int) -> None:
+    """Before the leader enters the engine, where it waits for the member. What the member says later does not count."""
     leader, member = process_set.proposals_of(2)
-    rank, peers = process_set.part(0, 2, proposals=leader)
-    request = allreduce_request("x", (4,))
-    number = member.propose(b"x", [])
-    leader.propose(b"x", [])
-    leader.decide(True)
+    rank, peers = process_set.part(0, 2, proposals=leader, start=False)
+    heard: list[object] = []
+    rank.communicator.before = lambda: heard.append(decode_from_coordinator(peers[1].hear()))
+    request = allreduce_request("x", (length,))
+    number = member.propose(request.identity, [ones()] if length == 4 else [])
+    assert not member.stop_waiting(number)
+    handle = rank.submit(request, ones(length=length))
+    rank.worker.drive(handle)
+    assert handle.done()
+    rank.worker.start()
+    assert (heard or [decode_from_coordinator(peers[1].hear())]) == [Succeeded(number)]
+    rank.communicator.before = lambda: None
     peers[1].say(Announce([definition(request), definition(allreduce_request("y", (4,)), 1)], number))
-    assert isinstance(decode_from_coordinator(peers[1].hear()), Succeeded)
     rank.submit(allreduce_request("y", (4,)), ones()).wait(SECONDS)  # the rest of what it said counts
     assert [[decision.name for decision in batch] for batch in peers[1].ordered()] == [["y"]]
     assert rank.worker.role._negotiator.idle
     peers[1].say(Announce([0]))  # x, as it was defined
-    rank.submit(request, ones()).wait(SECONDS)
+    rank.submit(request, ones(length=length)).wait(SECONDS)
 
 
-def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set) -> None:
+def gave_up(process_set: Set, array: Array) -> tuple[Proposals, Rank, Peer, Handle]:
+    """The leader's proposals, and a member that has announced what it gave up; its worker thread does not run yet."""
     leader, member = process_set.proposals_of(2)
     rank, peers = process_set.part(1, 2, proposals=member, start=False)
-    array = ones(1)
     handle = rank.allreduce("x", array)
     rank.worker.drive(handle)  # in vain: nobody is there
-    said = peers[0].hear()
-    message = decode_from_member(said)
+    message = decode_from_member(peers[0].hear())
     assert isinstance(message, Announce) and message.proposal == 1
-    leader.propose(b"", [ones(2)])
-    leader.decide(True)
+    return leader, rank, peers[0], handle
+
+
+@pytest.mark.parametrize("length", [4, MEDIUM])
+def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set, length: int) -> None:
+    array = ones(1, length)
+    leader, rank, peer, handle = gave_up(process_set, array)
+    leader.propose(b"", [ones(2)] if length == 4 else [])
+    assert leader.decide(True) == [1]
     rank.worker.start()
-    peers[0].say(Succeeded())
+    peer.say(Succeeded(1))
     handle.wait(SECONDS)
-    assert array.tolist() == [3.0] * 4
+    if length == 4:
+        assert array.tolist() == [3.0] * 4
+    assert rank.communicator.batches == [1] * (length == MEDIUM)
     assert not rank.worker._requests._known
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
-def test_the_end_comes_before_the_word_on_what_was_given_up(process_set: Set, succeeded: bool) -> None:
+def test_the_end_comes_right_after_the_word_on_what_was_given_up(process_set: Set, succeeded: bool) -> None:
     """The coordinator is done, leaves, and reads no more."""
-    leader, member = process_set.proposals_of(2)
-    rank, peers = process_set.part(1, 2, proposals=member, start=False)
     array = ones(1)
-    handle = rank.allreduce("x", array)
-    rank.worker.drive(handle)  # in vain: nobody is there
+    leader, rank, peer, handle = gave_up(process_set, array)
     leader.propose(b"", [ones(2)])
-    leader.decide(succeeded)
+    if leader.decide(succeeded):
+        peer.say(Succeeded(1))
+    peer.say(Stop(0, "it left"))
     rank.worker.start()
-    peers[0].say(Stop(0, "it left"))
     if succeeded:
         handle.wait(SECONDS)
         assert array.tolist() == [3.0] * 4
@@ -469,11 +546,34 @@ def test_the_end_comes_before_the_word_on_what_was_given_up(process_set: Set, su
     assert [interrupted for _, _, interrupted in rank.stopped] == [not succeeded]
 
 
+def test_a_member_that_saw_the_success_itself_may_be_told_as_well(process_set: Set) -> None:
+    leader, rank, peer, handle = gave_up(process_set, ones(1))
+    leader.propose(b"", [ones(2)])
+    leader.decide(True)
+    rank.worker.start()
+    for _ in range(2):
+        peer.say(Succeeded(1))
+    handle.wait(SECONDS)
+    peer.say(Stop(0, "it left"))
+    wait_until(lambda: bool(rank.stopped), "the end")
+    assert rank.watch.reports == []
+
+
 @pytest.mark.parametrize("fast_path", [True, False])
 def test_a_member_is_told_of_a_success_that_was_not(process_set: Set, fast_path: bool) -> None:
     _, member = process_set.proposals_of(2)
     rank, peers = process_set.part(1, 2, proposals=member if fast_path else None)
-    peers[0].say(Succeeded())
+    peers[0].say(Succeeded(1))
+    wait_until(lambda: bool(rank.watch.reports), "the report")
+    assert "it broke the protocol" in rank.watch.reports[0][1]
+
+
+def test_a_member_is_told_of_the_success_of_what_has_failed(process_set: Set) -> None:
+    leader, rank, peer, _ = gave_up(process_set, ones(1))
+    leader.propose(b"", [])
+    leader.decide(False)
+    rank.worker.start()
+    peer.say(Succeeded(1))
     wait_until(lambda: bool(rank.watch.reports), "the report")
     assert "it broke the protocol" in rank.watch.reports[0][1]
 
