@@ -30,11 +30,11 @@ from horovod.core.execution.waiting import SLEEP_SECONDS, SLEEPS, Polls
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
-SMALL_OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
-"""What is computed from contributions in shared memory."""
+COMPUTED = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
+"""Computed from contributions in shared memory where these are small."""
 
-ENGINE_OPERATIONS = frozenset({Operation.ALLREDUCE, Operation.BROADCAST})
-"""What the engine runs if it is not small: what each rank knows all about from its own request."""
+OPERATIONS = COMPUTED | {Operation.REDUCESCATTER}
+"""What each rank knows all about from its own request, or, for an allgather, from one number of every rank."""
 
 
 class FastPath:
@@ -89,7 +89,9 @@ class FastPath:
 
     def _agree(self, entry: Entry) -> bool:
         request = entry.request
-        if not self._small(entry) and request.operation not in ENGINE_OPERATIONS:
+        if request.operation not in OPERATIONS:
+            return False
+        if request.operation is Operation.ALLGATHER and (len(request.tensors) != 1 or not request.tensors[0].shape):
             return False
         identity = request.identity
         if len(identity) > IDENTITY_BYTES:
@@ -98,18 +100,33 @@ class FastPath:
         return (self._lead if self._proposals.leads else self._follow)(entry, identity)
 
     def _small(self, entry: Entry) -> bool:
-        """Whether the contributions go through the proposals; the same on all ranks for requests that are alike."""
-        request = entry.request
+        """Whether this rank's contribution is in its proposal. For requests that are alike it is so on all ranks or on none;
+        for an allgather, this rank's rows decide."""
         return (
-            request.operation in SMALL_OPERATIONS and entry.size() <= self._proposals.data_bytes and _uniform(request)
+            entry.request.operation in COMPUTED
+            and entry.size() <= self._proposals.data_bytes
+            and _of_one_type(entry.request)
         )
 
     def _finish(self, entry: Entry) -> None:
-        if self._small(entry):
-            self._collect(entry)
+        if entry.request.operation is Operation.ALLGATHER:
+            self._finish_allgather(entry)
+        elif self._small(entry):
+            self._compute(entry)
             self._executor.complete_alone(entry)
         else:
             self._executor.carry_out_alone(entry)
+
+    def _finish_allgather(self, entry: Entry) -> None:
+        tensor, rows = entry.request.tensors[0], self._proposals.notes()
+        row_elements = math.prod(tensor.shape[1:])
+        if max(rows) * row_elements * tensor.data_type.itemsize > self._proposals.data_bytes:
+            self._executor.carry_out_alone(entry, rows)
+            return
+        entry.handle.result = (tuple(rows),)
+        output = arrays_of(output_of(entry, 0, sum(rows)))[0]
+        self._proposals.allgather(output, [row_elements * each for each in rows])
+        self._executor.complete_alone(entry)
 
     def _disturbed(self) -> bool:
         """Whether there is something else to do than to wait for a proposal."""
@@ -194,33 +211,23 @@ class FastPath:
         return number
 
     def _propose(self, entry: Entry, identity: bytes) -> int:
-        request, arrays, rows = entry.request, entry.inputs, 0
+        request, arrays = entry.request, entry.inputs
+        rows = request.tensors[0].shape[0] if request.operation is Operation.ALLGATHER else 0
         if not self._small(entry):
             arrays = ()
         elif request.operation is Operation.BROADCAST:
             arrays = entry.outputs if self._ranks[self._index] == request.root else ()
-        elif request.operation is Operation.ALLGATHER:
-            rows = request.tensors[0].shape[0]
         self._last = self._proposals.propose(identity, arrays, rows)
         return self._last
 
-    def _collect(self, entry: Entry) -> None:
+    def _compute(self, entry: Entry) -> None:
         request = entry.request
         if request.operation is Operation.ALLREDUCE:
             self._proposals.allreduce(entry.outputs, *scaling(request, len(self._ranks)))
         elif request.operation is Operation.BROADCAST:
             self._proposals.broadcast(entry.outputs, self._ranks.index(request.root))
-        elif request.operation is Operation.ALLGATHER:
-            rows = self._proposals.notes()
-            entry.handle.result = (tuple(rows),)
-            row_elements = math.prod(request.tensors[0].shape[1:])
-            output = arrays_of(output_of(entry, 0, sum(rows)))[0]
-            self._proposals.allgather(output, [row_elements * each for each in rows])
 
 
-def _uniform(request: Request) -> bool:
-    """Whether all elements have one type. For an allgather, also whether one number says how many rows there are."""
+def _of_one_type(request: Request) -> bool:
     tensors = request.tensors
-    if request.operation is Operation.ALLGATHER:
-        return len(tensors) == 1 and len(tensors[0].shape) > 0
     return len(tensors) < 2 or all(each.data_type is tensors[0].data_type for each in tensors[1:])

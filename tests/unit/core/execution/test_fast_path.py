@@ -105,7 +105,7 @@ def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple
     assert all(not rank.worker._requests._known and not rank.worker._requests._unannounced for rank in ranks)
 
 
-def gathered(rank: Rank, rows: int, columns: int) -> Array:
+def gathered(rank: Rank, rows: int, columns: int, awaited: bool = False) -> Array:
     """What an allgather of so many rows of every rank's number makes."""
     made: list[Array] = []
 
@@ -114,7 +114,7 @@ def gathered(rank: Rank, rows: int, columns: int) -> Array:
         return made[0]
 
     request = Request(Operation.ALLGATHER, "g", (TensorSpec("g", DataType.FLOAT32, (rows, columns)),))
-    handle = rank.submit(request, ones(rank.worker.index, rows * columns), allocate=allocate)
+    handle = rank.submit(request, ones(rank.worker.index, rows * columns), allocate=allocate, awaited=awaited)
     handle.wait()
     (received,) = handle.result
     assert received[rank.worker.index] == rows and sum(received) * columns == made[0].size
@@ -181,6 +181,15 @@ def test_what_is_not_small_goes_through_the_engine_without_an_order(
             spec = (TensorSpec("b", DataType.FLOAT32, (MEDIUM,)),)
             rank.submit(Request(Operation.BROADCAST, "b", spec, root=size - 1), array, awaited=True).wait()
             assert array[0] == array[-1] == size - 1
+            shard = np.zeros(MEDIUM, np.float32)
+            spec = (TensorSpec("r", DataType.FLOAT32, (size, MEDIUM)),)
+            request = Request(Operation.REDUCESCATTER, "r", spec, reduce_op=ReduceOp.SUM)
+            rank.submit(request, ones(turn, size * MEDIUM), outputs=[shard], awaited=True).wait()
+            assert shard[0] == shard[-1] == size * turn
+            # The rows of all ranks but the first are too many for a proposal.
+            everything = gathered(rank, 1 + (MEDIUM if rank.worker.index else 0), 1, awaited=True)
+            assert everything[0] == 0 and everything.size == size + (size - 1) * MEDIUM
+            assert everything[-1] == size - 1
             small = ones(turn)
             rank.submit(allreduce_request("small", (4,)), small, awaited=True).wait()
             assert small[0] == size * turn
@@ -188,7 +197,7 @@ def test_what_is_not_small_goes_through_the_engine_without_an_order(
     on_every_rank(ranks, script)
     assert orders == []
     assert {name for _, name in successes} == {"small"}
-    assert all(rank.communicator.batches == [1] * 20 for rank in ranks)
+    assert all(rank.communicator.batches == [1] * 40 for rank in ranks)  # of allreduce and allgather
 
 
 def test_what_is_large_is_ordered(process_set: Set, orders: list[str]) -> None:
