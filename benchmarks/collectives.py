@@ -293,7 +293,7 @@ def measure_idle(seconds: float) -> float:
     """The share of a core, in percent, that the busiest rank uses while all do nothing for ``seconds``."""
     hvd.barrier()
     started = time.process_time()
-    time.sleep(seconds)
+    time.sleep(seconds)  # a script that computes nothing: whatever is used meanwhile is the runtime's
     return 100 * max(everywhere(time.process_time() - started)) / seconds
 
 

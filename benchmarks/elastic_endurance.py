@@ -41,7 +41,12 @@ WORKERS = {
 SLOTS = [3, 4, 5]
 SECONDS_BETWEEN_SLOTS = 8.0
 BEGINNING_SECONDS, ENDING_SECONDS = 10.0, 60.0
+LOOKING_SECONDS = 0.05
+"""Between two looks at the job: short beside the seconds between two disturbances, and long beside what a look costs."""
+SETTLING_SECONDS = 2.0
+"""After the launcher has ended: what it has ended with itself takes a moment to be gone, and has not been left behind."""
 TAG = "ELASTIC_ENDURANCE"
+TENTHS = 10
 FEWEST_SAMPLES = 30
 GROWTH = {"megabytes": 5, "descriptors": 8, "threads": 2, "children": 0}
 """How much more of each a process may have in the last third of its samples than in the second, by the medians. The
@@ -174,7 +179,7 @@ def endure(folder: Path, worker: Path, losses: int, seconds: float, chance: rand
     disturbances = Disturbances(folder, worker, launcher.pid, losses, seconds, chance)
     try:
         while launcher.poll() is None and time.monotonic() < began + seconds and len(disturbances.killed) < losses:
-            time.sleep(0.05)
+            time.sleep(LOOKING_SECONDS)
             disturbances.act()
         (folder / "end").touch()
         status: int | None = launcher.wait(ENDING_SECONDS)
@@ -183,7 +188,7 @@ def endure(folder: Path, worker: Path, losses: int, seconds: float, chance: rand
     finally:
         launcher.kill()
         launcher.wait()
-    time.sleep(2.0)
+    time.sleep(SETTLING_SECONDS)
     text = (folder / "stderr").read_text()
     return {
         "status": status,
@@ -228,7 +233,9 @@ def judge(record: dict[str, Any]) -> list[str]:
         f"{log[-1]['at'] / 60:.1f} minutes, {len(record['losses'])} losses, {rounds} rounds, {log[-1]['step']} steps, "
         f"{min(sizes)} to {max(sizes)} ranks"
     )
-    tenths = [statistics.fmean(entry["loss"] for entry in part) for part in split(log, 10)]
+    if len(log) < TENTHS:
+        return [*problems, f"too few lines in the log to judge the loss: {len(log)}; more --minutes help"]
+    tenths = [statistics.fmean(entry["loss"] for entry in part) for part in split(log, TENTHS)]
     print("loss by tenths of the time:", " ".join(f"{loss:.4g}" for loss in tenths))
     if any(later >= earlier for earlier, later in itertools.pairwise(tenths)):
         problems.append("the loss does not go down throughout")

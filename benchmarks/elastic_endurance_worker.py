@@ -6,22 +6,18 @@ elastic_endurance_worker.py FOLDER
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import sys
 import time
 from pathlib import Path
 
 import torch
+from elastic_endurance_log import BEGINNING, PAUSE_SECONDS, RankLog
 
 import horovod.torch as hvd
 
 SAMPLES, GLOBAL_BATCH = 2048, 64
-PAUSE_SECONDS = 0.01
-"""After each step, so that processes that start get some of the machine."""
-LOG_SECONDS = 0.25
 
-folder = Path(sys.argv[1])
+log = RankLog(Path(sys.argv[1]))
 
 
 def main() -> None:
@@ -37,21 +33,14 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(plain)
     sampler = hvd.elastic.GlobalBatchSampler(data, GLOBAL_BATCH)
     loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
-    state = hvd.elastic.TorchState(
-        model, optimizer, rollback="step", sampler=sampler, epoch=0, step=0, over=False, logged=0.0, losses=[]
-    )
+    state = hvd.elastic.TorchState(model, optimizer, rollback="step", sampler=sampler, epoch=0, **BEGINNING)
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
-        write(folder / f"member.{os.getpid()}", os.environ["HOROVOD_ELASTIC_ROUND"])
+        log.begin_round()
         while not state.over:
             for parts in sampler.steps(loader):
-                loss = train_step(parts)
-                state.step += 1
-                state.losses = [*state.losses, loss]
-                if time.monotonic() > state.logged + LOG_SECONDS:
-                    log(state)
-                    state.losses, state.logged = [], time.monotonic()
+                log.end_step(state, train_step(parts))
                 sampler.record_step()
                 time.sleep(PAUSE_SECONDS)
                 state.commit()
@@ -69,34 +58,14 @@ def main() -> None:
                 loss = torch.nn.functional.mse_loss(model(inputs), targets) * weight
                 total += float(loss.detach())
                 if last:
-                    ends = hvd.rank() == 0 and (folder / "end").exists()
-                    mean, over = hvd.allreduce(torch.tensor([total, float(ends)]), name="loss").tolist()
+                    ends = float(log.is_to_end())
+                    mean, over = hvd.allreduce(torch.tensor([total, ends]), name="loss").tolist()
                 loss.backward()
         optimizer.step()
         state.over = over > 0
         return mean
 
     train(state)
-
-
-def log(state: hvd.elastic.TorchState) -> None:
-    if hvd.rank() == 0:
-        entry = {
-            "at": time.monotonic(),
-            "step": state.step,
-            "loss": sum(state.losses) / len(state.losses),
-            "size": hvd.size(),
-            "round": int(os.environ["HOROVOD_ELASTIC_ROUND"]),
-        }
-        with (folder / "log").open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-
-def write(path: Path, text: str) -> None:
-    """All at once, for who reads it meanwhile."""
-    new = path.with_name(f".{path.name}")
-    new.write_text(text)
-    new.rename(path)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 Over the socket come requests: the environment of a new process, as JSON, with two descriptors: its socket to the pool, and the
 file for what it prints. The answer is its number. It is a child of the HOLDER of the other end, which is a subreaper while it
-asks: the process that is forked first only forks once more, and its end leaves the second one to the holder.
+asks: the process that is forked first only forks once more, and its end leaves the second one to the holder. If either fork
+fails, the template ends, and the holder quotes why. What goes wrong later is in the file for what the new process prints.
 
 Ranks that are forked have one hash seed, and would have their memory at the same addresses. As in real jobs it must not matter
 where memory lies on another rank, so each first moves what it allocates next by a random distance.
@@ -25,6 +26,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -120,9 +122,12 @@ class Template:
             socket.send_fds(self.connection, [HEAD.pack(len(body))], descriptors)
             self.connection.sendall(body)
             answer = self.connection.recv(NUMBER.size, socket.MSG_WAITALL)
+        except ConnectionError:
+            answer = b""
         finally:
             prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         if len(answer) < NUMBER.size:
+            self.process.wait(_LIMIT_SECONDS)  # it has closed its end, and may have more to print
             raise OSError(f"the process that ranks are forked from has ended: {self.output()}")
         return Forked(*NUMBER.unpack(answer))
 
@@ -153,7 +158,7 @@ def _readable(descriptor: int, seconds: float) -> bool:
 # In the template.
 
 
-def serve(connection: socket.socket, holder: int) -> tuple[int, int, dict[str, str]] | None:
+def serve(connection: socket.socket) -> tuple[int, int, dict[str, str]] | None:
     """Fork for each request; None at the end. In a forked process: its descriptors and its environment."""
     with connection:
         while True:
@@ -161,24 +166,49 @@ def serve(connection: socket.socket, holder: int) -> tuple[int, int, dict[str, s
             if len(head) < HEAD.size:
                 return None
             body = connection.recv(HEAD.unpack(head)[0], socket.MSG_WAITALL)
-            between = os.fork()
-            if between == 0:
-                if os.fork():
-                    os._exit(0)
-                rank_worker.die_with(holder)
-                connection.sendall(NUMBER.pack(os.getpid()))
+            number = fork_to_holder()
+            if number == 0:
                 return descriptors[0], descriptors[1], json.loads(body)
-            os.waitpid(between, 0)
             for descriptor in descriptors:
                 os.close(descriptor)
+            connection.sendall(NUMBER.pack(number))
+
+
+def fork_to_holder() -> int:
+    """Fork a process whose parent, once this returns, is the holder. Its number; 0 in that process.
+
+    Raises:
+        OSError: a process could not be made.
+    """
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            number = os.fork()
+        except OSError:
+            traceback.print_exc()
+            os._exit(1)  # not as Python ends: this is a copy of a process that goes on
+        if number:
+            os.write(writing, NUMBER.pack(number))
+            os._exit(0)
+        os.close(reading)
+        os.close(writing)
+        return 0
+    os.close(writing)
+    answer = os.read(reading, NUMBER.size)
+    os.close(reading)
+    os.waitpid(between, 0)
+    if len(answer) < NUMBER.size:
+        raise OSError("the process between this one and a rank could not fork")
+    return int(NUMBER.unpack(answer)[0])
 
 
 def become(log: int, env: Mapping[str, str]) -> None:
     """Take over what a new process has of its own."""
-    os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    os.setsid()
     os.environ.clear()
     os.environ.update(env)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -193,10 +223,11 @@ def main() -> None:
     connection = socket.socket(fileno=int(descriptor))
     os.set_inheritable(int(descriptor), False)
     importlib.import_module(module)
-    forked = serve(connection, int(holder))
+    forked = serve(connection)
     if forked is not None:
         link, log, env = forked
         become(log, env)
+        rank_worker.die_with(int(holder))
         rank_worker.serve(link, [module])
 
 

@@ -37,6 +37,7 @@ SOURCE = Path(horovod.__file__).resolve().parents[1]
 FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|docs|tests|examples|benchmarks)/[\w./-]*)`")
+PART = re.compile(r"`([\w.][\w./-]*(?:\.py|/[\w.-]*))`")
 TARGET = re.compile(r"(?:^ {4}|`)make ([a-z]+)", re.MULTILINE)
 
 
@@ -61,6 +62,20 @@ def test_links_and_names_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for target in TARGET.findall(text):
         assert target in targets, f"{document.name} says 'make {target}'"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "design.md", *sorted((ROOT / "docs" / "design").glob("*.md"))],
+    ids=lambda path: path.name,
+)
+def test_what_is_said_of_the_tree_names_files_that_exist(document: Path) -> None:
+    """There a file may be named by the end of its path."""
+    tree = [f"/{path.relative_to(ROOT)}" for top in ("src", "tests", "docs", ".ci") for path in (ROOT / top).rglob("*")]
+    for name in PART.findall(FENCED.sub("", document.read_text())):
+        assert any(path.endswith(f"/{name.rstrip('/')}") for path in tree) or (ROOT / name).exists(), (
+            f"{document.name} names {name}"
+        )
 
 
 def horovodrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

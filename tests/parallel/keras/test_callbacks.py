@@ -135,7 +135,7 @@ def test_learning_rates_follow_schedules_and_warmup(job: Any) -> None:
     assert "Epoch 2: finished gradual learning rate warmup to 0.04" in told[0] and told[1:] == ["", ""]
 
 
-def test_momentum_correction(job: Any) -> None:
+def test_momentum_is_corrected_when_the_learning_rate_changes_and_only_if_asked(job: Any) -> None:
     """The step after a change of the learning rate has its momentum multiplied by new / old (Goyal et al. 2017)."""
 
     def train(corrected: bool) -> Any:
@@ -245,7 +245,7 @@ def test_a_rank_that_resumes_has_the_learning_rates_of_all(job: Any) -> None:
         np.testing.assert_allclose(rates, [0.05, 0.005], rtol=1e-5)
 
 
-def test_best_model_checkpoint(job: Any, tmp_path: Any) -> None:
+def test_best_model_checkpoint_needs_a_path_and_writes_there(job: Any, tmp_path: Any) -> None:
     def check(path: str) -> None:
         import keras
 

@@ -62,7 +62,7 @@ def test_evaluate_is_that_of_one_process(job: Any) -> None:
     assert means != pytest.approx(wanted, rel=1e-3), "no average of averages"
 
 
-def test_metrics_that_are_ratios_of_sums(job: Any) -> None:
+def test_metrics_that_are_ratios_of_sums_are_those_of_one_process(job: Any) -> None:
     def check() -> Any:
         import keras
 
@@ -84,7 +84,7 @@ def test_metrics_that_are_ratios_of_sums(job: Any) -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_fit_on_a_data_set_that_does_not_divide(job: Any) -> None:
+def test_fit_on_a_data_set_that_does_not_divide_trains_alike_on_all_ranks(job: Any) -> None:
     def check() -> Any:
         import keras
         import tensorflow as tf

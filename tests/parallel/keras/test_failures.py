@@ -89,7 +89,7 @@ def test_a_rank_that_dies_in_the_middle_of_fit_ends_fit_on_the_others(job: Any, 
             assert results[rank].startswith("UnknownError"), results[rank]
 
 
-def test_a_step_that_is_compiled_as_a_whole(job: Any, backend: str) -> None:
+def test_a_step_compiled_as_a_whole_trains_alike_and_tensorflow_says_that_it_is_not(job: Any, backend: str) -> None:
     """TensorFlow: said, and left out. JAX: works. PyTorch: compiled around the collectives."""
 
     def check(backend: str) -> Any:

@@ -124,7 +124,7 @@ WRAPPINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_arguments_of_the_wrapping(job: Any) -> None:
+def test_fit_trains_as_one_process_with_every_argument_of_the_optimizer(job: Any) -> None:
     def check() -> bytes:
         import keras
 
@@ -150,7 +150,7 @@ def test_arguments_of_the_wrapping(job: Any) -> None:
     assert all_equal(job(2, check, timeout=200))
 
 
-def test_compression(job: Any) -> None:
+def test_compressed_gradients_train_close_to_one_process_and_alike_on_all_ranks(job: Any) -> None:
     def check() -> bytes:
         import keras
 
@@ -170,7 +170,7 @@ def test_compression(job: Any) -> None:
 
 
 @pytest.mark.parametrize("averaged", [True, False])
-def test_several_passes_for_one_step(job: Any, averaged: bool) -> None:
+def test_several_passes_for_one_step_train_as_one_process_and_communicate_once(job: Any, averaged: bool) -> None:
     """Gradients of two batches accumulate, by default as sums, and only the second batch communicates."""
 
     def check() -> bytes:
@@ -227,7 +227,7 @@ def test_all_ranks_begin_with_the_weights_of_rank_0(job: Any) -> None:
     assert all_equal(results) and results[0][1] == 2 * STEPS
 
 
-def test_steps_per_execution_eager_and_train_on_batch(job: Any, backend: str) -> None:
+def test_eager_steps_several_per_execution_and_train_on_batch_train_as_one_process(job: Any, backend: str) -> None:
     def check() -> bytes:
         import keras
 
@@ -252,7 +252,7 @@ def test_steps_per_execution_eager_and_train_on_batch(job: Any, backend: str) ->
     assert all_equal(job(2, check, timeout=120))
 
 
-def test_a_rank_that_has_evaluated_before(job: Any) -> None:
+def test_a_rank_that_has_evaluated_before_trains_as_the_others(job: Any) -> None:
     """Its metrics exist when the training step is traced; those of the others come to be then."""
 
     def check() -> bytes:
@@ -271,7 +271,7 @@ def test_a_rank_that_has_evaluated_before(job: Any) -> None:
     assert all_equal(job(2, check, timeout=60))
 
 
-def test_an_uneven_last_batch(job: Any) -> None:
+def test_an_uneven_last_batch_trains_alike_on_all_ranks(job: Any) -> None:
     """The last batch is smaller, which Keras compiles anew: both ranks have 6 samples in batches of 4."""
 
     def check() -> bytes:
@@ -288,7 +288,7 @@ def test_an_uneven_last_batch(job: Any) -> None:
     assert all_equal(job(2, check))
 
 
-def test_two_models_in_turn(job: Any) -> None:
+def test_two_models_in_turn_do_not_mix_their_gradients(job: Any) -> None:
     """Two models of the same shapes, as in a GAN, with optimizers of their own; one rank has made another model before."""
 
     def check() -> tuple[bytes, bytes]:
@@ -318,7 +318,7 @@ def test_two_models_in_turn(job: Any) -> None:
     assert all_equal(job(2, check))
 
 
-def test_a_custom_train_step(job: Any, backend: str) -> None:
+def test_a_custom_train_step_applies_reduced_gradients(job: Any, backend: str) -> None:
     """A custom training loop: whoever applies gradients with the distributed optimizer gets them reduced."""
 
     def check() -> bytes:
@@ -342,7 +342,7 @@ def test_a_custom_train_step(job: Any, backend: str) -> None:
     assert all_equal(job(3, check))
 
 
-def test_optimizers_for_parts_of_a_model(job: Any) -> None:
+def test_optimizers_for_parts_of_a_model_train_as_in_one_process(job: Any) -> None:
     """``keras.optimizers.MultiOptimizer``, chosen by a function, which no file could hold."""
 
     def check() -> bytes:
@@ -367,7 +367,7 @@ def test_optimizers_for_parts_of_a_model(job: Any) -> None:
     assert all_equal(job(2, check, timeout=100))
 
 
-def test_a_job_of_one(job: Any) -> None:
+def test_a_job_of_one_trains_as_without_horovod(job: Any) -> None:
     def check() -> None:
         import keras
 

@@ -120,7 +120,7 @@ def reducer(**settings: Any) -> Callable[..., Any]:
     return reduce
 
 
-def test_gradients_of_every_type_in_one_request_or_several(job: Job) -> None:
+def test_gradients_of_every_type_are_reduced_in_one_request_or_several(job: Job) -> None:
     def check(cuda: Any) -> None:
         from jax import numpy as jnp
 

@@ -84,7 +84,7 @@ def test_optimizers_of_keras_3_work_beside_keras_2(job: Job) -> None:
     job(2, check)
 
 
-def test_elastic_states_and_callbacks_of_keras_2(job: Job) -> None:
+def test_elastic_states_of_keras_2_begin_alike_and_restore_the_commit(job: Job) -> None:
     """Whichever optimizer: ranks begin alike, and a restored model is that of the commit."""
 
     def check() -> Any:

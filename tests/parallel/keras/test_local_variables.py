@@ -49,7 +49,7 @@ def test_gradients_of_local_layers_stay_on_their_rank(job: Any, scaled: bool) ->
     job(3, check, timeout=120)
 
 
-def test_register_local_var_and_process_sets(job: Any) -> None:
+def test_a_local_variable_keeps_its_ranks_gradient_in_an_optimizer_of_a_process_set(job: Any) -> None:
     def check(sets: Any) -> None:
         import keras
 
@@ -102,7 +102,7 @@ def test_values_are_reduced_gathered_and_broadcast(job: Any, backend: str) -> No
 
 
 @pytest.mark.parametrize("dense", [True, False])
-def test_gradients_of_embeddings(job: Any, dense: bool) -> None:
+def test_embeddings_train_as_in_one_process(job: Any, dense: bool) -> None:
     """On TensorFlow these are sparse: everybody's rows are gathered, or they are made dense first."""
 
     def check() -> Any:

@@ -70,7 +70,9 @@ def test_a_loaded_model_trains_on_where_it_was_saved(job: Any, tmp_path: Any, en
     assert results[0] == results[1]
 
 
-def test_weights_files_and_export(job: Any, tmp_path: Any, backend: str) -> None:
+def test_weights_files_restore_the_optimizer_and_an_export_predicts_alike(
+    job: Any, tmp_path: Any, backend: str
+) -> None:
     def check(folder: str) -> None:
         import keras
 
@@ -95,7 +97,7 @@ def test_weights_files_and_export(job: Any, tmp_path: Any, backend: str) -> None
     job(2, check, str(tmp_path), timeout=120)
 
 
-def test_optimizers_of_users_and_schedules(job: Any, tmp_path: Any) -> None:
+def test_optimizers_of_users_keep_their_settings_and_are_loaded_as_their_class(job: Any, tmp_path: Any) -> None:
     """A registered class of the user's with an exclusion from weight decay and a schedule nobody registered."""
 
     def check(folder: str) -> None:

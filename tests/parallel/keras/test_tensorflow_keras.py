@@ -82,7 +82,7 @@ def test_fit_trains_as_one_process_with_all_data_does(job: Job, version: int, si
 
 
 @pytest.mark.parametrize("averaged", [True, False])
-def test_several_passes_for_one_step(job: Job, averaged: bool) -> None:
+def test_several_passes_for_one_step_train_as_one_process(job: Job, averaged: bool) -> None:
     """Two batches' gradients make one step: as one process with twice the batch."""
 
     def check() -> Any:
@@ -107,7 +107,7 @@ def test_several_passes_for_one_step(job: Job, averaged: bool) -> None:
     assert results[0] == results[1]
 
 
-def test_callbacks(job: Job) -> None:
+def test_callbacks_schedule_the_learning_rate_and_all_ranks_train_alike(job: Job) -> None:
     def check() -> Any:
         import tensorflow as tf
 
@@ -221,7 +221,7 @@ def test_steps_that_are_not_finite_lower_the_loss_scale_on_all_ranks(job: Job) -
     assert results[0] == results[1]
 
 
-def test_local_variables_compression_and_values(job: Job) -> None:
+def test_local_variables_keep_their_ranks_gradient_and_values_are_reduced_and_gathered(job: Job) -> None:
     def check() -> None:
         import tensorflow as tf
 
@@ -264,7 +264,7 @@ def test_a_model_with_jit_compile_trains_as_one_process_does(job: Job) -> None:
     job(2, check, timeout=120)
 
 
-def test_sync_batch_normalization_in_fit(job: Job) -> None:
+def test_sync_batch_normalization_in_fit_trains_as_one_process(job: Job) -> None:
     """SyncBatchNormalization of images in ``fit``: the statistics of all ranks' batches, with either Keras.
 
     Keras's numbers of layers and models differ by rank.

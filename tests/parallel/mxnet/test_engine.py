@@ -97,7 +97,7 @@ def test_what_is_computed_from_a_result_waits_for_it_in_the_engine(job: Any) -> 
     job(2, check)
 
 
-def test_views_of_one_array_in_a_group(job: Any) -> None:
+def test_views_of_one_array_can_be_reduced_in_a_group(job: Any) -> None:
     def check() -> None:
         x = mx.nd.arange(12) * (hvd.rank() + 1)
         hvd.grouped_allreduce_([x[0:4], x[4:6], x[6:12].reshape((2, 3))], op=hvd.Sum)
@@ -109,7 +109,7 @@ def test_views_of_one_array_in_a_group(job: Any) -> None:
     job(2, check)
 
 
-def test_arrays_in_a_layout_of_onednn(job: Any) -> None:
+def test_arrays_in_a_layout_of_onednn_have_the_right_results(job: Any) -> None:
     """Convolutions leave their results, and in inference their weights, in blocks of channels."""
 
     def check() -> None:
@@ -165,7 +165,7 @@ def test_an_array_of_another_device_goes_through_host_memory(job: Any) -> None:
     job(2, check)
 
 
-def test_a_process_that_forks_while_something_is_under_way(job: Any) -> None:
+def test_a_process_can_fork_while_a_collective_is_under_way(job: Any) -> None:
     """As a Gluon DataLoader with workers does after ``broadcast_parameters``."""
 
     def check() -> None:
@@ -187,7 +187,7 @@ def test_a_process_that_forks_while_something_is_under_way(job: Any) -> None:
     job(2, check)
 
 
-def test_an_engine_that_does_everything_at_once(ranks: Callable[..., RankPool]) -> None:
+def test_the_naive_engine_gives_the_same_results_and_raises_in_the_call(ranks: Callable[..., RankPool]) -> None:
     """``MXNET_ENGINE_TYPE=NaiveEngine``, for debugging: errors come in the call."""
 
     def check() -> None:
@@ -206,7 +206,9 @@ def test_an_engine_that_does_everything_at_once(ranks: Callable[..., RankPool]) 
     ("ending", "status"),
     [("", 0), ("hvd.shutdown()", 0), ("hvd.allreduce(x, name='alone' + str(hvd.rank()))", 0), ("sys.exit(3)", 3)],
 )
-def test_a_script_that_ends_without_waiting(tmp_path: Path, ending: str, status: int) -> None:
+def test_a_script_that_ends_without_waiting_keeps_its_exit_code_and_does_not_crash(
+    tmp_path: Path, ending: str, status: int
+) -> None:
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import sys

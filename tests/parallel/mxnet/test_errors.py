@@ -18,7 +18,7 @@ from horovod.common import exceptions
 from ranks import Death
 
 
-def test_ranks_that_disagree(job: Any) -> None:
+def test_ranks_that_disagree_get_an_error_that_names_them_wherever_they_wait(job: Any) -> None:
     def check() -> None:
         def line(offset: int) -> str:
             return f"{__file__}:{check.__code__.co_firstlineno + offset}"
@@ -69,7 +69,7 @@ def test_blocking_operations_raise_in_the_call(job: Any) -> None:
     job(2, check)
 
 
-def test_a_name_that_is_in_flight(job: Any) -> None:
+def test_a_name_that_is_in_flight_is_refused_and_named(job: Any) -> None:
     def check() -> None:
         if hvd.rank() == 0:
             first = hvd.allreduce(mx.nd.ones((2,)), name="twice")
@@ -139,7 +139,7 @@ def test_what_cannot_be_communicated_is_refused_in_the_call(job: Any) -> None:
     job(2, check)
 
 
-def test_after_shutdown(job: Any) -> None:
+def test_after_shutdown_operations_say_so_and_a_second_init_works(job: Any) -> None:
     def check() -> None:
         x = mx.nd.ones((2,))
         y = hvd.allreduce(x, name="never" + str(hvd.rank()))
@@ -181,7 +181,7 @@ def test_a_rank_that_dies_fails_the_others_wherever_they_wait(job: Any) -> None:
         assert all("rank 1" in text for text in texts), texts
 
 
-def test_a_computation_that_fails_on_one_rank(job: Any) -> None:
+def test_a_computation_that_fails_on_one_rank_is_told_there_and_named_to_the_others(job: Any) -> None:
     """Its operation is left out by the engine; its script is told, and when it leaves so are the others."""
 
     def check() -> str:

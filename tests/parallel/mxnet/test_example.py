@@ -43,7 +43,7 @@ def test_two_processes_learn_to_read_digits(tmp_path: Path) -> None:
     assert losses[-1] < 0.3 * losses[0] and accuracies[-1] > 88, printed
 
 
-def test_data_from_a_file(tmp_path: Path) -> None:
+def test_the_example_learns_from_a_file_of_data(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     labels = random.integers(0, 3, 300)
     images = random.integers(0, 100, (300, 12, 12))
@@ -55,7 +55,7 @@ def test_data_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_programs_of_the_page(tmp_path: Path, number: int) -> None:
+def test_the_programs_of_the_page_run_on_two_ranks(tmp_path: Path, number: int) -> None:
     programs = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(programs) == 2
     (tmp_path / "train.py").write_text(programs[number])

@@ -73,7 +73,7 @@ def test_every_name_is_there_and_no_other_operation() -> None:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_arguments_in_their_order_with_their_defaults(name: str) -> None:
+def test_arguments_have_their_order_and_their_defaults(name: str) -> None:
     parameters = inspect.signature(getattr(hvd, name)).parameters
     assert list(parameters) == SIGNATURES[name].split()
     for parameter in parameters.values():
@@ -86,7 +86,7 @@ def test_arguments_in_their_order_with_their_defaults(name: str) -> None:
             assert parameter.default == DEFAULTS[parameter.name]
 
 
-def test_before_init() -> None:
+def test_before_init_every_operation_says_so_and_shutdown_is_harmless() -> None:
     assert not hvd.is_initialized()
     with pytest.raises(ValueError, match="has not been initialized"):
         hvd.size()
@@ -99,7 +99,7 @@ def test_before_init() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_who_am_i(job: Any, size: int) -> None:
+def test_ranks_sizes_and_build_flags_are_those_of_the_job(job: Any, size: int) -> None:
     def check() -> tuple[Any, ...]:
         assert hvd.is_initialized() and hvd.gloo_built() and hvd.gloo_enabled() and not hvd.mpi_enabled()
         assert not (hvd.cuda_built() or hvd.rocm_built() or hvd.nccl_built() or hvd.ddl_built() or hvd.ccl_built())

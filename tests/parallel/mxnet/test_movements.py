@@ -18,7 +18,7 @@ def rows(rank: int, number: int, dtype: Any) -> np.ndarray[Any, Any]:
     return (np.arange(number * 3).reshape(number, 3) + 10 * rank).astype(dtype)
 
 
-def test_allgather_of_different_lengths(job: Any) -> None:
+def test_allgather_concatenates_rows_of_different_lengths_in_rank_order(job: Any) -> None:
     def check() -> None:
         me, size = hvd.rank(), hvd.size()
         for dtype in TYPES:
@@ -49,7 +49,7 @@ def test_allgather_asserts_an_ndarray(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_broadcast(job: Any, size: int) -> None:
+def test_broadcast_sends_the_array_of_the_root(job: Any, size: int) -> None:
     def check() -> None:
         me = hvd.rank()
         for dtype in TYPES:
@@ -68,7 +68,7 @@ def test_broadcast(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_alltoall(job: Any) -> None:
+def test_alltoall_sends_rows_to_every_rank(job: Any) -> None:
     def check() -> None:
         me, size = hvd.rank(), hvd.size()
         for dtype in TYPES:
@@ -95,7 +95,7 @@ def test_alltoall(job: Any) -> None:
     job(3, check)
 
 
-def test_splits_that_make_no_sense(job: Any) -> None:
+def test_splits_that_make_no_sense_are_refused_and_the_job_goes_on(job: Any) -> None:
     def check() -> None:
         x = mx.nd.ones((3, 2))
         for splits, text in {

@@ -37,7 +37,7 @@ def same(found: Any, wanted: np.ndarray[Any, Any], like: Any) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_type_shape_and_operation(job: Any, size: int) -> None:
+def test_every_type_shape_and_operation_is_reduced_as_numpy_does(job: Any, size: int) -> None:
     @mx.util.use_np_shape  # without it MXNet takes a 0 in a shape for "not known yet"
     def check() -> None:
         for dtype in TYPES:
@@ -56,7 +56,7 @@ def test_every_type_shape_and_operation(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_averages_and_factors(job: Any) -> None:
+def test_averages_and_factors_scale_the_sum_and_average_is_deprecated(job: Any) -> None:
     def check() -> None:
         own = mx.nd.array([1.5, -2.25, 1000.0]) * (hvd.rank() + 1)
         for dtype in ("float16", "float32", "float64"):
@@ -81,7 +81,7 @@ def test_averages_and_factors(job: Any) -> None:
     job(2, check)
 
 
-def test_adasum_is_an_assertion(job: Any) -> None:
+def test_adasum_is_refused_with_an_assertion_error(job: Any) -> None:
     def check() -> None:
         x = mx.nd.ones((2,))
         for call in (hvd.allreduce, hvd.allreduce_):
@@ -94,7 +94,7 @@ def test_adasum_is_an_assertion(job: Any) -> None:
     job(2, check)
 
 
-def test_groups(job: Any) -> None:
+def test_a_group_of_mixed_types_is_reduced_and_an_empty_one_comes_back(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
 
@@ -114,7 +114,7 @@ def test_groups(job: Any) -> None:
     job(3, check)
 
 
-def test_reducescatter(job: Any) -> None:
+def test_reducescatter_gives_each_rank_its_rows_of_the_sum(job: Any) -> None:
     def check() -> None:
         me, size = hvd.rank(), hvd.size()
         for dtype in TYPES:
@@ -148,7 +148,7 @@ def test_reducescatter_takes_sum_and_average_of_what_has_rows(job: Any) -> None:
     job(2, check)
 
 
-def test_process_sets(job: Any) -> None:
+def test_a_process_set_reduces_among_its_members_and_refuses_other_ranks(job: Any) -> None:
     def check(sets: list[Any]) -> None:
         pair, me = sets[0], hvd.rank()
         x = mx.nd.array([me + 1.0])

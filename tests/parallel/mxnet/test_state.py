@@ -21,7 +21,7 @@ def everywhere_alike(net: Any) -> bool:
 
 
 @pytest.mark.parametrize("root", [0, 2])
-def test_parameters_of_a_block_and_of_a_dict(job: Any, root: int) -> None:
+def test_parameters_of_a_block_and_of_a_dict_become_those_of_the_root(job: Any, root: int) -> None:
     def check() -> None:
         mx.random.seed(hvd.rank())
         net = mx.gluon.nn.HybridSequential(prefix="net_")
@@ -41,7 +41,7 @@ def test_parameters_of_a_block_and_of_a_dict(job: Any, root: int) -> None:
     job(3, check)
 
 
-def test_parameters_whose_shape_is_not_known_yet(job: Any) -> None:
+def test_parameters_whose_shape_is_not_known_yet_are_broadcast_when_it_is(job: Any) -> None:
     def check() -> None:
         for hybrid in (False, True):
             mx.random.seed(hvd.rank())
@@ -62,7 +62,7 @@ def test_parameters_whose_shape_is_not_known_yet(job: Any) -> None:
     job(2, check)
 
 
-def test_modules_parameters(job: Any) -> None:
+def test_parameters_of_a_module_become_those_of_rank_0(job: Any) -> None:
     def check() -> None:
         mx.random.seed(hvd.rank())
         module = mx.mod.Module(
@@ -80,7 +80,7 @@ def test_modules_parameters(job: Any) -> None:
     job(2, check)
 
 
-def test_what_are_no_parameters(job: Any) -> None:
+def test_what_are_no_parameters_is_refused(job: Any) -> None:
     def check() -> None:
         for wrong in ([mx.nd.ones((1,))], mx.nd.ones((1,)), None, "params"):
             with pytest.raises(ValueError, match="invalid params of type"):
@@ -99,7 +99,7 @@ def test_a_job_of_one_broadcasts_nothing(job: Any) -> None:
     job(1, check)
 
 
-def test_objects(job: Any) -> None:
+def test_objects_are_broadcast_and_gathered(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         assert hvd.broadcast_object({"rank": me, "f": lambda: 3}, 1)["rank"] == 1

@@ -78,7 +78,7 @@ OPTIMIZERS = {"sgd": {"learning_rate": 0.3, "momentum": 0.9, "wd": 0.01}, "adam"
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_gluon(job: Any, size: int, optimizer: str) -> None:
+def test_gluon_trains_as_one_process_with_the_same_bits_on_every_rank(job: Any, size: int, optimizer: str) -> None:
     def check() -> list[bytes]:
         parameters = OPTIMIZERS[optimizer]
         wanted = alone(optimizer, **parameters)
@@ -105,7 +105,7 @@ def test_gluon(job: Any, size: int, optimizer: str) -> None:
     ],
     ids=str,
 )
-def test_gluon_with_groups_and_factors(job: Any, settings: dict[str, Any]) -> None:
+def test_gluon_with_groups_and_factors_trains_as_one_process(job: Any, settings: dict[str, Any]) -> None:
     def check() -> None:
         net = network()
         same(
@@ -116,7 +116,7 @@ def test_gluon_with_groups_and_factors(job: Any, settings: dict[str, Any]) -> No
     job(2, check)
 
 
-def test_gluon_with_compression(job: Any) -> None:
+def test_gluon_with_compression_trains_close_to_one_process_in_its_own_type(job: Any) -> None:
     def check() -> None:
         net = network()
         trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3}, hvd.Compression.fp16)
@@ -126,7 +126,7 @@ def test_gluon_with_compression(job: Any) -> None:
     job(2, check)
 
 
-def test_parameters_as_a_list_or_a_dict(job: Any) -> None:
+def test_parameters_may_come_as_a_list_or_a_dict_in_any_order(job: Any) -> None:
     def check() -> None:
         wanted = alone("sgd", learning_rate=0.3)
         for make in (lambda p: list(p.values())[::-1], lambda p: tuple(p.values()), lambda p: dict(p.items())):
@@ -155,7 +155,7 @@ def test_between_reducing_and_updating_gradients_are_sums(job: Any) -> None:
     job(3, check)
 
 
-def test_two_trainers_in_flight(job: Any) -> None:
+def test_two_trainers_whose_steps_overlap_do_not_mix_their_gradients(job: Any) -> None:
     """As those of a GAN: their parameters have the same numbers, and nobody waits between their steps."""
 
     def check() -> None:
@@ -185,7 +185,7 @@ def test_a_trainer_takes_a_distributed_optimizer_apart(job: Any) -> None:
     job(2, check)
 
 
-def test_the_trainers_arguments(job: Any) -> None:
+def test_wrong_arguments_of_trainers_are_refused_and_the_job_goes_on(job: Any) -> None:
     def check() -> None:
         parameters = network().collect_params()
         with pytest.raises(AssertionError, match="prefix=3"):
@@ -222,7 +222,7 @@ def test_the_trainers_arguments(job: Any) -> None:
     job(2, check)
 
 
-def test_trainers_of_a_process_set(job: Any) -> None:
+def test_trainers_of_a_process_set_train_as_one_process_with_its_members_data(job: Any) -> None:
     def check(sets: list[Any]) -> None:
         pair = sets[0]
         net = network()
@@ -277,7 +277,7 @@ def module(optimizer: Any, distributed: bool) -> list[Any]:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_module(job: Any, size: int, optimizer: str) -> None:
+def test_module_fit_trains_as_one_process_with_the_same_bits_on_every_rank(job: Any, size: int, optimizer: str) -> None:
     def check() -> list[bytes]:
         def plain(rescale: float) -> Any:
             return mx.optimizer.create(optimizer, rescale_grad=rescale, **OPTIMIZERS[optimizer])
@@ -294,7 +294,7 @@ def test_module(job: Any, size: int, optimizer: str) -> None:
     assert all(result == results[0] for result in results), "the same bits on every rank"
 
 
-def test_a_wrapped_optimizer_is_the_optimizer(job: Any) -> None:
+def test_a_wrapped_optimizer_has_the_settings_of_the_original_and_can_be_pickled(job: Any) -> None:
     def check() -> None:
         inner = mx.optimizer.SGD(
             learning_rate=0.25, momentum=0.5, rescale_grad=0.5, param_idx2name={0: "a_weight", 1: "b_bias"}
@@ -323,7 +323,7 @@ def test_a_wrapped_optimizer_is_the_optimizer(job: Any) -> None:
     job(2, check)
 
 
-def test_updates_of_one_and_of_several_parameters(job: Any) -> None:
+def test_updates_of_one_and_of_several_parameters_use_reduced_gradients(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         for settings in ({}, {"num_groups": 2}, {"num_groups": 1}):
@@ -343,7 +343,7 @@ def test_updates_of_one_and_of_several_parameters(job: Any) -> None:
     job(2, check)
 
 
-def test_ranks_whose_models_differ(job: Any) -> None:
+def test_ranks_whose_models_differ_get_the_same_error_with_the_line(job: Any) -> None:
     def check() -> str:
         net = mx.gluon.nn.Dense(3, in_units=4 + hvd.rank(), prefix="dense_")
         net.initialize()

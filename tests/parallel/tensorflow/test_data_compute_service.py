@@ -250,7 +250,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("side", ["compute", "training"])
-def test_two_jobs_as_users_start_them(jobs: Jobs, side: str) -> None:
+def test_a_training_job_reads_from_a_compute_job_and_ends_it_with_its_file(jobs: Jobs, side: str) -> None:
     """Both begin at the same moment; the training job ends the other, whose file goes with it."""
     compute, train = jobs.compute("--dispatcher-side", side), jobs.job("train.py", "last")
     code, out, err = ended(train)

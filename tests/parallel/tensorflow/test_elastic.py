@@ -139,7 +139,7 @@ def test_variables_are_those_of_rank_0_from_the_start_and_those_of_a_commit_afte
     job(2, check)
 
 
-def test_a_session_of_tensorflow_1(job: Any) -> None:
+def test_a_session_of_tensorflow_1_begins_as_rank_0_and_restores_a_commit(job: Any) -> None:
     def check() -> None:
         import tensorflow as tf
 

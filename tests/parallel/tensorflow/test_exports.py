@@ -119,11 +119,11 @@ def test_every_name_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_arguments_in_their_order(name: str) -> None:
+def test_arguments_have_their_names_and_their_order(name: str) -> None:
     assert list(inspect.signature(getattr(hvd, name)).parameters) == SIGNATURES[name].split()
 
 
-def test_before_init() -> None:
+def test_before_init_questions_and_operations_say_so() -> None:
     assert not hvd.is_initialized()
     with pytest.raises(ValueError, match="has not been initialized"):
         hvd.size()

@@ -150,7 +150,7 @@ def test_results_stay_on_the_gpu_and_inputs_are_not_changed(job: Job) -> None:
     on(job, 2, check)
 
 
-def test_gradients_of_a_tape_and_variables(job: Job) -> None:
+def test_a_tape_trains_on_the_gpu_as_in_host_memory(job: Job) -> None:
     def train(device: str) -> list[Any]:
         with tf.device(device):
             variables = [tf.Variable(made((4, 3), device=device)), tf.Variable(made((3,), device=device))]
@@ -175,7 +175,7 @@ def test_gradients_of_a_tape_and_variables(job: Job) -> None:
             assert np.allclose(one, other, rtol=1e-6)
 
 
-def test_gradients_of_operations(job: Job) -> None:
+def test_gradients_of_operations_are_those_in_host_memory(job: Job) -> None:
     def derive(device: str) -> list[Any]:
         found = []
         for operation in (
@@ -198,7 +198,7 @@ def test_gradients_of_operations(job: Job) -> None:
             assert np.array_equal(one, other)
 
 
-def test_sparse_gradients(job: Job) -> None:
+def test_sparse_gradients_are_gathered_on_the_gpu(job: Job) -> None:
     def check() -> None:
         with tf.device(GPU):
             slices = tf.IndexedSlices(made((2, 3)), tf.constant([hvd.rank(), 5], tf.int64))
@@ -272,7 +272,7 @@ def test_a_rank_without_a_gpu_makes_all_of_them_use_host_memory(job: Job) -> Non
     on(job, 2, check, gpus=lambda rank: 2 if rank == 0 else 0)
 
 
-def test_overlapping_process_sets(job: Job) -> None:
+def test_overlapping_process_sets_have_right_results_and_a_communicator_each(job: Job) -> None:
     def check(sets: list[Any]) -> None:
         mine = [each for each in [*sets, hvd.global_process_set] if each.included()]
         for turn in range(5):

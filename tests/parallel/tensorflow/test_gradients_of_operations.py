@@ -67,7 +67,7 @@ def test_gradients_of_every_operation_match_their_formula(job: Any) -> None:
     job(3, check)
 
 
-def test_a_gradient_of_a_gradient(job: Any) -> None:
+def test_a_gradient_of_a_gradient_is_right(job: Any) -> None:
     def check() -> None:
         x = tf.constant(3.0)
 

@@ -138,7 +138,7 @@ def test_optimizers_of_tensorflow_1_train_eagerly(job: Any) -> None:
     job(2, check)
 
 
-def test_local_variables_and_the_rest_of_the_interface(job: Any) -> None:
+def test_gradients_of_local_variables_stay_on_their_rank_and_slots_can_be_read(job: Any) -> None:
     def check() -> None:
         with tf.Graph().as_default(), v1.Session() as session:
             shared, own = v1.get_variable("s", initializer=1.0), v1.get_variable("o", initializer=1.0)

@@ -165,7 +165,7 @@ def test_ranks_may_have_made_different_numbers_of_tensors(job: Any) -> None:
     job(2, check)
 
 
-def test_a_function_called_by_several_threads(job: Any) -> None:
+def test_functions_called_by_several_threads_get_their_own_results(job: Any) -> None:
     def check() -> None:
         reduce = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="shared"))
         others = [tf.function(lambda x, i=i: hvd.allreduce(x, op=hvd.Sum, name=f"thread.{i}")) for i in range(4)]

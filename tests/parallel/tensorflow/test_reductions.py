@@ -41,7 +41,7 @@ def same(found: Any, wanted: np.ndarray[Any, Any], dtype: tf.DType) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_type_shape_and_operation(job: Any, size: int) -> None:
+def test_every_type_shape_and_operation_is_reduced_as_numpy_does(job: Any, size: int) -> None:
     def check() -> None:
         def reduce_all(sources: list[Any]) -> list[Any]:
             return [hvd.allreduce(each, op=getattr(hvd, name)) for each in sources for name in operations(each.dtype)]
@@ -61,7 +61,7 @@ def test_every_type_shape_and_operation(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_averages_and_factors(job: Any) -> None:
+def test_averages_factors_and_compression_keep_the_type_and_average_is_deprecated(job: Any) -> None:
     def check() -> None:
         own = tf.constant([1.5, -2.25, 1000.0]) * (hvd.rank() + 1)
         for mode in MODES:
@@ -99,7 +99,7 @@ def test_variables_and_numbers_of_numpy_are_reduced(job: Any) -> None:
     job(2, check)
 
 
-def test_groups(job: Any) -> None:
+def test_a_group_of_mixed_types_is_reduced_and_an_empty_one_comes_back(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         for mode in MODES:
@@ -114,7 +114,7 @@ def test_groups(job: Any) -> None:
     job(3, check)
 
 
-def test_reducescatter(job: Any) -> None:
+def test_reducescatter_gives_each_rank_its_rows_of_the_reduction(job: Any) -> None:
     def check() -> None:
         me, size = hvd.rank(), hvd.size()
         for mode in MODES:
@@ -133,7 +133,7 @@ def test_reducescatter(job: Any) -> None:
     job(3, check)
 
 
-def test_indexed_slices(job: Any) -> None:
+def test_indexed_slices_are_added_up_and_other_reductions_of_them_refused(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
 
@@ -154,7 +154,7 @@ def test_indexed_slices(job: Any) -> None:
     job(2, check)
 
 
-def test_adasum(job: Any) -> None:
+def test_adasum_adds_orthogonal_and_averages_parallel_tensors(job: Any) -> None:
     def check() -> None:
         vectors = [np.array([3.0, 0.0]), np.array([0.0, 4.0])]
         for mode in MODES:
@@ -168,7 +168,7 @@ def test_adasum(job: Any) -> None:
     job(2, check)
 
 
-def test_process_sets(job: Any) -> None:
+def test_a_process_set_reduces_among_its_members_and_refuses_other_ranks(job: Any) -> None:
     def check(sets: list[Any]) -> None:
         pair, me = sets[0], hvd.rank()
         for mode in MODES:
@@ -190,7 +190,7 @@ def test_process_sets(job: Any) -> None:
     job(3, check, sets=[[0, 2]])
 
 
-def test_join(job: Any) -> None:
+def test_ranks_that_have_joined_add_zeros_and_all_learn_who_joined_last(job: Any) -> None:
     def check() -> list[Any]:
         totals = []
         for step in range(hvd.rank() + 1):

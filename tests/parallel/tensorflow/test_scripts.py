@@ -73,13 +73,13 @@ print("total", float(train(tf.constant(6))))
 """
 
 
-def test_python_loops_and_branches_that_autograph_converts(tmp_path: Path) -> None:
+def test_python_loops_and_branches_are_converted_by_autograph_without_complaint(tmp_path: Path) -> None:
     done = run(tmp_path, AUTOGRAPH, "-np", "2", TF_NUM_INTEROP_THREADS="1")
     assert done.returncode == 0 and done.stdout.count("total 6.0") == 2, done.stderr
     assert "AutoGraph" not in done.stderr
 
 
-def test_tensorflow_and_pytorch_in_one_process(tmp_path: Path) -> None:
+def test_tensorflow_and_pytorch_share_one_runtime_in_a_process(tmp_path: Path) -> None:
     script = """
 import torch
 import tensorflow as tf
@@ -181,6 +181,6 @@ print("rates", np.round(history["lr"], 6).tolist(), hvd.allreduce(1.0 + hvd.rank
 """
 
 
-def test_keras_2_in_a_session_of_tensorflow_1(tmp_path: Path) -> None:
+def test_callbacks_of_keras_2_work_in_a_session_of_tensorflow_1(tmp_path: Path) -> None:
     done = run(tmp_path, KERAS_IN_A_SESSION, "-np", "2", TF_USE_LEGACY_KERAS="1")
     assert done.stdout.count("rates [0.1, 0.1, 0.05] 1.5 1") == 2, done.stdout + done.stderr

@@ -52,7 +52,7 @@ def test_it_equals_one_process_on_the_concatenated_batch(job: Any, sizes: list[i
     job(3, check)
 
 
-def test_masks_and_narrow_types(job: Any) -> None:
+def test_masked_and_sixteen_bit_inputs_are_normalised_as_in_one_process(job: Any) -> None:
     def check() -> None:
         random = np.random.default_rng(3)
         data = random.normal(size=(2, 4, 5, 3)).astype(np.float32)
@@ -74,7 +74,7 @@ def test_masks_and_narrow_types(job: Any) -> None:
     job(2, check)
 
 
-def test_one_rank_alone_and_fused_layers_that_are_refused(job: Any) -> None:
+def test_one_rank_alone_has_an_ordinary_layer_and_fused_layers_are_refused(job: Any) -> None:
     def check() -> None:
         x = tf.constant([[1.0, 2.0], [3.0, 5.0]])
         layer = hvd.SyncBatchNormalization()

@@ -90,7 +90,7 @@ def test_gradients_come_in_the_structure_of_the_sources(job: Any) -> None:
     job(2, check)
 
 
-def test_compression_groups_and_sparse_gradients(job: Any) -> None:
+def test_gradients_are_averaged_with_every_argument_of_the_tape(job: Any) -> None:
     def check() -> None:
         model, mean = Regression(hvd.rank()), mean_of(range(3))
         ways: list[dict[str, Any]] = [
@@ -214,7 +214,7 @@ def test_a_tape_reduces_over_its_process_set(job: Any) -> None:
     job(3, check, sets=[[0, 1]])
 
 
-def test_adasum_of_gradients(job: Any) -> None:
+def test_a_tape_can_combine_gradients_by_adasum(job: Any) -> None:
     def check() -> None:
         x = tf.Variable([1.0, 1.0])
         direction = tf.constant([[1.0, 0.0], [0.0, 2.0]][hvd.rank()])
@@ -230,7 +230,7 @@ def test_adasum_of_gradients(job: Any) -> None:
     job(2, check)
 
 
-def test_two_networks_with_two_tapes_in_one_function(job: Any) -> None:
+def test_two_tapes_in_one_function_do_not_mix_their_gradients(job: Any) -> None:
     def check() -> None:
         me = hvd.rank()
         generator, judge = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
@@ -254,7 +254,7 @@ def test_two_networks_with_two_tapes_in_one_function(job: Any) -> None:
     job(2, check)
 
 
-def test_a_model_too_large_for_one_bucket(job: Any) -> None:
+def test_a_model_too_large_for_one_bucket_is_reduced_in_several(job: Any) -> None:
     def check() -> None:
         variables = [tf.Variable(tf.fill([50, 10], float(index))) for index in range(60)]
 

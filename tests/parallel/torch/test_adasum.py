@@ -36,7 +36,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, tor
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_form(job: Any, size: int) -> None:
+def test_every_form_of_allreduce_gives_the_adasum_of_all_ranks(job: Any, size: int) -> None:
     def check() -> None:
         for dtype, tolerance in TOLERANCE.items():
             for shape in [(), (0,), (5,), (61, 17)]:
@@ -57,7 +57,7 @@ def test_every_form(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_process_sets(job: Any) -> None:
+def test_adasum_of_a_process_set_combines_its_members_alone(job: Any) -> None:
     def check(sets: Any) -> None:
         (three,) = sets
         if three.included():
@@ -78,7 +78,7 @@ def test_gradient_is_the_adasum_of_the_gradients(job: Any) -> None:
     job(2, check)
 
 
-def test_errors(job: Any) -> None:
+def test_types_without_adasum_and_ranks_that_disagree_get_an_error_and_the_job_goes_on(job: Any) -> None:
     def check() -> None:
         for dtype in (torch.int32, torch.bool, torch.uint8):
             with pytest.raises(ValueError, match="cannot be reduced with Adasum"):
@@ -181,7 +181,7 @@ def test_a_closure_runs_first_and_its_loss_comes_back(job: Any) -> None:
     job(2, check)
 
 
-def test_unused_frozen_shared_and_later_parameters(job: Any) -> None:
+def test_unused_frozen_shared_and_later_parameters_are_the_same_on_all_ranks(job: Any) -> None:
     def check() -> None:
         torch.manual_seed(0)
         shared = nn.Linear(4, 4)
@@ -231,7 +231,7 @@ def test_a_dropped_optimizer_is_gone_at_once(job: Any) -> None:
     job(2, check)
 
 
-def test_compressed_differences(job: Any) -> None:
+def test_compressed_differences_train_close_to_uncompressed_ones(job: Any) -> None:
     def check() -> None:
         model = network()
         optimizer = hvd.DistributedOptimizer(
@@ -249,7 +249,7 @@ def test_compressed_differences(job: Any) -> None:
     job(2, check)
 
 
-def test_what_the_optimizer_refuses(job: Any) -> None:
+def test_wrong_arguments_and_calls_of_the_optimizer_are_refused(job: Any) -> None:
     def check(sets: Any) -> None:
         model = network()
 

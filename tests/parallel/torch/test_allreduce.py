@@ -57,7 +57,7 @@ def same(found: torch.Tensor, wanted: np.ndarray[Any, Any], dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_type_shape_and_operation(job: Any, size: int) -> None:
+def test_every_type_shape_and_operation_is_reduced_as_numpy_does(job: Any, size: int) -> None:
     def check() -> None:
         for dtype in DATA_TYPES:
             for shape in SHAPES:
@@ -98,7 +98,7 @@ def test_every_form_gives_the_same(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_averages(job: Any, size: int) -> None:
+def test_averages_keep_their_type_and_those_of_integers_are_cut_towards_zero(job: Any, size: int) -> None:
     def check() -> None:
         own = torch.tensor([1.5, -2.25, 1000.0]) * (hvd.rank() + 1)
         mean = torch.tensor([1.5, -2.25, 1000.0]) * (size + 1) / 2
@@ -158,7 +158,7 @@ def test_average_is_deprecated_and_means_op(job: Any, average: bool) -> None:
     job(2, check)
 
 
-def test_groups_of_mixed_types_and_shapes(job: Any) -> None:
+def test_groups_of_mixed_types_and_shapes_are_reduced(job: Any) -> None:
     def check() -> None:
         rank = hvd.rank()
         tensors = [
@@ -178,7 +178,7 @@ def test_groups_of_mixed_types_and_shapes(job: Any) -> None:
     job(3, check)
 
 
-def test_many_in_flight_at_once(job: Any) -> None:
+def test_many_reductions_can_be_in_flight_in_another_order_on_each_rank(job: Any) -> None:
     def check() -> None:
         names = list(range(200))
         if hvd.rank() == 1:
@@ -225,7 +225,7 @@ def test_the_same_bits_on_every_rank_and_every_time_fused_or_not(job: Any) -> No
         )
 
 
-def test_gradient_tracking_tensors_in_place(job: Any) -> None:
+def test_a_parameter_reduced_in_place_stays_a_leaf_that_needs_gradients(job: Any) -> None:
     def check() -> None:
         weight = torch.nn.Parameter(torch.full((3,), 1.0 + hvd.rank()))
         assert hvd.allreduce_(weight) is weight
@@ -234,7 +234,7 @@ def test_gradient_tracking_tensors_in_place(job: Any) -> None:
     job(2, check)
 
 
-def test_views_with_an_offset(job: Any) -> None:
+def test_a_view_with_an_offset_is_reduced_and_its_surroundings_are_not(job: Any) -> None:
     def check() -> None:
         base = torch.arange(12.0) * (hvd.rank() + 1)
         hvd.allreduce_(base[3:7], op=hvd.Sum)
@@ -244,7 +244,7 @@ def test_views_with_an_offset(job: Any) -> None:
     job(2, check)
 
 
-def test_an_empty_group(job: Any) -> None:
+def test_an_empty_group_does_not_end_the_job(job: Any) -> None:
     def check() -> tuple[float, int]:
         for call in (hvd.grouped_allreduce_, hvd.grouped_allreduce):
             try:
@@ -256,7 +256,7 @@ def test_an_empty_group(job: Any) -> None:
     assert job(2, check) == [(2.0, 2), (2.0, 2)]
 
 
-def test_compressed_reductions(job: Any) -> None:
+def test_compressed_reductions_come_back_in_the_type_of_their_input(job: Any) -> None:
     def check() -> None:
         source = torch.tensor([1.0, 2.5, -3.0]) * (hvd.rank() + 1)
         for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):

@@ -26,7 +26,7 @@ def leaf(rank: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Te
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_allreduce(job: Any, size: int) -> None:
+def test_the_gradient_of_allreduce_is_the_reduction_of_all_gradients(job: Any, size: int) -> None:
     def check() -> None:
         total = sum(weight(r, (3, 2)) for r in range(size))
         mine = weight(hvd.rank(), (3, 2))
@@ -50,7 +50,7 @@ def test_allreduce(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_allreduce_compressed(job: Any) -> None:
+def test_the_gradient_of_a_compressed_reduction_has_the_type_of_its_input(job: Any) -> None:
     def check() -> None:
         for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
             x = leaf(hvd.rank(), 4, dtype=torch.float32)
@@ -64,7 +64,7 @@ def test_allreduce_compressed(job: Any) -> None:
     job(2, check)
 
 
-def test_some_of_a_group_without_gradient(job: Any) -> None:
+def test_tensors_of_a_group_without_gradients_leave_those_of_the_others_right(job: Any) -> None:
     def check() -> None:
         x, fixed = leaf(hvd.rank(), 2), torch.ones(2, dtype=torch.float64)
         y, z = hvd.grouped_allreduce([x, fixed], op=hvd.Sum)
@@ -78,7 +78,7 @@ def test_some_of_a_group_without_gradient(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_allgather(job: Any, size: int) -> None:
+def test_the_gradient_of_allgather_is_the_average_of_this_ranks_rows(job: Any, size: int) -> None:
     def check() -> None:
         rank, rows = hvd.rank(), [2 * r + 1 for r in range(size)]
         start, stop = sum(rows[:rank]), sum(rows[: rank + 1])
@@ -98,7 +98,7 @@ def test_allgather(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_broadcast(job: Any, size: int) -> None:
+def test_the_gradient_of_broadcast_goes_to_the_root_alone(job: Any, size: int) -> None:
     def check() -> None:
         mean = sum(weight(r, (2, 2)) for r in range(size)) / size
         for root in range(size):
@@ -114,7 +114,7 @@ def test_broadcast(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_alltoall(job: Any, size: int) -> None:
+def test_the_gradient_of_alltoall_comes_back_from_where_the_rows_went(job: Any, size: int) -> None:
     def check() -> None:
         rank = hvd.rank()
         splits = [[(r + 2 * s) % 3 for s in range(size)] for r in range(size)]
@@ -136,7 +136,7 @@ def test_alltoall(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_reducescatter(job: Any, size: int) -> None:
+def test_the_gradient_of_reducescatter_is_gathered_from_all_ranks(job: Any, size: int) -> None:
     def check() -> None:
         rank, rows = hvd.rank(), size + 1
         dealt = [rows // size + (r < rows % size) for r in range(size)]
@@ -171,7 +171,7 @@ def test_no_gradient_where_none_is_wanted(job: Any) -> None:
     job(2, check)
 
 
-def test_gradients_inside_a_process_set(job: Any) -> None:
+def test_gradients_inside_a_process_set_come_from_its_members_alone(job: Any) -> None:
     def check(sets: Any) -> None:
         if hvd.rank() == 1:
             return

@@ -151,7 +151,7 @@ def test_one_name_for_two_operations_is_an_error(job: Any) -> None:
     job(2, check)
 
 
-def test_a_disagreement_among_many(job: Any) -> None:
+def test_of_many_operations_only_the_one_that_ranks_disagree_on_fails(job: Any) -> None:
     """The one that is wrong fails; those beside it do not."""
 
     def check() -> None:
@@ -168,7 +168,7 @@ def test_a_disagreement_among_many(job: Any) -> None:
     job(2, check)
 
 
-def test_rows_of_a_scalar_in_a_job_of_one(job: Any) -> None:
+def test_rows_of_a_scalar_are_refused_in_a_job_of_one_too(job: Any) -> None:
     def check() -> None:
         for call in (hvd.allgather, hvd.alltoall, lambda t: hvd.grouped_allgather([torch.ones(1), t])):
             with pytest.raises((HorovodInternalError, ValueError), match=r"rank-zero tensor|scalar"):
@@ -178,7 +178,7 @@ def test_rows_of_a_scalar_in_a_job_of_one(job: Any) -> None:
     job(1, check)
 
 
-def test_rows_of_a_scalar_in_a_set_of_one(job: Any) -> None:
+def test_rows_of_a_scalar_are_refused_in_a_set_of_one_too(job: Any) -> None:
     def check(sets: Any) -> None:
         if hvd.rank() == 1:
             with pytest.raises((HorovodInternalError, ValueError), match=r"rank-zero tensor|scalar"):
@@ -225,7 +225,7 @@ def test_splits_that_do_not_fit_are_refused(job: Any) -> None:
     job(2, check)
 
 
-def test_before_init_and_after_shutdown(job: Any) -> None:
+def test_after_shutdown_every_call_says_to_use_init(job: Any) -> None:
     def check() -> None:
         x = torch.ones(2)
         pending = hvd.allreduce_async(x, name="never.answered") if hvd.rank() == 0 else None

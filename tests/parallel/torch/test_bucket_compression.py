@@ -156,7 +156,7 @@ def test_compressors_of_buckets_are_refused_elsewhere(job: Any) -> None:
     job(2, check)
 
 
-def test_a_disagreement_reaches_step(job: Any) -> None:
+def test_ranks_with_different_settings_get_an_error_and_can_train_on(job: Any) -> None:
     """Ranks with different settings: every rank learns it, and the optimizer can be used again."""
 
     def check() -> None:

@@ -57,7 +57,7 @@ OPERATIONS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[list[torch.
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_operation_on_complex_tensors(job: Any, size: int) -> None:
+def test_every_operation_takes_complex_tensors(job: Any, size: int) -> None:
     def check() -> None:
         for dtype in DTYPES:
             for rows in (ROWS, 60_000):
@@ -70,7 +70,7 @@ def test_every_operation_on_complex_tensors(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_complex_tensors_in_place(job: Any) -> None:
+def test_complex_tensors_are_reduced_and_broadcast_in_place(job: Any) -> None:
     def check() -> None:
         for dtype in DTYPES:
             total = of_rank(0, dtype) + of_rank(1, dtype)
@@ -117,7 +117,7 @@ GROUPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def test_a_lazily_conjugated_gradient(job: Any) -> None:
+def test_a_lazily_conjugated_gradient_is_taken_by_every_operation(job: Any) -> None:
     def check() -> None:
         for operation in (
             lambda t: hvd.allreduce(t, op=hvd.Sum),
@@ -147,7 +147,7 @@ def test_reductions_that_need_an_order_refuse_complex_tensors(job: Any) -> None:
     job(2, check)
 
 
-def test_ranks_that_disagree(job: Any) -> None:
+def test_ranks_with_complex_types_of_different_widths_get_an_error(job: Any) -> None:
     def check() -> None:
         with pytest.raises(
             hvd.HorovodInternalError, match=r"One rank had type complex64, but another rank had type complex128"
@@ -157,7 +157,7 @@ def test_ranks_that_disagree(job: Any) -> None:
     job(2, check)
 
 
-def test_sparse_complex_tensors(job: Any) -> None:
+def test_sparse_complex_tensors_are_added_up(job: Any) -> None:
     def check() -> None:
         x = torch.sparse_coo_tensor(torch.tensor([[0, hvd.rank() + 1]]), torch.tensor([1j, 2.0]), (4,))
         assert hvd.sparse_allreduce_async(x, "x", hvd.Sum)().to_dense().tolist() == [2j, 2, 2, 0]

@@ -164,7 +164,7 @@ def test_bad_arguments_are_refused_in_the_call(job: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_unknown_set_and_one_of_others(job: Any, operation: str) -> None:
+def test_an_unknown_set_and_one_of_other_ranks_are_refused_by_every_operation(job: Any, operation: str) -> None:
     def check(sets: Any, operation: str) -> None:
         call = OPERATIONS[operation]
         with pytest.raises(ValueError) as caught:

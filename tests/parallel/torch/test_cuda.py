@@ -262,14 +262,14 @@ def test_the_same_bits_as_in_host_memory(job: Job, device: str, scenario: Callab
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_sync_batch_norm(job: Job, device: str) -> None:
+def test_sync_batch_norm_computes_what_it_does_in_host_memory(job: Job, device: str) -> None:
     for found, wanted in zip(on(job, device, 2, batch_norm, device), job(2, batch_norm, "cpu"), strict=True):
         for number, ((_, one), (_, other)) in enumerate(zip(found, wanted, strict=True)):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-5), (number, one, other)
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_join_and_process_sets(job: Job, device: str) -> None:
+def test_join_and_process_sets_work_with_tensors_on_the_device(job: Job, device: str) -> None:
     def check(sets: Any) -> None:
         (pair,) = sets  # ranks 0 and 2
         if hvd.rank() != 1:
@@ -339,7 +339,7 @@ def test_bad_arguments_are_refused_and_the_job_goes_on(job: Job, device: str) ->
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_streams_of_the_caller(job: Job, device: str) -> None:
+def test_results_are_right_on_whatever_stream_the_caller_makes_and_uses_them(job: Job, device: str) -> None:
     """Made on one stream, waited for on a second, used there, and let go of at once."""
 
     def check() -> None:
@@ -363,7 +363,7 @@ def test_streams_of_the_caller(job: Job, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_without_gradients_and_in_inference_mode(job: Job, device: str) -> None:
+def test_tensors_are_reduced_without_gradients_and_in_inference_mode(job: Job, device: str) -> None:
     def check() -> None:
         for mode in (torch.no_grad(), torch.inference_mode()):
             with mode:
@@ -423,7 +423,7 @@ def test_polling_tells_when_the_result_is_there(job: Job) -> None:
 
 
 @NEEDS_STAND_IN
-def test_two_devices(job: Job) -> None:
+def test_tensors_of_two_devices_are_reduced_but_not_in_one_group(job: Job) -> None:
     def check() -> None:
         for turn in range(5):
             tensors = [made(f"late:{number}", (50,), factor=turn) for number in (0, 1, 0)] + [
@@ -447,7 +447,7 @@ def test_two_devices(job: Job) -> None:
 
 @NEEDS_STAND_IN
 @pytest.mark.parametrize("way", ["from", "to"])
-def test_a_device_that_fails(job: Job, way: str) -> None:
+def test_a_copy_that_fails_is_told_on_its_rank_and_named_to_the_others(job: Job, way: str) -> None:
     """One rank's copy fails: it is told so, the buffers are let go of, and the other is told when it leaves."""
 
     def check() -> str:

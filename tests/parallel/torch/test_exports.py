@@ -95,7 +95,7 @@ def test_every_name_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures(name: str) -> None:
+def test_arguments_have_their_names_order_and_defaults(name: str) -> None:
     parameters = inspect.signature(getattr(hvd, name)).parameters
     assert list(parameters) == SIGNATURES[name].split()
     for parameter in parameters.values():
@@ -129,7 +129,7 @@ def test_signatures(name: str) -> None:
         ("horovod.common.basics", "rank size init shutdown is_initialized"),
     ],
 )
-def test_import_paths(module: str, names: str) -> None:
+def test_names_can_be_imported_from_where_scripts_import_them(module: str, names: str) -> None:
     imported = importlib.import_module(module)
     assert not [name for name in names.split() if not hasattr(imported, name)]
 
@@ -158,7 +158,7 @@ def test_ranks_and_sizes_are_those_of_the_job(job: Any, size: int) -> None:
     assert job(size, check) == [(rank, size, rank, size, 0, 1) for rank in range(size)]
 
 
-def test_before_init() -> None:
+def test_before_init_every_question_says_to_use_init_and_shutdown_is_harmless() -> None:
     assert hvd.is_initialized() is False
     for question in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size):
         with pytest.raises(ValueError, match=r"not been initialized; use hvd\.init\(\)"):
@@ -166,7 +166,7 @@ def test_before_init() -> None:
     hvd.shutdown()  # harmless
 
 
-def test_compressors() -> None:
+def test_compressors_halve_floats_leave_integers_and_restore_the_type() -> None:
     source = torch.tensor([1.0, 0.1])
     for compressor, narrow in ((hvd.Compression.fp16, torch.float16), (hvd.Compression.bf16, torch.bfloat16)):
         small, context = compressor.compress(source)

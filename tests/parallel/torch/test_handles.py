@@ -12,7 +12,7 @@ import horovod.torch as hvd
 from horovod.core.errors import HorovodInternalError
 
 
-def test_poll_and_synchronize(job: Any) -> None:
+def test_poll_tells_when_a_result_is_there_and_synchronize_clears_the_handle(job: Any) -> None:
     def check() -> None:
         if hvd.rank() == 1:
             time.sleep(0.2)
@@ -153,7 +153,7 @@ def test_a_name_belongs_to_one_operation_at_a_time(job: Any) -> None:
     job(2, check)
 
 
-def test_more_names_than_are_remembered(job: Any) -> None:
+def test_more_names_than_are_remembered_give_right_results(job: Any) -> None:
     def check() -> None:
         for turn in range(3):
             handles = [hvd.allreduce_async(torch.full((2,), float(n)), name=f"n{n}", op=hvd.Sum) for n in range(40)]
@@ -163,7 +163,7 @@ def test_more_names_than_are_remembered(job: Any) -> None:
     job(2, check, env={"HOROVOD_CACHE_CAPACITY": "0"})
 
 
-def test_a_name_whose_tensor_changes(job: Any) -> None:
+def test_a_name_whose_tensor_changes_type_and_shape_gives_right_results(job: Any) -> None:
     def check() -> None:
         for shape, dtype in [
             ((3,), torch.float32),
@@ -178,7 +178,7 @@ def test_a_name_whose_tensor_changes(job: Any) -> None:
     job(2, check)
 
 
-def test_gathering_window(job: Any) -> None:
+def test_collectives_complete_with_a_gathering_window(job: Any) -> None:
     def check() -> None:
         handles = [hvd.allreduce_async(torch.ones(4), op=hvd.Sum) for _ in range(10)]
         assert all(hvd.synchronize(handle).tolist() == [2.0] * 4 for handle in handles)
@@ -187,7 +187,7 @@ def test_gathering_window(job: Any) -> None:
     job(2, check, env={"HOROVOD_CYCLE_TIME": "5"})
 
 
-def test_barrier(job: Any) -> None:
+def test_a_barrier_returns_when_the_last_rank_has_come(job: Any) -> None:
     def check() -> tuple[float, float]:
         if hvd.rank() == 1:
             time.sleep(0.3)
@@ -199,7 +199,7 @@ def test_barrier(job: Any) -> None:
     assert max(before for before, _ in times) <= min(after for _, after in times)
 
 
-def test_join(job: Any) -> None:
+def test_ranks_that_have_joined_add_zeros_and_all_learn_who_joined_last(job: Any) -> None:
     def check() -> int:
         rank = hvd.rank()
         for step in range(rank + 1):  # rank 0 has one batch, rank 2 has three
@@ -230,11 +230,11 @@ def test_collectives_that_need_all_ranks_fail_after_a_join(job: Any) -> None:
     job(2, check)
 
 
-def test_join_of_one(job: Any) -> None:
+def test_join_in_a_job_of_one_returns_rank_0(job: Any) -> None:
     assert job(1, lambda: hvd.join()) == [0]
 
 
-def test_small_collectives_in_a_compiled_function(job: Any) -> None:
+def test_small_collectives_run_in_a_compiled_function(job: Any) -> None:
     """They run on the thread whose code the compiler looks at, and it must leave them alone."""
 
     def check() -> None:

@@ -20,7 +20,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("env", ENGINES, ids=["shm", "tcp"])
-def test_reductions(job: Any, env: dict[str, str]) -> None:
+def test_ranks_that_have_joined_leave_every_reduction_of_the_others_as_it_is(job: Any, env: dict[str, str]) -> None:
     """Rank 1 joins at once, rank 0 after the first half; so two contribute, and then one. Every type, alone and grouped."""
 
     def check() -> int:
@@ -160,7 +160,7 @@ def test_what_was_submitted_before_joining_still_counts(job: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "fp16", "powersgd", "topk", "adasum", "sparse", "sync_batch_norm"])
-def test_optimizers_on_uneven_data(job: Any, kind: str) -> None:
+def test_optimizers_train_on_uneven_data_and_all_ranks_end_alike(job: Any, kind: str) -> None:
     """Ranks with more batches go on; afterwards everybody takes what the last one has, and training goes on together."""
 
     def check() -> None:

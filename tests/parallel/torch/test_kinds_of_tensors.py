@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refused_by_every_operation_before_anything_is_sent(job: Any, kind: str) -> None:
+def test_tensors_that_cannot_travel_are_refused_by_every_operation_and_the_job_goes_on(job: Any, kind: str) -> None:
     make, text = REFUSED[kind]
 
     def check() -> None:
@@ -127,7 +127,7 @@ TAKEN: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", TAKEN)
-def test_taken_by_every_operation(job: Any, kind: str) -> None:
+def test_tensors_of_every_usable_kind_are_taken_by_every_operation(job: Any, kind: str) -> None:
     make = TAKEN[kind]
 
     def check() -> None:

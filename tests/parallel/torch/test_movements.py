@@ -26,7 +26,7 @@ def equal(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_allgather(job: Any, size: int) -> None:
+def test_allgather_concatenates_rows_of_different_lengths_in_rank_order(job: Any, size: int) -> None:
     def check() -> None:
         rank = hvd.rank()
         for dtype in DATA_TYPES:
@@ -51,7 +51,7 @@ def test_allgather(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_allgather_of_large_tensors(job: Any) -> None:
+def test_allgather_of_large_tensors_concatenates_them_in_rank_order(job: Any) -> None:
     def check() -> None:
         rows = [3_000_001, 0, 70_003]
         mine = numbered(rows[hvd.rank()], (), torch.int32, hvd.rank())
@@ -64,7 +64,7 @@ def test_allgather_of_large_tensors(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_rows_of_a_scalar(job: Any, size: int) -> None:
+def test_rows_of_a_scalar_are_refused_and_the_job_goes_on(job: Any, size: int) -> None:
     def check() -> None:
         scalar = torch.tensor(1.0)
         for call in (hvd.allgather_async, hvd.alltoall_async):
@@ -79,7 +79,7 @@ def test_rows_of_a_scalar(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_broadcast(job: Any, size: int) -> None:
+def test_broadcast_sends_the_tensor_of_the_root(job: Any, size: int) -> None:
     def check() -> None:
         rank = hvd.rank()
         for root in range(size):
@@ -104,7 +104,7 @@ def test_broadcast(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_alltoall(job: Any, size: int) -> None:
+def test_alltoall_sends_rows_to_every_rank(job: Any, size: int) -> None:
     def check() -> None:
         rank = hvd.rank()
         for dtype in DATA_TYPES:
@@ -135,7 +135,7 @@ def test_alltoall(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_alltoall_of_large_tensors(job: Any) -> None:
+def test_alltoall_of_large_tensors_sends_rows_to_every_rank(job: Any) -> None:
     def check() -> None:
         counts = [[0, 1_500_000, 3], [5, 0, 700_001], [1, 1, 1]]
         source = torch.cat([torch.full((counts[hvd.rank()][s],), 10 * hvd.rank() + s) for s in range(3)])
@@ -148,7 +148,7 @@ def test_alltoall_of_large_tensors(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_reducescatter(job: Any, size: int) -> None:
+def test_reducescatter_gives_each_rank_its_rows_of_the_reduction(job: Any, size: int) -> None:
     def check() -> None:
         rank = hvd.rank()
         for dtype in (torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64):

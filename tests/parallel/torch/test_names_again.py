@@ -16,7 +16,7 @@ def total(size: int) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_name_whose_tensor_moves_each_time(job: Any, size: int) -> None:
+def test_a_name_whose_tensor_moves_each_time_gives_right_results(job: Any, size: int) -> None:
     def check() -> None:
         mine, everybody = 1.0 + hvd.rank(), total(size)
         kept = []  # so that no two are in the same place
@@ -32,7 +32,7 @@ def test_a_name_whose_tensor_moves_each_time(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_the_same_tensor_with_other_memory(job: Any) -> None:
+def test_a_tensor_that_gets_other_memory_is_reduced_there(job: Any) -> None:
     def check() -> None:
         tensor = torch.full((6,), 1.0 + hvd.rank())
         first = tensor.data  # keeps the first memory, and would show what is written there
@@ -44,7 +44,7 @@ def test_the_same_tensor_with_other_memory(job: Any) -> None:
     job(2, check)
 
 
-def test_other_tensors_in_the_same_place(job: Any) -> None:
+def test_other_tensors_in_the_same_place_are_checked_and_reduced_as_they_are(job: Any) -> None:
     def check() -> None:
         base = torch.empty(24)
         for view in (base, base[:12], base.view(4, 6), base[:12], base.view(torch.int32), base[:1], base[:0], base[:0]):
@@ -89,7 +89,7 @@ def test_tensors_that_are_being_reduced_are_kept_alive(job: Any) -> None:
     job(2, check)
 
 
-def test_one_name_in_two_process_sets(job: Any) -> None:
+def test_one_name_in_two_process_sets_again_and_again_is_reduced_in_each(job: Any) -> None:
     def check(sets: list[hvd.ProcessSet]) -> None:
         alone = sets[hvd.rank()]
         for _ in range(3):
@@ -101,7 +101,7 @@ def test_one_name_in_two_process_sets(job: Any) -> None:
     job(2, check, sets=[[0], [1]])
 
 
-def test_gradients_that_move_from_step_to_step(job: Any) -> None:
+def test_gradients_that_move_from_step_to_step_are_the_same_on_all_ranks(job: Any) -> None:
     def check() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))  # one bias has one element
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -121,7 +121,7 @@ def test_gradients_that_move_from_step_to_step(job: Any) -> None:
     job(2, check)
 
 
-def test_gradients_that_are_discarded_while_they_are_reduced(job: Any) -> None:
+def test_gradients_discarded_while_they_are_reduced_write_into_no_other_tensor(job: Any) -> None:
     def check() -> None:
         parameters = [torch.nn.Parameter(torch.ones(200_000)) for _ in range(3)]
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 1.0))

@@ -113,7 +113,7 @@ def test_the_same_results_as_in_host_memory(job: Job, device: str, scenario: Cal
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_sync_batch_norm(job: Job, device: str) -> None:
+def test_sync_batch_norm_computes_what_it_does_in_host_memory(job: Job, device: str) -> None:
     found = on(job, device, 2, lambda: batch_norm(where(device)))
     for one_rank, wanted in zip(found, job(2, batch_norm, "cpu"), strict=True):
         for number, ((_, one), (_, other)) in enumerate(zip(one_rank, wanted, strict=True)):
@@ -199,7 +199,7 @@ def test_join_makes_zeros_on_the_device(job: Job, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_a_rank_that_has_never_used_a_device_joins(job: Job, device: str) -> None:
+def test_a_rank_that_has_never_used_a_device_can_join(job: Job, device: str) -> None:
     def check() -> None:
         if hvd.rank() == 0:
             assert hvd.join() == 1
@@ -211,7 +211,7 @@ def test_a_rank_that_has_never_used_a_device_joins(job: Job, device: str) -> Non
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_overlapping_process_sets_that_submit_in_different_orders(job: Job, device: str) -> None:
+def test_overlapping_process_sets_may_submit_in_different_orders(job: Job, device: str) -> None:
     """Each rank is in three sets, and begins with another one."""
 
     def check(sets: list[Any]) -> None:
@@ -250,7 +250,7 @@ def test_a_process_set_is_split_from_all_ranks_where_their_devices_are_idle(job:
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
-def test_process_sets_that_come_and_go(job: Job, device: str) -> None:
+def test_process_sets_that_come_and_go_leave_no_communicator_behind(job: Job, device: str) -> None:
     def check() -> int:
         for _ in range(2):
             pair = hvd.add_process_set([0, 2])

@@ -29,7 +29,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_broadcast_object(job: Any, size: int) -> None:
+def test_broadcast_object_gives_every_rank_what_the_root_has(job: Any, size: int) -> None:
     def check() -> None:
         for root in range(size):
             for item in ODD:
@@ -47,7 +47,7 @@ def test_broadcast_object(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_allgather_object(job: Any, size: int) -> None:
+def test_allgather_object_gives_every_rank_all_objects_in_rank_order(job: Any, size: int) -> None:
     def check() -> None:
         for item in ODD:
             found = hvd.allgather_object(item)
@@ -146,7 +146,7 @@ def test_an_object_that_one_rank_cannot_pickle_is_an_error_on_all(job: Any, kind
     assert kind[:2] != "an" or "failed on all ranks" in texts[0]
 
 
-def test_parameters_of_different_names(job: Any) -> None:
+def test_parameters_of_different_names_are_refused_with_the_ranks_that_lack_them(job: Any) -> None:
     def check() -> str:
         names = ["a", "b"] if hvd.rank() else ["a", "b", "layer.weight"]
         with pytest.raises(ValueError, match="have different parameters") as found:
@@ -158,7 +158,7 @@ def test_parameters_of_different_names(job: Any) -> None:
     assert len(set(texts)) == 1 and "rank 0 has 'layer.weight', and ranks 1-2 has not" in texts[0]
 
 
-def test_parameters_whose_elements_share_memory(job: Any) -> None:
+def test_parameters_whose_elements_share_memory_are_broadcast_where_that_is_possible(job: Any) -> None:
     def check() -> None:
         rank = hvd.rank()
         everywhere = torch.full((1, 3), float(rank)).expand(4, 3)
@@ -179,7 +179,7 @@ def test_parameters_whose_elements_share_memory(job: Any) -> None:
     job(2, check)
 
 
-def test_a_group_whose_tensors_share_memory(job: Any) -> None:
+def test_a_group_whose_tensors_share_memory_is_refused_in_place_alone(job: Any) -> None:
     """In place, some elements would be reduced twice; out of place it is as good as any."""
 
     def check() -> None:
@@ -200,7 +200,7 @@ class Pair(NamedTuple):
     second: int
 
 
-def test_hyper_parameters_in_named_tuples(job: Any) -> None:
+def test_hyper_parameters_in_named_tuples_become_those_of_the_root(job: Any) -> None:
     def check() -> list[float]:
         pair = Pair(torch.full((2,), float(hvd.rank())), hvd.rank())
         optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))], "range": pair}], lr=0.1)
@@ -212,7 +212,7 @@ def test_hyper_parameters_in_named_tuples(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_broadcast_parameters(job: Any, size: int) -> None:
+def test_broadcast_parameters_writes_those_of_the_root_where_they_are(job: Any, size: int) -> None:
     def check() -> None:
         for root in {0, size - 1}:
             torch.manual_seed(hvd.rank())
@@ -244,7 +244,7 @@ def test_broadcast_parameters(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_what_broadcast_parameters_refuses(job: Any) -> None:
+def test_broadcast_parameters_refuses_other_containers_values_and_roots(job: Any) -> None:
     def check() -> None:
         model = torch.nn.Linear(2, 2)
         for wrong in (model.named_parameters(), model.parameters(), model, 5, tuple(model.parameters())):
@@ -286,7 +286,7 @@ def text(state: Any) -> str:
         return repr(state)
 
 
-def test_optimizer_state(job: Any) -> None:
+def test_the_state_of_every_optimizer_becomes_that_of_the_root_and_training_goes_on_alike(job: Any) -> None:
     """What the root has is what all have, whether ranks had state, none, or other hyper-parameters."""
 
     def check(kind: str, wrap: bool, stepped: list[int], root: int) -> tuple[str, str, bool]:
@@ -313,7 +313,7 @@ def test_optimizer_state(job: Any) -> None:
                     assert found[0][2] and found[1][2], (kind, wrap, stepped, root)
 
 
-def test_optimizer_state_in_several_groups(job: Any) -> None:
+def test_hyper_parameters_of_several_groups_become_those_of_the_root(job: Any) -> None:
     def check() -> str:
         first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
         lr = 0.1 * (hvd.rank() + 1)
@@ -331,7 +331,7 @@ def test_optimizer_state_in_several_groups(job: Any) -> None:
     assert found[0] == found[1] and "'lr': 0.1" in found[0] and "'tag': 0.1" in found[0]
 
 
-def test_optimizer_state_that_belongs_to_no_parameter(job: Any) -> None:
+def test_the_state_of_lbfgs_is_refused(job: Any) -> None:
     def check() -> None:
         with pytest.raises(ValueError, match=r"cannot broadcast torch\.optim\.LBFGS state"):
             hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), 0)
@@ -339,7 +339,7 @@ def test_optimizer_state_that_belongs_to_no_parameter(job: Any) -> None:
     job(2, check)
 
 
-def test_resuming_from_a_checkpoint_of_one_rank(job: Any) -> None:
+def test_all_ranks_resume_from_a_checkpoint_that_one_rank_has_read(job: Any) -> None:
     def check() -> tuple[str, int]:
         torch.manual_seed(5)
         model = torch.nn.Linear(3, 2)

@@ -43,7 +43,7 @@ def test_training_equals_one_process_with_all_data(job: Any, size: int) -> None:
         job(size, check, env={"HOROVOD_BUCKET_BYTES": "1"})  # a bucket for every parameter
 
 
-def test_groups_of_chosen_parameters(job: Any) -> None:
+def test_chosen_groups_train_as_one_process_does_and_num_groups_is_deprecated(job: Any) -> None:
     def check() -> None:
         for choice in range(3):
             model = network()
@@ -62,7 +62,7 @@ def test_groups_of_chosen_parameters(job: Any) -> None:
     job(2, check)
 
 
-def test_several_backward_passes_per_step(job: Any) -> None:
+def test_gradients_of_several_passes_are_summed_as_in_one_process(job: Any) -> None:
     """Gradients of the passes are summed, not averaged, as in one process."""
 
     def check() -> None:
@@ -88,7 +88,7 @@ def test_several_backward_passes_per_step(job: Any) -> None:
     job(2, check)
 
 
-def test_stepping_before_all_passes_are_through(job: Any) -> None:
+def test_a_step_before_all_passes_are_through_reduces_what_has_accumulated(job: Any) -> None:
     """As at the end of an epoch: what has accumulated so far is reduced."""
 
     def check() -> None:
@@ -101,7 +101,7 @@ def test_stepping_before_all_passes_are_through(job: Any) -> None:
     job(2, check)
 
 
-def test_other_reductions(job: Any) -> None:
+def test_gradients_are_reduced_with_the_chosen_op(job: Any) -> None:
     def check() -> None:
         for op, wanted in ((hvd.Sum, 3.0), (hvd.Average, 1.5), (hvd.Min, 1.0), (hvd.Max, 2.0), (hvd.Product, 2.0)):
             parameter = nn.Parameter(torch.zeros(3))
@@ -126,7 +126,7 @@ class Branches(nn.Module):
         return sum(self.parts[i](x) for i in chosen)
 
 
-def test_parameters_that_some_ranks_do_not_use(job: Any) -> None:
+def test_parameters_that_some_ranks_do_not_use_count_as_zeros_there(job: Any) -> None:
     def check() -> None:
         model, wanted = Branches(), Branches()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
@@ -148,7 +148,7 @@ def test_parameters_that_some_ranks_do_not_use(job: Any) -> None:
     job(3, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 
 
-def test_frozen_parameters(job: Any) -> None:
+def test_frozen_parameters_stay_as_they_are_and_unfrozen_ones_train_again(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         for which in (model, wanted):
@@ -171,7 +171,7 @@ def test_frozen_parameters(job: Any) -> None:
     job(2, check)
 
 
-def test_shared_parameters(job: Any) -> None:
+def test_a_weight_that_two_layers_share_trains_as_in_one_process(job: Any) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -194,7 +194,7 @@ def test_shared_parameters(job: Any) -> None:
     job(2, check)
 
 
-def test_one_forward_pass_used_twice(job: Any) -> None:
+def test_a_module_called_twice_in_one_pass_trains_as_in_one_process(job: Any) -> None:
     """A module called twice in one pass has one gradient, and one hook call."""
 
     def check() -> None:
@@ -215,7 +215,7 @@ def test_one_forward_pass_used_twice(job: Any) -> None:
     job(2, check)
 
 
-def test_two_models_in_lockstep(job: Any) -> None:
+def test_two_models_of_the_same_names_and_shapes_do_not_mix_their_gradients(job: Any) -> None:
     """Same shapes, same names: a gradient belongs to its optimizer. Their backward passes may overlap."""
 
     def check() -> None:
@@ -241,7 +241,7 @@ def test_two_models_in_lockstep(job: Any) -> None:
     job(2, check)
 
 
-def test_two_optimizers_over_one_model(job: Any) -> None:
+def test_two_optimizers_train_the_two_parts_of_one_model(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizers = [
@@ -264,7 +264,7 @@ def test_two_optimizers_over_one_model(job: Any) -> None:
     job(2, check)
 
 
-def test_closures(job: Any) -> None:
+def test_a_step_with_a_closure_trains_as_in_one_process_and_returns_its_loss(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())
@@ -289,7 +289,7 @@ def test_closures(job: Any) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_learning_rate_schedulers(job: Any, when: str) -> None:
+def test_a_scheduler_steers_whether_made_before_or_after_wrapping(job: Any, when: str) -> None:
     """Made for the original or for the wrapped optimizer: they steer the same parameter groups."""
 
     def check() -> None:
@@ -313,7 +313,7 @@ def test_learning_rate_schedulers(job: Any, when: str) -> None:
     job(2, check)
 
 
-def test_a_state_dictionary_can_be_saved_and_loaded(job: Any) -> None:
+def test_a_saved_state_dictionary_continues_training_with_and_without_horovod(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(MAKERS["adam"](model.parameters()), model.named_parameters())
@@ -338,7 +338,7 @@ def test_a_state_dictionary_can_be_saved_and_loaded(job: Any) -> None:
     job(2, check)
 
 
-def test_loading_a_state_dictionary_in_the_middle_of_a_step(job: Any) -> None:
+def test_loading_a_state_dictionary_abandons_the_step_under_way(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(
@@ -377,7 +377,7 @@ def test_state_from_before_wrapping_is_kept(job: Any) -> None:
     job(2, check)
 
 
-def test_channels_last_gradients(job: Any) -> None:
+def test_channels_last_models_train_as_in_one_process_and_keep_their_layout(job: Any) -> None:
     def build() -> nn.Module:
         torch.manual_seed(2)
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3))
@@ -409,7 +409,7 @@ def test_channels_last_gradients(job: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_models_of_other_types(job: Any, dtype: torch.dtype) -> None:
+def test_models_of_mixed_types_train_as_one_process_and_keep_their_types(job: Any, dtype: torch.dtype) -> None:
     def check() -> None:
         model, wanted = network().to(dtype), network().to(dtype)
         model[4].float()  # mixed types travel in separate buckets
@@ -431,7 +431,7 @@ def test_models_of_other_types(job: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
-def test_compression(job: Any, name: str) -> None:
+def test_compression_trains_close_to_one_process_and_gradients_keep_their_type(job: Any, name: str) -> None:
     def check() -> None:
         compression = getattr(hvd.Compression, name)
         model = network()
@@ -449,7 +449,7 @@ def test_compression(job: Any, name: str) -> None:
     job(2, check)
 
 
-def test_a_compressor_of_ones_own(job: Any) -> None:
+def test_a_compressor_of_the_users_own_is_applied_and_undone(job: Any) -> None:
     class Halves(hvd.Compression.none):
         @staticmethod
         def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -469,7 +469,7 @@ def test_a_compressor_of_ones_own(job: Any) -> None:
 
 
 @pytest.mark.parametrize("as_dense", [False, True])
-def test_sparse_gradients(job: Any, as_dense: bool) -> None:
+def test_sparse_gradients_train_as_in_one_process_and_stay_sparse(job: Any, as_dense: bool) -> None:
     def build() -> nn.Module:
         torch.manual_seed(4)
         return nn.ModuleDict({"words": nn.Embedding(20, 5, sparse=True), "out": nn.Linear(5, 3)})
@@ -497,7 +497,7 @@ def test_sparse_gradients(job: Any, as_dense: bool) -> None:
     job(2, check)
 
 
-def test_sparse_gradients_that_one_rank_does_not_have(job: Any) -> None:
+def test_a_rank_without_a_sparse_gradient_applies_those_of_the_others(job: Any) -> None:
     def check() -> None:
         torch.manual_seed(4)
         words = nn.Embedding(6, 2, sparse=True)
@@ -516,7 +516,7 @@ def test_sparse_gradients_that_one_rank_does_not_have(job: Any) -> None:
     job(2, check)
 
 
-def test_sparse_allreduce(job: Any) -> None:
+def test_sparse_allreduce_adds_up_the_rows_of_all_ranks(job: Any) -> None:
     def check() -> None:
         rank = hvd.rank()
         indices = torch.tensor([[0, rank + 1, rank + 1]])

@@ -43,7 +43,7 @@ def test_passes_inside_no_sync_do_not_count(job: Any, op: str) -> None:
     job(2, check)
 
 
-def test_no_sync_together_with_announced_passes(job: Any) -> None:
+def test_passes_inside_no_sync_are_not_counted_as_announced_ones(job: Any) -> None:
     def check() -> None:
         parameter, optimizer = one(backward_passes_per_step=2)
         for _ in range(2):
@@ -139,7 +139,7 @@ def test_the_number_of_passes_can_change(job: Any) -> None:
     job(2, check)
 
 
-def test_ranks_with_different_numbers_of_passes(job: Any) -> None:
+def test_a_rank_that_makes_fewer_passes_takes_part_with_what_it_has(job: Any) -> None:
     """A rank that has run out of data takes part in the step with what it has."""
 
     def check() -> None:

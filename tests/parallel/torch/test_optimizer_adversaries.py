@@ -125,7 +125,7 @@ def test_a_gan_trains_in_any_order_of_its_steps(job: Any, size: int, bucket_byte
     job(size, check, env={"HOROVOD_BUCKET_BYTES": bucket_bytes})
 
 
-def test_a_gan_whose_discriminator_runs_two_backward_passes(job: Any) -> None:
+def test_a_gan_whose_discriminator_runs_two_passes_trains_as_in_one_process(job: Any) -> None:
     """One for real and one for fake data, with ``backward_passes_per_step=2`` for them; the generator's pass comes on top."""
 
     def play(game: Game, real: torch.Tensor) -> None:
@@ -148,7 +148,7 @@ def test_a_gan_whose_discriminator_runs_two_backward_passes(job: Any) -> None:
     job(2, check)
 
 
-def test_a_gan_with_a_gradient_penalty(job: Any) -> None:
+def test_a_gan_with_a_gradient_penalty_trains_as_in_one_process(job: Any) -> None:
     """Gradients of gradients: ``create_graph``, as in Wasserstein training."""
 
     def play(game: Game, real: torch.Tensor) -> None:

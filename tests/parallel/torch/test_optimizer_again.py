@@ -10,7 +10,7 @@ import torch
 import horovod.torch as hvd
 
 
-def test_a_second_optimizer_after_the_first_was_dropped(job: Any) -> None:
+def test_a_second_optimizer_reduces_after_the_first_was_dropped(job: Any) -> None:
     def check() -> list[float]:
         import gc
 

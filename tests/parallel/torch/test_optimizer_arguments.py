@@ -80,7 +80,7 @@ def test_bad_arguments_are_refused(job: Any, condition: str) -> None:
     job(2, check)
 
 
-def test_predivide_on_rocm(job: Any) -> None:
+def test_predivide_is_refused_on_rocm(job: Any) -> None:
     def check() -> None:
         from horovod.common import reductions
 
@@ -93,7 +93,7 @@ def test_predivide_on_rocm(job: Any) -> None:
     job(2, check)
 
 
-def test_adasum_within_a_process_set(job: Any) -> None:
+def test_adasum_within_a_process_set_is_refused(job: Any) -> None:
     def check(sets: Any) -> None:
         with pytest.raises(NotImplementedError, match="Adasum"):
             wrap(nn.Linear(2, 2), op=hvd.Adasum, process_set=sets[0])
@@ -120,7 +120,7 @@ def test_num_groups_is_deprecated_and_means_groups(job: Any) -> None:
     job(2, check)
 
 
-def test_an_optimizer_that_is_distributed_already(job: Any) -> None:
+def test_an_optimizer_that_is_distributed_already_is_refused(job: Any) -> None:
     def check() -> None:
         for op in (hvd.Average, hvd.Adasum):
             with pytest.raises(ValueError, match="already"):
@@ -129,7 +129,7 @@ def test_an_optimizer_that_is_distributed_already(job: Any) -> None:
     job(2, check)
 
 
-def test_names_of_more_than_the_optimizer_has(job: Any) -> None:
+def test_names_of_more_parameters_than_the_optimizer_has_are_taken(job: Any) -> None:
     def check() -> None:
         model = nn.Linear(2, 2)
         optimizer = wrap(model, named_parameters=[*model.named_parameters(), ("another", nn.Parameter(torch.ones(1)))])
@@ -139,7 +139,7 @@ def test_names_of_more_than_the_optimizer_has(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_predivide_splits_the_average(job: Any, size: int) -> None:
+def test_predivide_averages_without_overflow_in_half_precision(job: Any, size: int) -> None:
     """Also in groups, and so that half precision does not overflow on the way."""
 
     def check() -> None:
@@ -165,7 +165,7 @@ def test_predivide_splits_the_average(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("bucket_bytes", ["1", "1000000"])
-def test_sparse_gradients_alone_and_with_others(job: Any, bucket_bytes: str) -> None:
+def test_sparse_gradients_train_as_in_one_process_dense_or_in_groups(job: Any, bucket_bytes: str) -> None:
     """As they are, made dense, in groups, and with an optimizer that takes nothing else; one rank has none at first."""
 
     def build() -> nn.ModuleDict:

@@ -135,7 +135,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_optimizer_in_every_way(job: Any, size: int) -> None:
+def test_every_optimizer_trains_as_one_process_in_every_way_of_stepping(job: Any, size: int) -> None:
     def check() -> None:
         for way in WAYS:
             for maker in MAKERS.values():
@@ -155,7 +155,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def test_foreach_and_fused_implementations(job: Any) -> None:
+def test_foreach_and_fused_optimizers_train_as_in_one_process(job: Any) -> None:
     """The fused ones unscale gradients themselves, if a gradient scaler tells them to."""
 
     def check() -> None:
@@ -168,7 +168,9 @@ def test_foreach_and_fused_implementations(job: Any) -> None:
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_lbfgs(job: Any, size: int, search: str | None) -> None:
+def test_lbfgs_evaluates_as_often_as_one_process_and_every_rank_gets_the_same_loss(
+    job: Any, size: int, search: str | None
+) -> None:
     """It decides by the loss how often to evaluate, so every rank must see the loss of all batches."""
 
     def check() -> None:
@@ -199,7 +201,7 @@ def test_lbfgs(job: Any, size: int, search: str | None) -> None:
     job(size, check)
 
 
-def test_lbfgs_whose_loss_is_a_number(job: Any) -> None:
+def test_lbfgs_averages_a_loss_that_is_a_number(job: Any) -> None:
     def check() -> None:
         parameter = nn.Parameter(torch.zeros(2))
         optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS([parameter], max_iter=1))
@@ -216,7 +218,7 @@ def test_lbfgs_whose_loss_is_a_number(job: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_two_optimizers_alternately_and_together(job: Any, size: int) -> None:
+def test_two_optimizers_of_one_model_train_as_in_one_process_together_or_in_turns(job: Any, size: int) -> None:
     def check() -> None:
         for together in (True, False):
             for first in MAKERS:

@@ -22,7 +22,7 @@ def step(model: nn.Module, optimizer: Any, rank: int | None, size: int) -> None:
     optimizer.step()
 
 
-def test_an_optimizer_of_another_process_set_does_not_count(job: Any) -> None:
+def test_an_optimizer_of_another_process_set_does_not_change_which_belong_together(job: Any) -> None:
     def check(sets: Any) -> None:
         if hvd.rank() == 0:
             step(*make(process_set=sets[0]), 0, 1)
@@ -33,7 +33,7 @@ def test_an_optimizer_of_another_process_set_does_not_count(job: Any) -> None:
     job(2, check, sets=[[0]], timeout=30)
 
 
-def test_a_copy_that_one_rank_makes_does_not_count(job: Any) -> None:
+def test_a_copy_that_one_rank_makes_does_not_change_which_belong_together(job: Any) -> None:
     def check() -> None:
         model, optimizer = make()
         if hvd.rank() == 0:
@@ -51,7 +51,7 @@ def test_a_copy_that_one_rank_makes_does_not_count(job: Any) -> None:
     job(2, check, timeout=30)
 
 
-def test_an_optimizer_from_earlier_beside_one_that_was_just_made(job: Any) -> None:
+def test_an_optimizer_of_earlier_jobs_trains_with_one_that_was_just_made(job: Any) -> None:
     """As after elastic training has replaced a rank: rank 0's has been used in jobs of one, rank 1's is new."""
 
     def check() -> None:
@@ -85,7 +85,7 @@ def test_an_optimizer_from_earlier_beside_one_that_was_just_made(job: Any) -> No
     job(2, check, timeout=60)
 
 
-def test_an_optimizer_made_anew_in_every_cycle_beside_the_first_of_a_process(job: Any) -> None:
+def test_an_optimizer_made_anew_each_cycle_trains_with_the_first_one_of_a_process(job: Any) -> None:
     """The one of the cycle before is still there when the next is made."""
 
     def check() -> None:

@@ -14,7 +14,7 @@ from regression import MAKERS, assert_close, assert_same_on_all_ranks, batches, 
 
 
 @pytest.mark.parametrize("compression", ["none", "bf16", "powersgd"])
-def test_complex_parameters(job: Any, compression: str) -> None:
+def test_complex_parameters_are_averaged_summed_and_combined_beside_real_ones(job: Any, compression: str) -> None:
     """As pairs of reals; also beside real ones, through views that PyTorch keeps conjugated, and with a hook that clips."""
 
     def check() -> None:
@@ -43,7 +43,7 @@ def test_complex_parameters(job: Any, compression: str) -> None:
     job(2, check)
 
 
-def test_complex_parameters_have_no_order(job: Any) -> None:
+def test_complex_parameters_are_refused_where_the_reduction_needs_an_order(job: Any) -> None:
     def check() -> None:
         for op in (hvd.Min, hvd.Max, hvd.Product):
             parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
@@ -54,7 +54,7 @@ def test_complex_parameters_have_no_order(job: Any) -> None:
     job(2, check)
 
 
-def test_a_sparse_optimizer_with_dense_transport(job: Any) -> None:
+def test_a_sparse_optimizer_gets_sparse_gradients_though_they_travel_dense(job: Any) -> None:
     """SparseAdam takes nothing but sparse gradients; one rank has none in the second step."""
 
     def run(words: nn.Module, optimizer: Any, rows: list[list[int]]) -> None:
@@ -83,7 +83,7 @@ def test_a_sparse_optimizer_with_dense_transport(job: Any) -> None:
     job(2, check)
 
 
-def test_a_model_moved_with_parameter_swapping(job: Any) -> None:
+def test_a_model_whose_parameters_were_swapped_is_still_reduced(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())
@@ -157,7 +157,7 @@ class Nested(torch.optim.Optimizer):
         self.inner.load_state_dict(state_dict)
 
 
-def test_an_optimizer_whose_groups_are_a_property(job: Any) -> None:
+def test_an_optimizer_whose_groups_are_a_property_trains_and_keeps_them(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(Nested(model.parameters()), model.named_parameters())

@@ -126,7 +126,7 @@ LOOPS: list[Loop] = [
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("bucket_bytes", ["1", "1000000"])
-def test_a_loop_trains_as_one_process_does(job: Any, size: int, bucket_bytes: str) -> None:
+def test_a_loop_without_horovods_calls_trains_as_one_process_does(job: Any, size: int, bucket_bytes: str) -> None:
     def check() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -138,7 +138,7 @@ def test_a_loop_trains_as_one_process_does(job: Any, size: int, bucket_bytes: st
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_lbfgs_with_clipping(job: Any, size: int) -> None:
+def test_lbfgs_with_clipping_trains_as_one_process_does(job: Any, size: int) -> None:
     def run(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
         for x, y in data:
 
@@ -163,7 +163,7 @@ def test_lbfgs_with_clipping(job: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_two_optimizers(job: Any, size: int) -> None:
+def test_two_models_with_an_optimizer_each_train_as_in_one_process(job: Any, size: int) -> None:
     """For one loss; for a loss each, one after the other; and with both losses before both steps."""
 
     def one_loss(models: list[nn.Module], optimizers: list[Any], batch: Batch) -> None:
@@ -210,7 +210,7 @@ def test_two_optimizers(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_ranks_that_reach_different_optimizers(job: Any) -> None:
+def test_ranks_whose_passes_reach_different_optimizers_do_not_deadlock(job: Any) -> None:
     """Each rank's pass fills what the other's leaves empty: nobody waits in backward for what the other sends in step()."""
 
     def check() -> None:
@@ -237,7 +237,7 @@ def test_ranks_that_reach_different_optimizers(job: Any) -> None:
     job(2, check, timeout=60)
 
 
-def test_ranks_that_reach_different_layers(job: Any) -> None:
+def test_changing_a_gradient_that_some_rank_still_lacks_is_an_error_that_names_it(job: Any) -> None:
     """Each rank fills a bucket that the other leaves empty. Whoever changes gradients then is told to synchronize first."""
 
     def check() -> None:
@@ -321,7 +321,7 @@ def test_a_layer_whose_gradient_is_removed_does_not_move(job: Any, bucket_bytes:
     job(2, check, env={"HOROVOD_BUCKET_BYTES": bucket_bytes})
 
 
-def test_an_exception_inside_backward(job: Any) -> None:
+def test_an_exception_inside_backward_says_how_to_go_on_and_that_works(job: Any) -> None:
     """One layer's gradient was sent before it; what the error says to do leads out."""
 
     class Fails(torch.autograd.Function):

@@ -39,7 +39,7 @@ def train(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
-def test_gradient_checkpointing(job: Any, reentrant: bool) -> None:
+def test_gradient_checkpointing_trains_as_in_one_process(job: Any, reentrant: bool) -> None:
     def check() -> None:
         for maker in MAKERS.values():
             assert_as_alone(train, maker, steps=4, build=lambda: Recomputed(reentrant))
@@ -48,7 +48,7 @@ def test_gradient_checkpointing(job: Any, reentrant: bool) -> None:
     job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 
 
-def test_reentrant_checkpointing_of_shared_parameters(job: Any) -> None:
+def test_reentrant_checkpointing_of_shared_parameters_is_refused_without_no_sync(job: Any) -> None:
     """Every recomputed block adds to the gradient by itself: an error says so, and what it proposes is right."""
 
     class Shared(Recomputed):
@@ -94,7 +94,7 @@ COMPILERS = [
 
 
 @pytest.mark.parametrize("backend", COMPILERS)
-def test_compiled_models(job: Any, backend: str, tmp_path: Path) -> None:
+def test_compiled_models_train_as_in_one_process(job: Any, backend: str, tmp_path: Path) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model.parameters()), model.named_parameters())
@@ -111,7 +111,7 @@ def test_compiled_models(job: Any, backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [2, 3])
-def test_models_in_sixteen_bits(job: Any, size: int, dtype: torch.dtype) -> None:
+def test_models_in_sixteen_bits_get_the_float32_average_rounded_once(job: Any, size: int, dtype: torch.dtype) -> None:
     """The reduced gradient is the float32 average, rounded once."""
 
     def check() -> None:
@@ -142,7 +142,7 @@ def test_models_in_sixteen_bits(job: Any, size: int, dtype: torch.dtype) -> None
     job(size, check)
 
 
-def test_three_types_in_one_optimizer(job: Any) -> None:
+def test_one_optimizer_trains_parameters_of_three_types(job: Any) -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -167,7 +167,7 @@ def test_three_types_in_one_optimizer(job: Any) -> None:
     job(2, check)
 
 
-def test_a_model_that_is_moved_to_another_type(job: Any) -> None:
+def test_a_model_that_is_moved_to_another_type_trains_on_as_in_one_process(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())

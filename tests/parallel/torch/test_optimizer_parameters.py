@@ -22,7 +22,7 @@ def step(model: nn.Module, optimizer: Any, batch: Batch) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("bucket_bytes", ["1", "1000000"])
-def test_parameter_groups_added_later(job: Any, size: int, bucket_bytes: str) -> None:
+def test_parameter_groups_that_are_added_later_are_reduced_too(job: Any, size: int, bucket_bytes: str) -> None:
     """With and without names, between steps and between backward and step, and one slipped in by hand."""
 
     def run(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
@@ -59,7 +59,7 @@ def test_parameter_groups_added_later(job: Any, size: int, bucket_bytes: str) ->
 
 @pytest.mark.parametrize("op", ["Average", "Adasum"])
 @pytest.mark.parametrize("before", ["zero_grad", "backward", "step"])
-def test_parameters_unfrozen_later(job: Any, before: str, op: str) -> None:
+def test_parameters_that_are_unfrozen_later_are_reduced_from_then_on(job: Any, before: str, op: str) -> None:
     """Layer by layer, as in fine-tuning, at any point of a step. With equal data on all ranks Adasum is the average.
 
     Just before a step there is no gradient yet, which counts as zeros; so there plain gradient descent.
@@ -91,7 +91,7 @@ def test_parameters_unfrozen_later(job: Any, before: str, op: str) -> None:
     job(2, check)
 
 
-def test_parameters_frozen_and_unfrozen_alternately(job: Any) -> None:
+def test_parameters_frozen_in_turns_train_as_in_one_process(job: Any) -> None:
     def run(model: nn.Module, optimizer: Any, data: list[Batch], _: bool) -> None:
         for number, batch in enumerate(data):
             for layer in (0, 2, 4):
@@ -106,7 +106,7 @@ def test_parameters_frozen_and_unfrozen_alternately(job: Any) -> None:
     job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 
 
-def test_everything_frozen_at_first(job: Any) -> None:
+def test_a_model_that_is_all_frozen_at_first_trains_once_it_is_unfrozen(job: Any) -> None:
     def run(model: nn.Module, optimizer: Any, data: list[Batch], distributed: bool) -> None:
         if not distributed:
             model.requires_grad_(True)
@@ -124,7 +124,7 @@ def test_everything_frozen_at_first(job: Any) -> None:
     job(2, check)
 
 
-def test_tied_weights(job: Any) -> None:
+def test_tied_weights_named_or_listed_twice_are_reduced_once(job: Any) -> None:
     """One parameter in two places, in the model's names and, by carelessness, twice in the optimizer's list."""
 
     class Tied(nn.Module):
@@ -157,7 +157,7 @@ def test_tied_weights(job: Any) -> None:
     job(2, check)
 
 
-def test_groups_with_frozen_foreign_and_mixed_parameters(job: Any) -> None:
+def test_groups_may_hold_frozen_and_foreign_parameters_and_mixed_types(job: Any) -> None:
     """Groups may name what the optimizer does not have or what is frozen, and mix data types."""
 
     def check() -> None:
@@ -185,7 +185,7 @@ def test_groups_with_frozen_foreign_and_mixed_parameters(job: Any) -> None:
     job(2, check)
 
 
-def test_a_second_optimizer_takes_over(job: Any) -> None:
+def test_a_second_optimizer_of_the_same_model_takes_over_and_hands_back(job: Any) -> None:
     """The first is still there, as in a notebook or when training changes its optimizer; going back to it is right, too."""
 
     def check() -> None:

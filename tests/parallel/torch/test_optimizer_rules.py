@@ -13,7 +13,7 @@ import horovod.torch as hvd
 from horovod.core.errors import HorovodInternalError
 
 
-def test_before_init() -> None:
+def test_before_init_the_error_says_to_call_init() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises((HorovodInternalError, ValueError), match=r"not been initialized; use hvd\.init\(\)"):
         hvd.DistributedOptimizer(optimizer)
@@ -101,7 +101,7 @@ def test_calls_in_a_wrong_order_are_refused(job: Any) -> None:
     job(2, check)
 
 
-def test_a_step_without_any_gradient(job: Any) -> None:
+def test_a_step_without_gradients_changes_nothing_and_a_lone_gradient_is_averaged(job: Any) -> None:
     def check() -> None:
         parameter = nn.Parameter(torch.ones(2))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
@@ -162,7 +162,7 @@ def test_communication_starts_during_backward(job: Any) -> None:
     assert job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"}) == [True, True]
 
 
-def test_models_that_differ(job: Any) -> None:
+def test_ranks_whose_models_differ_get_an_error_that_names_the_line(job: Any) -> None:
     """The error names the parameter and both ranks' lines, and comes on both."""
 
     def check() -> str:
@@ -209,7 +209,7 @@ def test_a_failure_in_the_middle_of_training_can_be_survived(job: Any) -> None:
     assert job(2, check) == [[-2.0, -2.0]] * 2
 
 
-def test_a_parameter_that_gets_another_type(job: Any) -> None:
+def test_a_parameter_that_gets_another_type_is_reduced_in_that_type(job: Any) -> None:
     def check() -> None:
         model = nn.Linear(3, 1, bias=False)
         nn.init.zeros_(model.weight)

@@ -53,7 +53,7 @@ STYLES = [synchronize_first, as_in_one_process, synchronize_second, clip_between
 
 @pytest.mark.parametrize("implementation", ["foreach", "fused"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_an_overflow_on_one_rank(job: Any, size: int, implementation: str) -> None:
+def test_an_overflow_on_one_rank_skips_the_step_on_all(job: Any, size: int, implementation: str) -> None:
     """That step is skipped by all, in every style; the others are those of one process. Whether averaged or summed."""
 
     def check() -> list[float]:
@@ -95,7 +95,7 @@ def test_an_overflow_on_one_rank(job: Any, size: int, implementation: str) -> No
     assert {scale for each in job(size, check) for scale in each} == {256.0}
 
 
-def test_a_rank_without_any_gradient(job: Any) -> None:
+def test_a_rank_without_gradients_is_told_to_synchronize_and_then_steps_as_the_others(job: Any) -> None:
     """It is told to synchronize first, and then unscales what the others have; also after a step that was skipped."""
 
     def check() -> None:
@@ -121,7 +121,7 @@ def test_a_rank_without_any_gradient(job: Any) -> None:
     job(2, check)
 
 
-def test_accumulation_under_a_scaler(job: Any) -> None:
+def test_accumulation_under_a_scaler_trains_as_in_one_process(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(
@@ -148,7 +148,7 @@ def test_accumulation_under_a_scaler(job: Any) -> None:
     job(2, check)
 
 
-def test_mixed_precision(job: Any) -> None:
+def test_autocast_under_a_scaler_trains_close_to_one_process(job: Any) -> None:
     """Autocast to bfloat16, as scripts have it around a scaler."""
 
     def run(model: nn.Module, optimizer: Any, data: Any) -> None:

@@ -70,7 +70,7 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_been_interrupted(job: Any, 
 
 
 @pytest.mark.parametrize("kind", ["powersgd", "topk"])
-def test_a_checkpoint_of_rank_0_for_all(job: Any, kind: str) -> None:
+def test_a_checkpoint_of_rank_0_gives_all_what_is_common_and_no_rank_anothers_own(job: Any, kind: str) -> None:
     """What is rank 0's own stays rank 0's; what is common reaches all, by the file or by broadcast."""
 
     def memory(optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -134,7 +134,7 @@ def test_a_state_with_compression_loads_without_horovod_and_the_reverse(job: Any
 
 
 @pytest.mark.parametrize("op", ["Average", "Adasum"])
-def test_a_deep_copy_is_distributed(job: Any, op: str) -> None:
+def test_a_deep_copy_is_distributed_and_trains_apart_from_the_original(job: Any, op: str) -> None:
     """Of model and optimizer together; both go on by themselves."""
 
     def check() -> None:
@@ -212,7 +212,7 @@ def test_step_hooks_run_once_a_step(job: Any, op: str) -> None:
     job(2, check)
 
 
-def test_loading_after_the_job_has_failed(job: Any) -> None:
+def test_loading_after_the_job_has_failed_forgets_the_step_under_way(job: Any) -> None:
     """As elastic training does: what was under way is forgotten, whatever became of it.
 
     Rank 0 leaves a layer out, so its ``backward()`` does not wait for rank 1.
@@ -244,7 +244,7 @@ def test_loading_after_the_job_has_failed(job: Any) -> None:
     job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 
 
-def test_zeroing_gradients(job: Any) -> None:
+def test_every_form_of_zero_grad_does_what_it_says(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(MAKERS["adam"](model.parameters()), model.named_parameters())
@@ -293,7 +293,7 @@ def test_a_scheduler_of_the_original_steers_after_state_was_loaded(job: Any, op:
     assert job(2, check) == [[0.05 / 8] * 2] * 2
 
 
-def test_schedulers_made_before_and_after_wrapping(job: Any) -> None:
+def test_schedulers_made_before_and_after_wrapping_both_steer_without_warnings(job: Any) -> None:
     """Made before wrapping, after it, and one that saw a state dictionary loaded: none complains, all steer."""
 
     def check() -> None:

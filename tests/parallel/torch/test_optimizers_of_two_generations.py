@@ -9,7 +9,7 @@ import torch
 import horovod.torch as hvd
 
 
-def test_optimizers_of_two_generations_side_by_side(job: Any) -> None:
+def test_an_optimizer_from_before_a_restart_does_not_mix_with_a_new_one(job: Any) -> None:
     """One was made before the runtime was restarted, the other after; they train models of the same shape."""
 
     def check() -> list[float]:

@@ -10,7 +10,7 @@ import torch
 import horovod.torch as hvd
 
 
-def test_all_operations_of_members(job: Any) -> None:
+def test_all_operations_of_a_set_are_among_its_members(job: Any) -> None:
     def check(sets: Any) -> None:
         odd, ends = sets  # ranks 1 and 2, ranks 0 and 3
         mine = odd if hvd.rank() in (1, 2) else ends
@@ -33,7 +33,7 @@ def test_all_operations_of_members(job: Any) -> None:
     job(4, check, sets=[[1, 2], [0, 3]])
 
 
-def test_one_name_in_two_sets_at_once(job: Any) -> None:
+def test_one_name_can_be_in_flight_in_two_sets_at_once(job: Any) -> None:
     def check(sets: Any) -> None:
         (pair,) = sets
         handles = [hvd.allreduce_async(torch.ones(1), name="x", op=hvd.Sum)]
@@ -44,7 +44,7 @@ def test_one_name_in_two_sets_at_once(job: Any) -> None:
     job(3, check, sets=[[0, 1]])
 
 
-def test_sets_side_by_side(job: Any) -> None:
+def test_ranks_that_share_several_sets_may_submit_to_them_in_any_order(job: Any) -> None:
     """Ranks that share several sets may wait for them in any order."""
 
     def check(sets: Any) -> None:
@@ -93,7 +93,7 @@ def test_ranks_outside_of_a_set_are_refused(job: Any) -> None:
     job(3, check, sets=[[0, 1]])
 
 
-def test_sets_of_one(job: Any) -> None:
+def test_in_a_set_of_one_every_operation_returns_what_it_gets(job: Any) -> None:
     def check(sets: Any) -> None:
         own = sets[hvd.rank()]
         one = torch.arange(3.0)
@@ -106,7 +106,7 @@ def test_sets_of_one(job: Any) -> None:
     job(2, check, sets=[[0], [1]])
 
 
-def test_unnamed_operations_of_a_set_and_of_all(job: Any) -> None:
+def test_unnamed_operations_of_a_set_do_not_shift_the_numbers_of_all_ranks(job: Any) -> None:
     def check(sets: Any) -> None:
         (pair,) = sets
         if pair.included():
@@ -142,7 +142,7 @@ def test_ids_are_given_and_looked_up_again(job: Any) -> None:
     job(3, check, sets=[[0, 1], [0, 2]])
 
 
-def test_sets_that_contradict_each_other_or_themselves(job: Any) -> None:
+def test_sets_that_contradict_each_other_or_themselves_are_refused_by_init(job: Any) -> None:
     def check() -> None:
         hvd.shutdown()
         with pytest.raises(ValueError, match="different process sets"):
@@ -163,7 +163,7 @@ def test_sets_that_contradict_each_other_or_themselves(job: Any) -> None:
     job(2, check)
 
 
-def test_an_optimizer_of_a_set(job: Any) -> None:
+def test_an_optimizer_of_a_set_averages_over_its_members_alone(job: Any) -> None:
     def check(sets: Any) -> list[float]:
         (pair,) = sets
         parameter = torch.nn.Parameter(torch.zeros(1))

@@ -107,7 +107,7 @@ def test_it_equals_one_process_on_the_concatenated_batch(job: Any, size: int, un
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_sixteen_bit_floats(job: Any, size: int) -> None:
+def test_inputs_of_sixteen_bits_are_normalised_as_in_one_process(job: Any, size: int) -> None:
     def check() -> None:
         for dtype, tolerance in ((torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
             for parameters in (dtype, torch.float32):  # a model cast as a whole, and one whose activations alone are
@@ -119,7 +119,7 @@ def test_sixteen_bit_floats(job: Any, size: int) -> None:
     job(size, check)
 
 
-def test_a_mean_much_larger_than_the_deviation(job: Any) -> None:
+def test_a_mean_much_larger_than_the_deviation_does_not_spoil_the_variance(job: Any) -> None:
     """What squares would lose in float32."""
 
     def check() -> None:
@@ -136,7 +136,7 @@ def test_a_mean_much_larger_than_the_deviation(job: Any) -> None:
     job(2, check)
 
 
-def test_evaluation_and_layouts(job: Any) -> None:
+def test_evaluation_needs_no_other_rank_and_the_layout_is_kept(job: Any) -> None:
     def check() -> None:
         ours, ordinary = layers()
         inputs = [batch(rank, (4, 3), torch.float32, True) for rank in range(2)]
@@ -158,7 +158,7 @@ def test_evaluation_and_layouts(job: Any) -> None:
     job(2, check)
 
 
-def test_process_sets_and_one_rank(job: Any) -> None:
+def test_a_layer_of_a_process_set_normalises_over_its_members_also_of_one(job: Any) -> None:
     def check(sets: Any) -> None:
         pair, alone = sets
         if pair.included():
@@ -225,7 +225,7 @@ def test_inputs_of_wrong_shapes_and_types_are_refused(job: Any) -> None:
     job(2, check)
 
 
-def test_an_input_that_needs_no_gradient(job: Any) -> None:
+def test_an_input_that_needs_no_gradient_leaves_those_of_the_parameters_right(job: Any) -> None:
     def check() -> None:
         ours, ordinary = layers()
         inputs = [batch(rank, (7,), torch.float32, False) for rank in range(2)]
@@ -284,7 +284,7 @@ def test_a_model_is_converted(job: Any) -> None:
     job(2, check, sets=[[0]])
 
 
-def test_models_that_cannot_be_converted(job: Any) -> None:
+def test_models_that_cannot_be_converted_are_refused_with_the_reason(job: Any) -> None:
     def check() -> None:
         convert = hvd.SyncBatchNorm.convert_sync_batchnorm
         with pytest.raises(TypeError, match=r"expects a torch\.nn\.Module, not list"):

@@ -13,7 +13,7 @@ from horovod.mxnet.ops.arguments import factor, reducing, split_rows, whole
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), np.array(3)])
-def test_whole_numbers_of_any_kind(value: Any) -> None:
+def test_whole_numbers_of_any_kind_become_ints(value: Any) -> None:
     assert whole(value, "x") == 3 and type(whole(value, "x")) is int
 
 
@@ -23,7 +23,7 @@ def test_values_that_are_not_whole_numbers_are_refused(value: Any) -> None:
         whole(value, "root_rank")
 
 
-def test_factors_of_any_kind_become_floats() -> None:
+def test_factors_of_any_kind_become_floats_and_others_are_refused() -> None:
     for value in (2, 2.0, np.float16(2), np.int64(2), np.array(2.0)):
         assert factor(value, "x") == 2.0 and type(factor(value, "x")) is float
     for wrong in ("half", None, [1, 2]):
@@ -31,7 +31,7 @@ def test_factors_of_any_kind_become_floats() -> None:
             factor(wrong, "prescale_factor")
 
 
-def test_splits_of_any_kind() -> None:
+def test_splits_of_any_kind_become_a_list_and_others_are_refused() -> None:
     assert split_rows(None) is None
     for given in ([1, 2], (1, 2), np.array([1, 2]), mx.nd.array([1, 2], dtype="int32"), [np.int8(1), np.uint16(2)]):
         assert split_rows(given) == [1, 2]

@@ -13,7 +13,7 @@ from horovod.mxnet.ops.arrays import DATA_TYPES, back, check, empty, flat, on_ho
 
 @pytest.mark.parametrize("kind", DATA_TYPES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("make", [mx.nd.array, mx.np.array])
-def test_what_the_core_sees(make: Any, kind: type) -> None:
+def test_a_view_is_the_memory_of_the_array_with_its_type_and_shape(make: Any, kind: type) -> None:
     source = make([[1, 2, 3], [4, 5, 6]], dtype=kind)
     source.wait_to_read()
     seen = view(source)
@@ -27,20 +27,20 @@ def test_what_the_core_sees(make: Any, kind: type) -> None:
     assert np.all(made.asnumpy() == 7)
 
 
-def test_arrays_without_elements() -> None:
+def test_arrays_without_elements_keep_their_shape_and_type() -> None:
     for shape in ((0,), (0, 3), (2, 0)):
         made = empty(shape, mx.nd.ones((1,), dtype="int8"))
         assert made.shape == shape and flat(made).size == 0 and flat(made).dtype == np.int8
 
 
-def test_views_have_one_variable() -> None:
+def test_views_of_one_array_have_one_variable_in_the_engine() -> None:
     x, y = mx.nd.arange(6), mx.nd.arange(6)
     assert variable(x) == variable(x[2:4]) == variable(x.reshape((2, 3))) != variable(y)
     mx.nd.waitall()
     assert flat(x[2:4]).tolist() == [2.0, 3.0]
 
 
-def test_arrays_that_onednn_has_laid_out_anew() -> None:
+def test_arrays_that_onednn_has_laid_out_anew_are_read_and_written_in_plain_order() -> None:
     convolution = mx.gluon.nn.Conv2D(32, 3, in_channels=16, use_bias=False)
     convolution.initialize(mx.init.Uniform(1.0))
     inputs = mx.nd.random.uniform(shape=(1, 16, 8, 8))
@@ -60,7 +60,7 @@ def test_arrays_that_onednn_has_laid_out_anew() -> None:
     assert np.all(changed.asnumpy() == 1)
 
 
-def test_what_cannot_be_communicated() -> None:
+def test_what_cannot_be_communicated_is_refused_with_the_reason() -> None:
     sparse = mx.nd.sparse.zeros("row_sparse", (2, 2))
     for wrong, text in (
         (np.ones(2), r"x: expected an mxnet\.nd\.NDArray, not ndarray"),

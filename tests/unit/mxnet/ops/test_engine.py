@@ -60,7 +60,7 @@ def test_an_error_of_any_other_kind_keeps_its_name_in_the_text() -> None:
         x.wait_to_read()
 
 
-def test_arrays_are_let_go_of() -> None:
+def test_arrays_are_let_go_of_when_an_operation_has_finished_or_failed() -> None:
     x = mx.nd.ones((2,))
     before = sys.getrefcount(x)
     for finish_with in (None, ValueError("wrong")):
@@ -84,7 +84,7 @@ def test_what_depends_on_a_failed_computation_is_left_out() -> None:
     assert not engine._pushed
 
 
-def test_a_block_in_which_arrays_stay_as_they_are() -> None:
+def test_arrays_stay_as_they_are_inside_a_reading_block() -> None:
     x = mx.nd.ones((2,))
     x += 1
     with engine.Reading([x], "test"):
@@ -99,7 +99,7 @@ def test_a_block_in_which_arrays_stay_as_they_are() -> None:
     assert x.asnumpy().tolist() == [4.0, 4.0]
 
 
-def test_a_block_on_what_has_failed() -> None:
+def test_a_reading_block_on_what_has_failed_raises_and_is_not_entered() -> None:
     wrong = mx.nd.random.normal(0, -1, (2,))
     with pytest.raises(mx.MXNetError), engine.Reading([wrong], "test"):
         raise AssertionError("must not be reached")
