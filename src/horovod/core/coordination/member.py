@@ -76,9 +76,11 @@ class Member(Role):
         if self._fast_path is None:
             raise MessageError("there are no proposals without shared memory")
         try:
-            self._fast_path.resolve(proposal)
+            entry = self._fast_path.resolve(proposal)
         except ValueError as error:
             raise MessageError(str(error)) from error
+        if entry is not None:
+            self._fast_path.finish(entry)
 
     def _decision(self, item: int | Decision) -> Decision:
         if isinstance(item, int):

@@ -7,7 +7,7 @@ The set's first rank leads; it is also the rank of the coordinator. Proposal n r
 2. The leader waits a moment for the proposals of all ranks. The proposal succeeds if all are the same, and fails otherwise or
    when a message arrives. The leader writes that down, for all ranks alike (:meth:`FastPath._lead`).
 3. A member waits a moment for what the leader writes (:meth:`FastPath._follow`). On success every rank computes the result
-   from all contributions, or runs the collective with the engine if it is not small (:meth:`FastPath._finish`). On failure
+   from all contributions, or runs the collective with the engine if it is not small (:meth:`FastPath.finish`). On failure
    every rank announces its request as if nothing had been proposed.
 4. A member cannot take a proposal back. One that has waited long enough announces the request and names n
    (:meth:`FastPath.given_up`). If n is still undecided when the coordinator reads that, it lets n fail and counts the request.
@@ -84,7 +84,7 @@ class FastPath:
             if not agreed:
                 self._requests.put_back(entry)
         if agreed:
-            self._finish(entry)
+            self.finish(entry)
         return agreed
 
     def _agree(self, entry: Entry) -> bool:
@@ -108,7 +108,12 @@ class FastPath:
             and _of_one_type(entry.request)
         )
 
-    def _finish(self, entry: Entry) -> None:
+    def finish(self, entry: Entry) -> None:
+        """Carry out what all ranks have agreed on, and complete it.
+
+        Raises:
+            PeerFailure, Aborted: the engine could not run it.
+        """
         if entry.request.operation is Operation.ALLGATHER:
             self._finish_allgather(entry)
         elif self._small(entry):
@@ -183,22 +188,23 @@ class FastPath:
                 return False
         return False
 
-    def resolve(self, number: int) -> None:
-        """Carry out a proposal that this rank has given up and that has succeeded. Does nothing if it saw that itself.
+    def resolve(self, number: int) -> Entry | None:
+        """The entry of a proposal that this rank has given up and that has succeeded, for :meth:`finish`.
+
+        None: this rank saw the success itself.
 
         Raises:
             ValueError: this rank has not proposed it, or it has not succeeded.
-            PeerFailure, Aborted: the engine could not run it.
         """
         if self._unresolved is None or self._unresolved[0] != number:
             if 0 < number <= self._last:
-                return
+                return None
             raise ValueError(f"proposal {number} was never made")
         if not self._proposals.over(number) or not self._proposals.succeeded():
             raise ValueError(f"proposal {number} has not succeeded")
         entry = self._unresolved[1]
         self._unresolved = None
-        self._finish(entry)
+        return entry
 
     def given_up(self, request: Request) -> int:
         """The number of the proposal that the announcement of ``request`` must name; 0 for none. Called once for each."""
