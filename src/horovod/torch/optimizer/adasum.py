@@ -78,7 +78,7 @@ class AdasumReduction(Readiness):
             "a gradient scaler cannot be used with op=hvd.Adasum: steps are made during backward, with scaled gradients"
         )
 
-    def send(self, bucket: Bucket) -> None:
+    def send(self, bucket: Bucket, awaited: bool = False) -> None:
         """Step locally on a bucket's parameters, send the changes, and restore the parameters.
 
         A parameter without a gradient does not change on this rank. Adasum ignores a change of zeros.

@@ -204,8 +204,14 @@ class Bucket:
             and all(map(eq, shapes, map(_SHAPE, tensors)))
         )
 
-    def submit_again(self, tensors: Sequence[torch.Tensor], process_set_id: int | None) -> Handle:
-        """Submit the last request with tensors in host memory that it :meth:`matches`. They must be contiguous."""
+    def submit_again(
+        self, tensors: Sequence[torch.Tensor], process_set_id: int | None, awaited: bool = False
+    ) -> Handle:
+        """Submit the last request with tensors in host memory that it :meth:`matches`. They must be contiguous.
+
+        Args:
+            awaited: this thread waits for the handle next.
+        """
         prepared = self._prepared
         assert prepared is not None
         vectors: Vectors
@@ -215,4 +221,4 @@ class Bucket:
             for index in self._single:
                 check_sign(tensors[index])
             vectors = prepared.at([tensor.data_ptr() for tensor in tensors])
-        return prepared.submit(process_set_id, vectors, vectors, owner=tensors)
+        return prepared.submit(process_set_id, vectors, vectors, awaited, owner=tensors)

@@ -174,12 +174,12 @@ class GradientReduction(Readiness):
 
     # One bucket
 
-    def send(self, bucket: Bucket) -> None:
+    def send(self, bucket: Bucket, awaited: bool = False) -> None:
         bucket.after.clear()
         gradients = [slot.parameter.grad for slot in bucket.slots]
         if self._uncompressed and bucket.matches(HOST, bucket.slots, gradients) and _are_plain(gradients):
             bucket.mark_sent([*gradients])
-            bucket.handle = bucket.submit_again(gradients, self._process_set.process_set_id)
+            bucket.handle = bucket.submit_again(gradients, self._process_set.process_set_id, awaited)
         else:
             self._send_converted(bucket)
 

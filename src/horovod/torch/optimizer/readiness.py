@@ -84,8 +84,12 @@ class Readiness(OptimizerParameters):
         _optimizers[next(_count)] = self
 
     @abstractmethod
-    def send(self, bucket: Bucket) -> None:
-        """Start to reduce a bucket. Sets its ``handle`` and ``sent``. A missing gradient counts as zeros."""
+    def send(self, bucket: Bucket, awaited: bool = False) -> None:
+        """Start to reduce a bucket. Sets its ``handle`` and ``sent``. A missing gradient counts as zeros.
+
+        Args:
+            awaited: it is the last one, so this thread waits for the reduction next.
+        """
 
     @abstractmethod
     def end_backward(self) -> None:
@@ -183,8 +187,9 @@ class Readiness(OptimizerParameters):
         bucket.waiting -= 1
         if bucket.waiting or running().generation != self.generation:
             return
-        self.send(bucket)
-        if not any(each.open for each in self.buckets):
+        last = not any(each.open for each in self.buckets if each is not bucket)
+        self.send(bucket, awaited=last)
+        if last:
             torch.autograd.Variable._execution_engine.queue_callback(_end_of_backward)
 
     def _begins_with(self, slot: Slot, before: int | None) -> bool:
