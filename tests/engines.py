@@ -267,8 +267,8 @@ ENGINES: dict[str, Engine] = {
 if importlib.util.find_spec("torch") is None:
     ENGINES = {name: engine for name, engine in ENGINES.items() if "gloo" not in name}
 ENGINES |= {
-    f"mpi-{name}": Engine(make, sizes=[2, 3, 4], all_types=False)
-    for name, make in (("mpich", _mpich), ("openmpi", _open_mpi))
+    f"mpi-{name}": Engine(make, sizes=sizes, all_types=False)
+    for name, make, sizes in (("mpich", _mpich, [2, 3, 4]), ("openmpi", _open_mpi, [3]))
     if prefix_of(name) is not None
 }
 

@@ -126,12 +126,10 @@ def values(data_type: DataType, length: int, rank: int, seed: int = 0) -> Array:
 def check(found: Array, expected: Array, what: object) -> None:
     """Fail, saying where, unless the two have the same bits."""
     assert found.dtype == expected.dtype and found.shape == expected.shape, what
-    if found.tobytes() == expected.tobytes():
+    different = found.view(np.uint8) != expected.view(np.uint8)
+    if not different.any():
         return
-    different = np.flatnonzero(
-        found.view(np.uint8).reshape(-1, found.itemsize) != expected.view(np.uint8).reshape(-1, found.itemsize)
-    )
-    index = int(different[0]) // found.itemsize
+    index = int(np.flatnonzero(different)[0]) // found.itemsize
     raise AssertionError(f"{what}: element {index} of {found.size} is {found[index]!r}, should be {expected[index]!r}")
 
 
@@ -300,10 +298,10 @@ def test_allreduce_far_larger_than_a_piece(group: RankGroup) -> None:
     expected = reduced(ReduceOp.SUM, sources, hosts=group.hosts)
 
     def one(communicator: Communicator, lengths: list[int]) -> None:
-        source = sources[communicator.rank]
-        pieces = np.split(source.copy(), np.cumsum(lengths)[:-1])
+        whole = sources[communicator.rank].copy()
+        pieces = np.split(whole, np.cumsum(lengths)[:-1])
         communicator.allreduce(pieces, pieces, ReduceOp.SUM, 1.0, 1.0)
-        check(np.concatenate(pieces), expected, "result")
+        check(whole, expected, "result")
 
     third, fourth, few = length // 3, length // 4, 1000 if length > 1_000_000 else 100
     odd = [1, 0, third, 7, fourth, length - third - fourth - 8]
@@ -559,12 +557,17 @@ def every_collective(size: int) -> dict[str, Callable[[Communicator], None]]:
     }
 
 
-LARGE_CALLS = [name for name in SEVERAL if not name.endswith("small-pieces")]
-"""Those calls are several pieces of the usual size."""
+CALLS = [
+    (engine, collective)
+    for engine in SEVERAL
+    if not engine.endswith("small-pieces")  # those calls are several pieces of the usual size
+    for collective in every_collective(2)
+    if engine != "mpi-openmpi"
+    or collective in ("allreduce", "broadcast")  # all wait in one place; the others do in MPICH
+]
 
 
-@pytest.mark.parametrize("collective", every_collective(2))
-@pytest.mark.parametrize("engine", LARGE_CALLS)
+@pytest.mark.parametrize(("engine", "collective"), CALLS)
 def test_a_silent_peer_is_named(engine: str, collective: str) -> None:
     with group_of(engine, 2, timedelta(seconds=0.2)) as group:
         call = every_collective(2)[collective]
@@ -574,8 +577,7 @@ def test_a_silent_peer_is_named(engine: str, collective: str) -> None:
         assert found[0].suspected
 
 
-@pytest.mark.parametrize("collective", every_collective(3))
-@pytest.mark.parametrize("engine", LARGE_CALLS)
+@pytest.mark.parametrize(("engine", "collective"), CALLS)
 def test_abort_wakes_every_wait(engine: str, collective: str) -> None:
     """Rank 1 never comes; the others wait for it until another thread aborts them."""
     with group_of(engine, 3) as group:
