@@ -46,11 +46,30 @@ class Engine:
         make: ``make(size, timeout)`` returns the communicators of a group, by rank.
         sizes: the group sizes at which the tables run on it.
         hosts: ``hosts(size)`` tells by rank on which host it is, where allreduces are folded host by host; else "".
+        piece: ``piece(size)`` is how many bytes of a batch travel together, where that is made small to have many
+            pieces in little data; 0 where it is as for users.
+        all_types: whether the tables run on it with all data types. With few, if another engine does the arithmetic and
+            it moves bytes.
     """
 
     make: Factory
     sizes: Sequence[int]
     hosts: Callable[[int], str] = lambda size: ""
+    piece: Callable[[int], int] = lambda size: 0
+    all_types: bool = True
+
+
+_SMALL_PIECE = 4096
+
+
+def _of_a_batch(size: int) -> int:
+    """The small piece of an engine whose pieces are of a whole batch."""
+    return _SMALL_PIECE
+
+
+def _of_each_share(size: int) -> int:
+    """The small piece of an engine whose pieces are of the share of the batch that each rank reduces."""
+    return _SMALL_PIECE * size
 
 
 def tcp_sockets(
@@ -86,7 +105,7 @@ def _tcp_loopback(size: int, timeout: timedelta) -> list[Communicator]:
 
 def _tcp_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
     meshes = enumerate(tcp_sockets(size, socket.socketpair))
-    return [TcpCommunicator(rank, peers, timeout, piece_bytes=4096) for rank, peers in meshes]
+    return [TcpCommunicator(rank, peers, timeout, piece_bytes=_SMALL_PIECE) for rank, peers in meshes]
 
 
 def _tcp_two_links(size: int, timeout: timedelta) -> list[Communicator]:
@@ -94,7 +113,11 @@ def _tcp_two_links(size: int, timeout: timedelta) -> list[Communicator]:
     first, second = (tcp_sockets(size, socket.socketpair) for _ in range(2))
     return [
         TcpCommunicator(
-            rank, first[rank], timeout, piece_bytes=4096, more={peer: [link] for peer, link in second[rank].items()}
+            rank,
+            first[rank],
+            timeout,
+            piece_bytes=_SMALL_PIECE,
+            more={peer: [link] for peer, link in second[rank].items()},
         )
         for rank in range(size)
     ]
@@ -108,7 +131,7 @@ def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, reading: str = "ne
 
 
 def _shm_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
-    return _shm(size, timeout, piece_bytes=4096)
+    return _shm(size, timeout, piece_bytes=_SMALL_PIECE)
 
 
 def _shm_direct(size: int, timeout: timedelta) -> list[Communicator]:
@@ -139,7 +162,7 @@ def _gloo(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list
 
 
 def _gloo_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
-    return _gloo(size, timeout, 4096)
+    return _gloo(size, timeout, _SMALL_PIECE)
 
 
 class _StandInCcl(OneCclCommunicator):
@@ -171,7 +194,7 @@ def _ccl(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list[
 
 
 def _ccl_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:
-    return _ccl(size, timeout, 4096)
+    return _ccl(size, timeout, _SMALL_PIECE)
 
 
 def blocks(size: int) -> str:
@@ -208,7 +231,7 @@ def _hierarchical_blocks(size: int, timeout: timedelta) -> list[Communicator]:
 
 
 def _hierarchical_in_turns(size: int, timeout: timedelta) -> list[Communicator]:
-    return _hierarchical(in_turns(size), timeout, _tcp, piece_bytes=4096)
+    return _hierarchical(in_turns(size), timeout, _tcp, piece_bytes=_SMALL_PIECE)
 
 
 def _hierarchical_gloo(size: int, timeout: timedelta) -> list[Communicator]:
@@ -226,26 +249,26 @@ def _open_mpi(size: int, timeout: timedelta) -> list[Communicator]:
 ENGINES: dict[str, Engine] = {
     "single": Engine(_single, sizes=[1]),
     "shm": Engine(_shm, sizes=range(2, 9)),
-    "shm-small-pieces": Engine(_shm_small_pieces, sizes=[2, 3, 8]),
+    "shm-small-pieces": Engine(_shm_small_pieces, sizes=[2, 3, 8], piece=_of_a_batch),
     "shm-direct": Engine(_shm_direct, sizes=[2, 3, 8]),
     "shm-auto": Engine(_shm_auto, sizes=[2]),
     "tcp": Engine(_tcp, sizes=range(1, 9)),
     "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
-    "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8]),
-    "tcp-two-links": Engine(_tcp_two_links, sizes=[2, 3]),
+    "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8], piece=_of_each_share),
+    "tcp-two-links": Engine(_tcp_two_links, sizes=[2, 3], piece=_of_each_share),
     "gloo": Engine(_gloo, sizes=[2, 3, 4]),
-    "gloo-small-pieces": Engine(_gloo_small_pieces, sizes=[3]),
+    "gloo-small-pieces": Engine(_gloo_small_pieces, sizes=[3], piece=_of_a_batch),
     "ccl": Engine(_ccl, sizes=[2, 3, 4]),
-    "ccl-small-pieces": Engine(_ccl_small_pieces, sizes=[3]),
+    "ccl-small-pieces": Engine(_ccl_small_pieces, sizes=[3], piece=_of_a_batch),
     "hierarchical": Engine(_hierarchical_blocks, sizes=[2, 3, 4], hosts=blocks),
-    "hierarchical-in-turns": Engine(_hierarchical_in_turns, sizes=[3, 4, 7], hosts=in_turns),
+    "hierarchical-in-turns": Engine(_hierarchical_in_turns, sizes=[3, 4, 7], hosts=in_turns, piece=_of_a_batch),
     "hierarchical-gloo": Engine(_hierarchical_gloo, sizes=[3], hosts=blocks),
 }
 if importlib.util.find_spec("torch") is None:
     ENGINES = {name: engine for name, engine in ENGINES.items() if "gloo" not in name}
 ENGINES |= {
-    f"mpi-{name}": Engine(make, sizes=[2, 3, 4])
-    for name, make in (("mpich", _mpich), ("openmpi", _open_mpi))
+    f"mpi-{name}": Engine(make, sizes=sizes, all_types=False)
+    for name, make, sizes in (("mpich", _mpich, [2, 3, 4]), ("openmpi", _open_mpi, [3]))
     if prefix_of(name) is not None
 }
 
@@ -257,16 +280,19 @@ class RankGroup(list[Communicator]):
     """A group's communicators, by rank.
 
     Attributes:
-        hosts: as of :class:`Engine`.
+        hosts, piece, all_types: as of :class:`Engine`, for its size.
     """
 
     hosts = ""
+    piece = 0
+    all_types = True
 
 
 def make_group(engine: str, size: int, timeout: timedelta = TIMEOUT) -> RankGroup:
     """A new group, by rank. Whoever makes it closes its communicators."""
-    group = RankGroup(ENGINES[engine].make(size, timeout))
-    group.hosts = ENGINES[engine].hosts(size)
+    table = ENGINES[engine]
+    group = RankGroup(table.make(size, timeout))
+    group.hosts, group.piece, group.all_types = table.hosts(size), table.piece(size), table.all_types
     return group
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -41,9 +42,10 @@ class Inventory:
             except OSError:
                 pass  # that of the listing
         children = {}
-        for child in psutil.Process().children():
+        for pid in _children():
             try:
-                children[child.pid] = f"{child.name()} ({child.status()})"
+                child = psutil.Process(pid)
+                children[pid] = f"{child.name()} ({child.status()})"
             except psutil.NoSuchProcess:
                 pass
         threads = {thread.ident or 0: thread.name for thread in threading.enumerate()}
@@ -67,6 +69,17 @@ class Inventory:
             {pid: name for pid, name in self.children.items() if pid not in children},
             {fd: target for fd, target in self.descriptors.items() if fd not in descriptors},
         )
+
+
+def _children() -> list[int]:
+    """The direct child processes, by the thread that started each: psutil would look at every process of the machine."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found += map(int, (task / "children").read_text().split())
+        except FileNotFoundError:
+            pass  # the thread has ended, and its children are another's
+    return found
 
 
 def left_behind(before: Inventory, take: Callable[[], Inventory] = Inventory.take, patience: float = 3.0) -> list[str]:

@@ -34,6 +34,8 @@ import rank_worker
 
 NUMBER = struct.Struct("<q")
 HEAD = struct.Struct("<Q")
+WHEN_USED = {"horovod.torch": ["torch._dynamo"]}
+"""What a framework imports when it is first used: PyTorch with its first optimizer, which takes each process a second."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LIMIT_SECONDS = 60.0
 _kept: list[object] = []
@@ -222,7 +224,8 @@ def main() -> None:
     rank_worker.die_with(int(holder))
     connection = socket.socket(fileno=int(descriptor))
     os.set_inheritable(int(descriptor), False)
-    importlib.import_module(module)
+    for name in (module, *WHEN_USED.get(module, [])):
+        importlib.import_module(name)
     forked = serve(connection)
     if forked is not None:
         link, log, env = forked

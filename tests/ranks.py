@@ -37,6 +37,8 @@ from rank_worker import LENGTH, STACKS
 
 TESTS = Path(__file__).resolve().parent
 SOURCE = Path(horovod.__file__).resolve().parents[1]
+PLAIN = "horovod.common.basics"
+"""What processes that need no framework are forked with: the runtime, and all that it imports."""
 START_SECONDS = 60.0
 TAIL_BYTES = 8000
 
@@ -219,7 +221,8 @@ class RankPool:
     Args:
         env: environment variables on top of those of the job; they are part of what the ranks see from their start.
         framework: import ``horovod.<framework>`` before the first call.
-        templates: where there are processes that have imported it, from which the ranks are forked.
+        templates: where there are processes that have imported it, or the runtime alone, from which the ranks and the
+            server are forked.
     """
 
     def __init__(
@@ -288,11 +291,16 @@ class RankPool:
         """New processes, whatever state the old ones are in."""
         self.close()
         secret = make_secret()
-        base = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}
+        base = {
+            name: value
+            for name, value in os.environ.items()
+            if "HOROVOD" not in name and name != "PYTEST_CURRENT_TEST"  # a template serves the pools of many tests
+        }
         path = [str(TESTS), str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
         base["PYTHONPATH"] = os.pathsep.join(path)
         base["PYTHONUNBUFFERED"] = "1"
-        self._host = _Worker("rendezvous", base)
+        base["OMP_NUM_THREADS"] = base["MKL_NUM_THREADS"] = "1"
+        self._host = _Worker("rendezvous", base, template=self._template(PLAIN, base))
         self._check(_listen({0: self._host}, START_SECONDS), [self._host])
         self._host.ask(_pickled(_serve_rendezvous, (secret,)))
         self._check(_listen({0: self._host}, START_SECONDS), [self._host])
@@ -308,17 +316,16 @@ class RankPool:
             config.RENDEZVOUS_ADDRESS: host,
             config.RENDEZVOUS_PORT: str(port),
             config.SECRET_KEY: encode_secret(secret),
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
         }
         module = f"horovod.{self._framework}" if self._framework else None
-        template = None
-        if module is not None and self._templates is not None:
-            template = self._templates.get(module, {**job, **self._env})
+        template = self._template(module or PLAIN, {**job, **self._env})
         for rank in range(self.size):
             env = {**job, config.RANK: str(rank), config.LOCAL_RANK: str(rank), **self._env}
             self._workers.append(_Worker(f"rank {rank}", env, module, template))
         self._check(_listen(dict(enumerate(self._workers)), START_SECONDS), self._workers)
+
+    def _template(self, module: str, env: Mapping[str, str]) -> Template | None:
+        return self._templates.get(module, env) if self._templates is not None else None
 
     def _check(self, late: list[int], workers: Sequence[_Worker]) -> None:
         """See that workers have started."""
@@ -373,13 +380,13 @@ class RankPool:
 class Templates:
     """Templates by what they have imported, and in which environment. The one unused for longest is closed."""
 
-    def __init__(self, most: int = 4) -> None:
+    def __init__(self, most: int = 5) -> None:
         self._templates: OrderedDict[tuple[object, ...], Template] = OrderedDict()
         self._most = most
 
     def get(self, module: str, env: Mapping[str, str]) -> Template:
         """A template for ranks with this environment. Nothing of ours is read while a module is imported."""
-        imports = {name: value for name, value in env.items() if not name.startswith("HOROVOD_")}
+        imports = {name: value for name, value in env.items() if "HOROVOD" not in name}
         key = (module, tuple(sorted(imports.items())))
         template = self._templates.pop(key, None)
         if template is not None and not template.alive():
@@ -403,11 +410,15 @@ class Templates:
 
 
 class Pools:
-    """The pools of a test session by what they are, started when first asked for. Those unused for longest are closed."""
+    """The pools of a test session by what they are, started when first asked for. Those unused for longest are closed.
+
+    Attributes:
+        templates: what their processes are forked from; also for pools that a test makes and closes itself.
+    """
 
     def __init__(self, most_ranks: int = 10) -> None:
         self._pools: OrderedDict[tuple[object, ...], RankPool] = OrderedDict()
-        self._templates = Templates()
+        self.templates = Templates()
         self._most_ranks = most_ranks
 
     def get(self, size: int, env: Mapping[str, str] | None = None, framework: str | None = None) -> RankPool:
@@ -417,17 +428,17 @@ class Pools:
         while self._pools and size + sum(other.size for other in self._pools.values()) > self._most_ranks:
             self._pools.popitem(last=False)[1].close()
         if pool is None:
-            pool = RankPool(size, env, framework, self._templates)
+            pool = RankPool(size, env, framework, self.templates)
         elif not pool.healthy():
             pool.restart()
         self._pools[key] = pool
         return pool
 
     def processes(self) -> set[int]:
-        return self._templates.processes().union(*(pool.processes() for pool in self._pools.values()))
+        return self.templates.processes().union(*(pool.processes() for pool in self._pools.values()))
 
     def descriptors(self) -> set[int]:
-        return self._templates.descriptors().union(*(pool.descriptors() for pool in self._pools.values()))
+        return self.templates.descriptors().union(*(pool.descriptors() for pool in self._pools.values()))
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -435,7 +446,7 @@ class Pools:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
-        self._templates.close()
+        self.templates.close()
 
 
 def _listen(workers: Mapping[int, _Worker], timeout: float) -> list[int]:

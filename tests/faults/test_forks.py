@@ -144,17 +144,17 @@ def test_a_killed_rank_whose_child_lives_on(ranks: Ranks, tmp_path: Path, kind: 
         from horovod.core.submission import collectives
 
         basics.init()
-        collectives.barrier().wait()
-        if context.current().identity.rank == 1:
-            if kind == "subprocess":
-                subprocess.Popen(["sh", "-c", f"for i in $(seq 300); do [ -e {alive} ] && sleep 0.1; done"])
-            elif os.fork() == 0:
-                deadline = time.monotonic() + 30
-                while os.path.exists(alive) and time.monotonic() < deadline:  # noqa: PTH110  nothing is imported here
-                    time.sleep(0.05)
-                os._exit(0)
-            signal.raise_signal(signal.SIGKILL)
         try:
+            collectives.barrier().wait()  # rank 1 may come out of it first, and end before the others do
+            if context.current().identity.rank == 1:
+                if kind == "subprocess":
+                    subprocess.Popen(["sh", "-c", f"for i in $(seq 300); do [ -e {alive} ] && sleep 0.1; done"])
+                elif os.fork() == 0:
+                    deadline = time.monotonic() + 30
+                    while os.path.exists(alive) and time.monotonic() < deadline:  # noqa: PTH110  nothing is imported here
+                        time.sleep(0.05)
+                    os._exit(0)
+                signal.raise_signal(signal.SIGKILL)
             collectives.barrier().wait(20)
         except HorovodInternalError as error:
             return str(error)

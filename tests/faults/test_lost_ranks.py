@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ranks import Death, RankPool
+from ranks import Death, Pools, RankPool, Templates
 
 SIZE = 3
 ENGINES = ["shm", "direct", "tcp", "hierarchical", "gloo"]
@@ -124,12 +124,15 @@ class Survival(NamedTuple):
     left: list[str]
 
 
+def framework_of(engine: str) -> str | None:
+    """What imports all that the engine stands on."""
+    return "torch" if engine == "gloo" else None
+
+
 def place() -> None:
-    """Where the engine is hierarchical, be on one of two hosts; import what the engine stands on."""
+    """Where the engine is hierarchical, be on one of two hosts."""
     if os.environ["HOROVOD_CPU_OPERATIONS"] == "hierarchical" and os.environ["HOROVOD_RANK"] == str(SIZE - 1):
         os.environ["HOROVOD_HOSTNAME"] = "another"
-    if os.environ["HOROVOD_CPU_OPERATIONS"] == "gloo":
-        import torch  # noqa: F401  what it leaves in the process is its own
 
 
 def work(blow: Blow) -> Survival:
@@ -224,7 +227,7 @@ def files() -> Iterator[None]:
     ],
 )
 def test_a_process_that_ends(ranks: Callable[..., RankPool], engine: str, victim: int, how: str) -> None:
-    pool = ranks(SIZE, settings(engine))
+    pool = ranks(SIZE, settings(engine), framework_of(engine))
     results = pool.run(work, Blow(victim, how), timeout=LIMIT, dies={victim})
     statuses = {"kill": -signal.SIGKILL, "exit": 3, "abort": -signal.SIGABRT}
     assert results[victim] == Death(statuses[how]), pool.output(victim)
@@ -232,14 +235,19 @@ def test_a_process_that_ends(ranks: Callable[..., RankPool], engine: str, victim
 
 
 def side_by_side(
-    jobs: list[tuple[str, int]], function: Callable[[Blow], Any], how: str, timeout: str, without_victim: bool
+    templates: Templates,
+    jobs: list[tuple[str, int]],
+    function: Callable[[Blow], Any],
+    how: str,
+    timeout: str,
+    without_victim: bool,
 ) -> dict[tuple[str, int], list[Any]]:
     """By engine and struck rank: what ``function`` returned, on all ranks or on the others. The jobs mostly wait."""
     pools = []
     try:
         calls = []
         for engine, victim in jobs:
-            pools.append(RankPool(SIZE, settings(engine, timeout)))
+            pools.append(RankPool(SIZE, settings(engine, timeout), framework_of(engine), templates))
             others = [rank for rank in range(SIZE) if rank != victim]
             own = pools[-1].start(function, Blow(victim, how), ranks=[victim])
             calls.append([pools[-1].start(function, Blow(victim, how), ranks=others)])
@@ -255,8 +263,8 @@ def side_by_side(
 
 
 @pytest.fixture(scope="module")
-def stopped() -> dict[tuple[str, int], list[Survival]]:
-    return side_by_side(JOBS, work, "stop", TIMEOUT, without_victim=True)
+def stopped(pools: Pools) -> dict[tuple[str, int], list[Survival]]:
+    return side_by_side(pools.templates, JOBS, work, "stop", TIMEOUT, without_victim=True)
 
 
 @pytest.mark.parametrize(("engine", "victim"), JOBS)
@@ -264,16 +272,16 @@ def test_a_process_that_is_stopped(stopped: dict[tuple[str, int], list[Survival]
     check(victim, stopped[engine, victim], SILENT)
 
 
-def test_a_process_that_nothing_in_python_can_run_in_is_waited_for() -> None:
+def test_a_process_that_nothing_in_python_can_run_in_is_waited_for(pools: Pools) -> None:
     """Something holds the interpreter's lock in the middle of a collective, so that the rank cannot even say that it lives."""
     jobs = [(engine, victim) for engine, victim in JOBS if victim < 2]
-    found = side_by_side(jobs, work_on, "hold", SHORT_TIMEOUT, without_victim=False)
+    found = side_by_side(pools.templates, jobs, work_on, "hold", SHORT_TIMEOUT, without_victim=False)
     assert found == {job: [""] * SIZE for job in jobs}
 
 
-def test_a_rank_that_answers_but_is_stuck_in_a_collective() -> None:
+def test_a_rank_that_answers_but_is_stuck_in_a_collective(pools: Pools) -> None:
     jobs = [(engine, victim) for engine, victim in JOBS if victim < 2]
-    found = side_by_side(jobs, work_on, "stick", SHORT_TIMEOUT, without_victim=False)
+    found = side_by_side(pools.templates, jobs, work_on, "stick", SHORT_TIMEOUT, without_victim=False)
     for (_, victim), texts in found.items():
         assert len(texts) == SIZE and len(set(texts)) == 1
         reason = "it made no progress in a collective for 3 seconds"

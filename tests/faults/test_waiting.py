@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from ranks import RankPool
+from ranks import Pools, RankPool
 
 Ranks = Callable[..., RankPool]
 
@@ -170,10 +170,10 @@ def test_a_rank_that_cannot_answer_for_longer_than_the_user_allows(ranks: Ranks,
 
 
 @pytest.fixture(scope="module")
-def stopped() -> Iterator[dict[int, list[str]]]:
+def stopped(pools: Pools) -> Iterator[dict[int, list[str]]]:
     """By stopped rank: the errors of those that wait for it outside of any collective. Both jobs run side by side."""
 
-    def wait() -> str:
+    def wait(victim: int) -> str:
         from horovod.common import basics
         from horovod.core.errors import HorovodInternalError
         from horovod.core.lifecycle import context
@@ -181,7 +181,7 @@ def stopped() -> Iterator[dict[int, list[str]]]:
 
         basics.init()
         collectives.barrier().wait()
-        if os.environ["HOROVOD_RANK"] == os.environ["VICTIM"]:
+        if os.environ["HOROVOD_RANK"] == str(victim):
             signal.raise_signal(signal.SIGSTOP)
         try:
             collectives.barrier().wait(30)
@@ -191,16 +191,16 @@ def stopped() -> Iterator[dict[int, list[str]]]:
             context.shutdown()
         return "nothing happened"
 
-    pools = {}
+    jobs = {}
     try:
         calls = {}
         for victim in (0, 1):
-            pools[victim] = RankPool(3, {**settings(timeout=6), "VICTIM": str(victim)})
-            pools[victim].start(wait, ranks=[victim])
-            calls[victim] = pools[victim].start(wait, ranks=[rank for rank in range(3) if rank != victim])
+            jobs[victim] = RankPool(3, settings(timeout=6), templates=pools.templates)
+            jobs[victim].start(wait, victim, ranks=[victim])
+            calls[victim] = jobs[victim].start(wait, victim, ranks=[rank for rank in range(3) if rank != victim])
         found = {victim: call.results(60) for victim, call in calls.items()}
     finally:
-        for pool in pools.values():
+        for pool in jobs.values():
             pool.close()
     yield found
 

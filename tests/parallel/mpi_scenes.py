@@ -8,21 +8,31 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from mpi4py import MPI
 
-import horovod.torch as hvd
+from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp
+from horovod.common import basics
+from horovod.common import interface as hvd
+from horovod.core.submission import collectives
+from horovod.core.submission.tensor import Tensor
 
 WORLD = MPI.COMM_WORLD
 
 
 def total(process_set: hvd.ProcessSet = hvd.global_process_set) -> float:
     """The sum of the MPI ranks of those that take part."""
-    return hvd.allreduce(torch.tensor([float(WORLD.rank)]), op=hvd.Sum, process_set=process_set).item()
+    array = np.full(1, float(WORLD.rank))
+    tensor = Tensor(array, DataType.FLOAT64, (1,))
+    number = process_set.process_set_id
+    collectives.allreduce("total", None, [tensor], [tensor], op=ReduceOp.SUM, process_set_id=number).wait()
+    return float(array[0])
 
 
 def refused(call: Callable[[], object]) -> str:
@@ -38,10 +48,10 @@ def whole_and_halves() -> Any:
     half = WORLD.Split(WORLD.rank % 2, key=-WORLD.rank)
     found = []
     for comm in (WORLD, half, WORLD):
-        hvd.init(comm=comm)
+        basics.init(comm=comm)
         assert hvd.global_process_set.mpi_comm == comm
         found.append([hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_size(), total()])
-        hvd.shutdown()
+        basics.shutdown()
         assert hvd.global_process_set.mpi_comm is None
     half.Free()
     return found
@@ -52,14 +62,14 @@ def sets_of_communicators() -> Any:
     half = WORLD.Split(WORLD.rank % 2)
     mine, outer = hvd.ProcessSet(half), hvd.ProcessSet([3, 0])
     assert mine.ranks is None and mine.included() is None and mine.size() is None
-    hvd.init(comm=WORLD, process_sets=[outer, mine])
+    basics.init(comm=WORLD, process_sets=[outer, mine])
     found = [mine.process_set_id, mine.ranks, mine.rank(), total(mine), outer.process_set_id]
     if outer.included():
         found.append(total(outer))
     later = [hvd.ProcessSet(half), hvd.ProcessSet([0, 3])]
-    hvd.init(process_sets=later)
+    basics.init(process_sets=later)
     assert [each.process_set_id for each in later] == [mine.process_set_id, outer.process_set_id]
-    hvd.shutdown()
+    basics.shutdown()
     half.Free()
     return found
 
@@ -68,11 +78,11 @@ def duplicates() -> Any:
     """A list that names a half again, and a communicator that is the whole job: told on all ranks, and the job runs."""
     half, again = WORLD.Split(WORLD.rank % 2), WORLD.Dup()
     sets = [hvd.ProcessSet(half), hvd.ProcessSet([0, 2]), hvd.ProcessSet(again)]
-    text = refused(lambda: hvd.init(comm=WORLD, process_sets=sets))
+    text = refused(lambda: basics.init(comm=WORLD, process_sets=sets))
     ids = [each.process_set_id for each in sets]
-    hvd.init(comm=WORLD, process_sets=sets[:1])
+    basics.init(comm=WORLD, process_sets=sets[:1])
     found = [text, ids, total(), total(sets[0])]
-    hvd.shutdown()
+    basics.shutdown()
     half.Free()
     again.Free()
     return found
@@ -82,10 +92,10 @@ def some_left_out() -> Any:
     """The last rank is in no group: it is told so, and the others are a job."""
     comm = WORLD.Split(MPI.UNDEFINED if WORLD.rank == WORLD.size - 1 else 0)
     if comm == MPI.COMM_NULL:
-        return refused(lambda: hvd.init(comm=comm))
-    hvd.init(comm=comm)
+        return refused(lambda: basics.init(comm=comm))
+    basics.init(comm=comm)
     found = [hvd.size(), total()]
-    hvd.shutdown()
+    basics.shutdown()
     comm.Free()
     return found
 
@@ -95,15 +105,15 @@ def what_cannot_be() -> Any:
     half = WORLD.Split(WORLD.rank % 2)
     between = half.Create_intercomm(0, WORLD, 1 - WORLD.rank % 2)
     found = [
-        refused(lambda: hvd.init(comm=half, process_sets=[hvd.ProcessSet(WORLD)])),
-        refused(lambda: hvd.init(process_sets=[hvd.ProcessSet(half)])),
-        refused(lambda: hvd.init(comm=between)),
+        refused(lambda: basics.init(comm=half, process_sets=[hvd.ProcessSet(WORLD)])),
+        refused(lambda: basics.init(process_sets=[hvd.ProcessSet(half)])),
+        refused(lambda: basics.init(comm=between)),
     ]
-    assert not hvd.is_initialized()
-    hvd.init(comm=WORLD, process_sets="dynamic")
+    assert not basics.is_initialized()
+    basics.init(comm=WORLD, process_sets="dynamic")
     found.append(refused(lambda: hvd.add_process_set(hvd.ProcessSet(half))))
     found.append(total())
-    hvd.shutdown()
+    basics.shutdown()
     os.environ.pop("HOROVOD_DYNAMIC_PROCESS_SETS")
     between.Free()
     half.Free()
@@ -115,16 +125,16 @@ def lists() -> Any:
     found = []
     for pair in ([1, 0], [3, 2]) * 2:
         if WORLD.rank in pair:
-            hvd.init(comm=pair)
+            basics.init(comm=pair)
             found.append([hvd.rank(), hvd.size(), total()])
-            hvd.shutdown()
+            basics.shutdown()
     return found
 
 
 def one_does_not_come() -> Any:
     """Rank 0 does not call ``init()``. Ends the MPI job, as MPI cannot take back what the others began."""
     os.environ["HOROVOD_START_TIMEOUT"] = "1"
-    return "" if WORLD.rank == 0 else refused(lambda: hvd.init(comm=WORLD))
+    return "" if WORLD.rank == 0 else refused(lambda: basics.init(comm=WORLD))
 
 
 def main(folder: str, *scenes: str) -> None:
@@ -134,7 +144,7 @@ def main(folder: str, *scenes: str) -> None:
     path.with_suffix(".part").rename(path)
     if scenes == (one_does_not_come.__name__,):
         while len(list(Path(folder).glob("?"))) < WORLD.size:
-            pass  # until all have written; bounded by the test
+            time.sleep(0.01)  # until all have written; bounded by the test
         os._exit(0)
 
 

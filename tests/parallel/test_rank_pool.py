@@ -210,6 +210,21 @@ def test_pools_unused_for_longest_make_room() -> None:
     pools.close()
 
 
+def test_the_pools_of_many_tests_are_forked_from_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ranks import Pools
+
+    pools = Pools(most_ranks=2)
+    found = set()
+    for test in ("one", "another"):
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", test)
+        pool = pools.get(2, env={"HOROVOD_STALL_CHECK_TIME_SECONDS": test})
+        assert pool.run(os.getenv, "HOROVOD_STALL_CHECK_TIME_SECONDS") == [test] * 2
+        assert len(pools.templates.processes()) == 1
+        found |= pools.templates.processes()
+    pools.close()
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("kind", ["thread", "child", "descriptor"])
 def test_what_a_test_leaves_behind_is_found(kind: str) -> None:
     before = Inventory.take()

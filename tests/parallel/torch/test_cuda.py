@@ -91,7 +91,7 @@ def host(result: Any) -> Found:
 def every_form_of_allreduce(device: str) -> Found:
     found = []
     for dtype in DATA_TYPES:
-        for shape in ((), (0,), (5,), (3, 4)):
+        for shape in ((), (0,), (5,), (3, 4)) if dtype == torch.float32 else ((5,),):
             for form in (hvd.allreduce, lambda t, **k: hvd.synchronize(hvd.allreduce_async(t, **k))):
                 found += host(form(made(device, shape, dtype), op=hvd.Sum))
             for form in (hvd.allreduce_, lambda t, **k: hvd.synchronize(hvd.allreduce_async_(t, **k))):

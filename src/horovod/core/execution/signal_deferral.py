@@ -21,18 +21,18 @@ _NUMBERS = tuple(
 )
 
 
-_seen: list[Any] = []
-_callables: dict[int, Any] = {}
+_kept: tuple[list[Any], dict[int, Any]] = [], {}
 """The handlers of all signals as they were found last; and those of them that are Python functions, by signal."""
 
 
 def _handlers() -> dict[int, Any]:
-    global _seen, _callables
+    global _kept
     found = list(map(_signal.getsignal, _NUMBERS))
-    if found != _seen:
-        _seen = found
-        _callables = {number: handler for number, handler in zip(_NUMBERS, found, strict=True) if callable(handler)}
-    return _callables
+    seen, callables = _kept
+    if found != seen:
+        callables = {number: handler for number, handler in zip(_NUMBERS, found, strict=True) if callable(handler)}
+        _kept = found, callables  # in one step: a handler may run, and raise, between any two
+    return callables
 
 
 class _Deferral:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from horovod.core.execution import signal_deferral
 from horovod.core.execution.signal_deferral import with_signals_deferred
 
 USED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
@@ -82,6 +86,49 @@ def test_handlers_are_what_they_were() -> None:
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     with_signals_deferred(lambda: signal.raise_signal(signal.SIGUSR2))  # ignored, then and now
     assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
+
+
+def interrupted_before(instruction: int) -> bool:
+    """Raise Rang before that instruction of the search for handlers; whether it has so many."""
+    left = itertools.count(instruction, -1)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not signal_deferral._handlers.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(left) == 0:
+            raise Rang
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with_signals_deferred(int)
+    except Rang:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_handler_that_has_raised_before_the_work_began_does_not_interrupt_later_work() -> None:
+    for instruction in itertools.count():
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        with_signals_deferred(int)  # finds no handler
+        signal.signal(signal.SIGUSR1, ring)
+        if not interrupted_before(instruction):
+            break
+        ended = False
+
+        def work() -> None:
+            nonlocal ended
+            signal.raise_signal(signal.SIGUSR1)
+            ended = True
+
+        with pytest.raises(Rang):
+            with_signals_deferred(work)
+        assert ended, f"interrupted before instruction {instruction}"
+    assert instruction > 10
 
 
 def test_on_another_thread_where_no_handler_runs_nothing_is_changed() -> None:
