@@ -15,7 +15,7 @@ import mpi_wheels
 from cluster.conftest import Cluster
 from cluster.hosts import INTERFACES
 from cluster.test_mpirun import PATIENCE_SECONDS, lines
-from cluster.training import IN_RANK_ORDER, STEPS, TRAINING, Outcome, outcomes
+from cluster.training import TRAINING, Outcome, outcomes
 from launcher.test_mpi import JOB
 
 PLACE = "say('RANK', me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size, me.hostname)\n"
@@ -29,9 +29,9 @@ class Mpi:
         self.environment = mpi_wheels.environment(name)
 
     def start(self, program: str, *words: str, hosts: str = "hostA:2,hostB:2", **extra: str) -> subprocess.Popen[str]:
-        (self.cluster.folder / "job.py").write_text(program)
+        script = self.cluster.script(program)
         size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
-        command = ["--mpi", *words, "-np", str(size), "-H", hosts, "python", "job.py"]
+        command = ["--mpi", *words, "-np", str(size), "-H", hosts, "python", script]
         return self.cluster.start(*command, **self.environment, **extra)
 
     def run(self, program: str, *words: str, **keywords: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,7 @@ def mpi(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Mpi]:
 
 
 def test_a_training_on_two_hosts_has_the_bits_of_one_host(mpi: Mpi, one_host: Outcome) -> None:
-    done = mpi.run("import sys; sys.modules['mpi4py'] = None\n" + IN_RANK_ORDER + TRAINING.format(steps=STEPS))
+    done = mpi.run("import sys; sys.modules['mpi4py'] = None\n" + TRAINING + "train()\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert outcomes(done.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
 
