@@ -35,6 +35,8 @@ HEAD = struct.Struct("<Q")
 _PR_SET_CHILD_SUBREAPER = 36
 _LIMIT_SECONDS = 60.0
 _kept: list[object] = []
+_LATER = {"horovod.torch": ["torch._dynamo"]}
+"""What a framework imports when it is used first, so that every rank would do it by itself: PyTorch for an optimizer."""
 
 
 class Forked:
@@ -192,7 +194,8 @@ def main() -> None:
     rank_worker.die_with(int(holder))
     connection = socket.socket(fileno=int(descriptor))
     os.set_inheritable(int(descriptor), False)
-    importlib.import_module(module)
+    for name in (module, *_LATER.get(module, ())):
+        importlib.import_module(name)
     forked = serve(connection, int(holder))
     if forked is not None:
         link, log, env = forked
