@@ -35,8 +35,11 @@ GLOO_IN_STEPS = {"HOROVOD_CPU_OPERATIONS": "Gloo", "HOROVOD_HIERARCHICAL_ALLREDU
 @pytest.mark.parametrize(
     ("places", "engines"),
     [
-        ("hostA:2,hostB:2", [({}, "hierarchical shm tcp"), (GLOO_IN_STEPS, "hierarchical shm gloo")]),
-        ("hostA:2,hostB:1", [({}, "hierarchical shm tcp"), (GLOO, "gloo")]),
+        ("hostA:2,hostB:2", [({}, "hierarchical shm tcp")]),
+        (
+            "hostA:2,hostB:1",
+            [({}, "hierarchical shm tcp"), (GLOO, "gloo"), (GLOO_IN_STEPS, "hierarchical shm gloo")],
+        ),
         ("hostA:1,hostB:1", [({}, "tcp")]),
     ],
 )
