@@ -12,8 +12,15 @@ import psutil
 import pytest
 
 from cluster.hosts import LIMIT_SECONDS, Hosts, obstacle
-from cluster.training import STEPS, TRAINING, Outcome, outcomes
-from launcher.harness import Launcher
+from cluster.training import TRAINING, Outcome, outcomes
+from launcher.harness import Launcher, finish
+
+
+def write(folder: Path, program: str) -> str:
+    """Put a program for the ranks into ``folder``, which may import :mod:`cluster.plain` as ``plain``. Its name."""
+    (folder / "plain.py").write_text((Path(__file__).parent / "plain.py").read_text())
+    (folder / "job.py").write_text(program)
+    return "job.py"
 
 
 class Cluster:
@@ -26,9 +33,7 @@ class Cluster:
 
     def script(self, text: str) -> str:
         """A program for the ranks, which may import :mod:`cluster.plain` as ``plain``."""
-        (self.folder / "plain.py").write_text((Path(__file__).parent / "plain.py").read_text())
-        (self.folder / "job.py").write_text(text)
-        return "job.py"
+        return write(self.folder, text)
 
     def start(
         self, *words: str | Path, on: str = "hostA", ssh: str = "", config: str = "ssh_config", **extra: str
@@ -126,12 +131,11 @@ def shared_cluster(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def one_host(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """What the training comes to when horovodrun starts it on this machine alone."""
-    pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("one_host")
-    (folder / "train.py").write_text(TRAINING.format(steps=STEPS))
-    process = Launcher(folder).start("-np", "4", "python", "train.py")
-    out, err = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 0, err
-    (found,) = set(outcomes(out))
-    assert found.places == "4 1"
+    launcher = Launcher(folder)
+    write(folder, TRAINING + "train()\n")
+    done = finish(launcher.start("-np", "4", "python", "job.py"))
+    assert done.returncode == 0, done.stderr
+    (found,) = set(outcomes(done.stdout))
+    assert found.places == "4 1" and len(outcomes(done.stdout)) == 4
     return found

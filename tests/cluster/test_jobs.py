@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import psutil
 import pytest
 
 from cluster.conftest import Cluster
 from cluster.hosts import ADDRESSES, INTERFACES, Hosts
-from cluster.training import IN_RANK_ORDER, STEPS, TRAINING, Outcome, outcomes
+from cluster.training import PYTORCH, TRAINING, Outcome, outcomes
 from horovod.control.secret import decode_secret
+from ranks import RankPool
 
 
 def results(text: str) -> list[str]:
     return [line.partition(":")[2] for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("engine", ["tcp", "gloo"])
-def test_a_training_on_two_hosts_has_the_bits_of_one_host(cluster: Cluster, one_host: Outcome, engine: str) -> None:
-    (cluster.folder / "train.py").write_text(IN_RANK_ORDER + TRAINING.format(steps=STEPS))
-    done = cluster.run("-np", "4", "-H", "hostA:2,hostB:2", "python", "train.py", HOROVOD_CPU_OPERATIONS=engine)
+ENGINES = ("tcp", "gloo")
+KINDS = [*((engine, how) for how in ("in rank order", "in steps") for engine in ENGINES), ("tcp", "of PyTorch")]
+
+
+@pytest.fixture(scope="module")
+def trainings(shared_cluster: Cluster) -> dict[tuple[str, str], list[Outcome]]:
+    """What trainings on two hosts come to, on every rank. They follow each other in one job, since imports take longest."""
+    program = TRAINING + PYTORCH
+    for engine, how in KINDS:
+        settings = {"HOROVOD_CPU_OPERATIONS": engine, "HOROVOD_HIERARCHICAL_ALLREDUCE": "01"[how == "in steps"]}
+        program += f"os.environ.update({settings})\n{'train_pytorch' if how == 'of PyTorch' else 'train'}()\n"
+    script = shared_cluster.script(program)
+    done = shared_cluster.run("-np", "4", "-H", "hostA:2,hostB:2", "python", script)
     assert done.returncode == 0, done.stderr
-    assert outcomes(done.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
+    by_rank = [outcomes("\n".join(re.findall(rf"^\[{rank}\].*", done.stdout, re.M))) for rank in range(4)]
+    return {kind: list(found) for kind, found in zip(KINDS, zip(*by_rank, strict=True), strict=True)}
 
 
-@pytest.mark.parametrize("between", ["tcp", "gloo"])
-def test_a_training_in_steps_comes_to_the_same_but_for_rounding(
-    cluster: Cluster, one_host: Outcome, between: str
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_training_on_two_hosts_has_the_bits_of_one_host(
+    trainings: dict[tuple[str, str], list[Outcome]], one_host: Outcome, engine: str
 ) -> None:
-    (cluster.folder / "train.py").write_text(TRAINING.format(steps=STEPS))
-    settings = {"HOROVOD_CPU_OPERATIONS": between, "HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}
-    done = cluster.run("-np", "4", "-H", "hostA:2,hostB:2", "python", "train.py", **settings)
-    assert done.returncode == 0, done.stderr
-    (found,) = set(outcomes(done.stdout))
-    assert found[0] == "4 2" and len(outcomes(done.stdout)) == 4
-    assert found[2] == pytest.approx(one_host.norm, rel=1e-5)
+    assert trainings[engine, "in rank order"] == [("4 2", one_host.digest, one_host.norm)] * 4
+
+
+@pytest.mark.parametrize("between", ENGINES)
+def test_a_training_in_steps_comes_to_the_same_but_for_rounding(
+    trainings: dict[tuple[str, str], list[Outcome]], one_host: Outcome, between: str
+) -> None:
+    (found,) = set(trainings[between, "in steps"])
+    assert found.places == "4 2"
+    assert found.norm == pytest.approx(one_host.norm, rel=1e-5)
+
+
+def test_a_training_of_pytorch_on_two_hosts_has_the_bits_of_one_host(
+    trainings: dict[tuple[str, str], list[Outcome]], ranks: Callable[..., RankPool]
+) -> None:
+    def train(program: str) -> None:
+        exec(program, {})
+
+    pool = ranks(4, framework="torch")
+    pool.run(train, PYTORCH + "train_pytorch()")
+    (one,) = {outcome for rank in range(4) for outcome in outcomes(pool.output(rank))}
+    assert one.places == "4 1"
+    assert trainings["tcp", "of PyTorch"] == [("4 2", one.digest, one.norm)] * 4
 
 
 def test_hosts_that_the_launcher_is_not_on_can_be_a_job(cluster: Cluster) -> None:

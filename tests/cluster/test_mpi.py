@@ -15,7 +15,7 @@ import mpi_wheels
 from cluster.conftest import Cluster
 from cluster.hosts import INTERFACES
 from cluster.test_mpirun import PATIENCE_SECONDS, lines
-from cluster.training import IN_RANK_ORDER, STEPS, TRAINING, Outcome, outcomes
+from cluster.training import TRAINING, Outcome, outcomes
 from launcher.test_mpi import JOB
 
 PLACE = "say('RANK', me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size, me.hostname)\n"
@@ -28,10 +28,10 @@ class Mpi:
         self.cluster = cluster
         self.environment = mpi_wheels.environment(name)
 
-    def start(self, program: str, *words: str, hosts: str = "hostA:2,hostB:2", **extra: str) -> subprocess.Popen[str]:
-        (self.cluster.folder / "job.py").write_text(program)
+    def start(self, program: str, *words: str, hosts: str = "hostA:1,hostB:1", **extra: str) -> subprocess.Popen[str]:
+        script = self.cluster.script(program)
         size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
-        command = ["--mpi", *words, "-np", str(size), "-H", hosts, "python", "job.py"]
+        command = ["--mpi", *words, "-np", str(size), "-H", hosts, "python", script]
         return self.cluster.start(*command, **self.environment, **extra)
 
     def run(self, program: str, *words: str, **keywords: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,7 @@ def mpi(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Mpi]:
 
 
 def test_a_training_on_two_hosts_has_the_bits_of_one_host(mpi: Mpi, one_host: Outcome) -> None:
-    done = mpi.run("import sys; sys.modules['mpi4py'] = None\n" + IN_RANK_ORDER + TRAINING.format(steps=STEPS))
+    done = mpi.run("import sys; sys.modules['mpi4py'] = None\n" + TRAINING + "train()\n", hosts="hostA:2,hostB:2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert outcomes(done.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
 
@@ -64,13 +64,13 @@ def test_ranks_have_their_places_and_the_users_variables_but_not_the_launchers_d
 
 
 def test_interfaces_whose_names_differ(mpi: Mpi) -> None:
-    done = mpi.run(JOB + PLACE, "--network-interfaces", ",".join(INTERFACES.values()), hosts="hostA:1,hostB:1")
+    done = mpi.run(JOB + PLACE, "--network-interfaces", ",".join(INTERFACES.values()))
     assert done.returncode == 0, done.stderr
     assert len(re.findall("RANK", done.stdout)) == 2
 
 
 def test_the_secret_is_in_no_list_of_processes_and_no_file(mpi: Mpi) -> None:
-    process = mpi.start(JOB + "say('ready')\ntime.sleep(4)", hosts="hostA:1,hostB:1")
+    process = mpi.start(JOB + "say('ready')\ntime.sleep(4)")
     mpi.cluster.await_line(process, "ready", times=2)
     (rank,) = mpi.cluster.hosts.find("hostB", "python job.py")
     secret = psutil.Process(rank).environ()["_HOROVOD_SECRET_KEY"]
@@ -87,7 +87,7 @@ WAITING = JOB + "say('ready')\nwhile True:\n    barrier().wait()\n    time.sleep
 
 def test_a_killed_rank_ends_the_job_and_nothing_is_left(mpi: Mpi) -> None:
     process = mpi.start(WAITING)
-    mpi.cluster.await_line(process, "ready", times=4)
+    mpi.cluster.await_line(process, "ready", times=2)
     os.kill(mpi.cluster.hosts.find("hostB", "python job.py")[-1], signal.SIGKILL)
     done = mpi.cluster.finish(process, PATIENCE_SECONDS)
     assert done.returncode not in (0, None)
@@ -99,7 +99,7 @@ def test_a_killed_rank_ends_the_job_and_nothing_is_left(mpi: Mpi) -> None:
 def test_the_launchers_end_is_that_of_both_hosts(mpi: Mpi, end: str) -> None:
     stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     process = mpi.start(stubborn + WAITING if end == "Ctrl-C twice" else WAITING)
-    mpi.cluster.await_line(process, "ready", times=4)
+    mpi.cluster.await_line(process, "ready", times=2)
     launcher = psutil.Process(mpi.cluster.launcher_of(process))
     if end == "a killed launcher":
         launcher.kill()

@@ -50,8 +50,8 @@ def run(cluster: Cluster, pod: dict[str, str], *words: str | Path) -> tuple[int,
 
 
 def test_ranks_train_in_the_pods_of_the_host_file(cluster: Cluster, pod: dict[str, str]) -> None:
-    (cluster.folder / "train.py").write_text(TRAINING.format(steps=3))
-    status, out, err = run(cluster, pod, "-np", "2", "python", "train.py")
+    script = cluster.script(TRAINING + "train(steps=3)\n")
+    status, out, err = run(cluster, pod, "-np", "2", "python", script)
     assert status == 0, err
     assert [line.split()[:2] for line in results(out)] == [["2", "2"]] * 2
     assert len(set(results(out))) == 1

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from cluster import training
+from cluster.conftest import write
 from cluster.hosts import ADDRESSES, INTERFACES, Hosts
-from cluster.training import IN_RANK_ORDER, Outcome, outcomes
+from cluster.training import TRAINING, Outcome, outcomes
 from launcher.harness import Launcher
 
 LIMIT_SECONDS = 90
 HOSTS = ("hostA", "hostB")
-TRAINING = """
-import os, sys
-import torch, horovod.torch as hvd
-hvd.init()
-restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-model = torch.nn.Linear(4, 1, bias=False)
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-for step in range(5):
-    if step == 3 and sys.argv[1:] and not os.path.exists(sys.argv[1]) and hvd.rank() == hvd.size() - 1:
-        open(sys.argv[1], "w").close()
-        os._exit(7)
-    optimizer.zero_grad()
-    model(torch.full((2, 4), float(hvd.rank()))).square().mean().backward()
-    optimizer.step()
-sums = hvd.allgather(model.weight.detach())
-assert bool((sums == sums[0]).all())
-places = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
-sys.stdout.write("rank " + " ".join(map(str, places)) + "\\n")  # in one write: ranks share the pipe
-"""
-PLACES = """
+RANK = """
 import sys
 import numpy, plain
 from horovod.common import basics
@@ -43,8 +24,19 @@ plain.init()
 (total,) = plain.allreduce(numpy.ones(1, numpy.float32), "total")
 assert total == plain.size()
 places = plain.rank(), plain.size(), basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
-sys.stdout.write("rank " + " ".join(map(str, places)) + "\\n")
+sys.stdout.write("rank " + " ".join(map(str, places)) + "\\n")  # in one write: ranks share the pipe
+sys.stdout.flush()
 """
+FAILING = """
+import os
+plain.allreduce(numpy.ones(1, numpy.float32), "all have printed")
+if plain.rank() == plain.size() - 1 and not os.path.exists("failed"):
+    open("failed", "w").close()
+    os._exit(7)
+plain.allreduce(numpy.ones(1, numpy.float32), "second")
+plain.shutdown()
+"""
+"""To follow :data:`RANK`: the last rank fails when all have met for the first time."""
 
 
 class TwoHosts:
@@ -54,9 +46,11 @@ class TwoHosts:
         self.hosts = hosts
         self.folder = launcher.folder
         self._launcher = launcher
-        (self.folder / "train.py").write_text(TRAINING)
-        (self.folder / "plain.py").write_text((Path(__file__).parent / "plain.py").read_text())
-        (self.folder / "places.py").write_text(PLACES)
+        self.script(RANK)
+
+    def script(self, program: str) -> None:
+        """Have the ranks run this instead of :data:`RANK`."""
+        write(self.folder, program)
 
     def start(self, host: str, command: Sequence[str | Path], **extra: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -98,60 +92,57 @@ def two(hosts: Hosts, tmp_path: Path) -> Iterator[TwoHosts]:
 
 STATIC = ("--master-addr", ADDRESSES["hostA"], "--master-port", "29511")
 C10D = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES['hostA']}:29512", "--rdzv-id", "job")
-OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def torchrun(
-    two: TwoHosts, words: Sequence[str], per_host: Sequence[int], *arguments: str | Path, **extra: str
-) -> list[subprocess.Popen[str]]:
+def torchrun(two: TwoHosts, words: Sequence[str], per_host: Sequence[int], **extra: str) -> list[subprocess.Popen[str]]:
     started = []
     for number, host in enumerate(HOSTS):
         node = ("--node-rank", str(number)) if "--master-addr" in words else ("--local-addr", ADDRESSES[host])
         count = ("--nnodes", "2", "--nproc-per-node", str(per_host[number]))
         names = {"GLOO_SOCKET_IFNAME": INTERFACES[host], **extra}
-        started.append(two.start(host, ["torchrun", *count, *node, *words, "train.py", *arguments], **names))
+        started.append(two.start(host, ["torchrun", *count, *node, *words, "job.py"], **names))
     return started
 
 
+# Four jobs show all of it, since torchrun imports PyTorch on every host.
+
+
 @pytest.mark.parametrize(
-    ("words", "per_host", "extra", "expected"),
+    ("words", "per_host", "expected"),
     [
-        (STATIC, (1, 2), {}, ["0 3 0 1 0 2", "1 3 0 2 1 2", "2 3 1 2 0 1"]),
-        (C10D, (2, 2), {}, ["0 4 0 2 0 2", "1 4 1 2 0 2", "2 4 0 2 1 2", "3 4 1 2 1 2"]),
-        (C10D, (1, 1), OWN_STORE, ["0 2 0 1 0 2", "1 2 0 1 1 2"]),
+        (STATIC, (1, 2), ["0 3 0 1 0 2", "1 3 0 2 1 2", "2 3 1 2 0 1"]),
+        (C10D, (1, 1), ["0 2 0 1 0 2", "1 2 0 1 1 2"]),
     ],
-    ids=["static rendezvous, more ranks on one host", "c10d rendezvous", "a store that rank 0 is to serve"],
+    ids=["static rendezvous, more ranks on one host", "c10d rendezvous"],
 )
-def test_torchrun_on_two_hosts(
-    two: TwoHosts, words: Sequence[str], per_host: Sequence[int], extra: dict[str, str], expected: list[str]
+def test_a_worker_that_fails_once_is_restarted_with_all_others_and_finds_them(
+    two: TwoHosts, words: Sequence[str], per_host: Sequence[int], expected: list[str]
 ) -> None:
-    assert two.finish(torchrun(two, words, per_host, **extra)) == [f"rank {places}" for places in expected]
+    two.script(RANK + FAILING)
+    found = two.finish(torchrun(two, ("--max-restarts", "3", "--monitor-interval", "0.3", *words), per_host))
+    assert (two.folder / "failed").exists()
+    assert found == sorted(2 * [f"rank {places}" for places in expected]), "in both attempts"
 
 
 def test_a_training_by_torchrun_has_the_bits_of_one_host(two: TwoHosts, one_host: Outcome) -> None:
-    (two.folder / "train.py").write_text(IN_RANK_ORDER + training.TRAINING.format(steps=training.STEPS))
-    ended = [process.communicate(timeout=LIMIT_SECONDS) for process in torchrun(two, STATIC, (2, 2))]
-    found = outcomes("".join(out for out, _ in ended))
-    assert found == [("4 2", one_host.digest, one_host.norm)] * 4, ended
+    two.script(TRAINING + "train()\n" + RANK)
+    ended = [process.communicate(timeout=LIMIT_SECONDS) for process in torchrun(two, C10D, (2, 2))]
+    said = "".join(out for out, _ in ended)
+    assert outcomes(said) == [("4 2", one_host.digest, one_host.norm)] * 4, ended
+    places = ["0 4 0 2 0 2", "1 4 1 2 0 2", "2 4 0 2 1 2", "3 4 1 2 1 2"]
+    assert sorted(re.findall("rank (.*)", said)) == places
 
 
-def test_a_network_that_leads_nowhere_is_left_out_under_torchrun(two: TwoHosts) -> None:
+def test_a_network_that_leads_nowhere_is_left_out_although_rank_0_serves_the_store(two: TwoHosts) -> None:
     with two.hosts.broken_second_network():
-        started = torchrun(two, STATIC, (1, 1))
+        started = torchrun(two, STATIC, (1, 1), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         ended = [process.communicate(timeout=LIMIT_SECONDS) for process in started]
-    assert [out.split()[:3] for out, _ in ended] == [["rank", "0", "2"], ["rank", "1", "2"]], ended
+    assert [out for out, _ in ended] == ["rank 0 2 0 1 0 2\n", "rank 1 2 0 1 1 2\n"], ended
     assert "no rank uses address 10.78.0.1 of hostA: hostB cannot reach it (no answer)" in ended[1][1]
 
 
-@pytest.mark.parametrize("words", [STATIC, C10D], ids=["static rendezvous", "c10d rendezvous"])
-def test_a_worker_that_fails_once_is_restarted_with_all_others_and_trains(two: TwoHosts, words: Sequence[str]) -> None:
-    found = two.finish(torchrun(two, ("--max-restarts", "3", "--monitor-interval", "0.3", *words), (1, 1), "failed"))
-    assert (two.folder / "failed").exists()
-    assert found == ["rank 0 2 0 1 0 2", "rank 1 2 0 1 1 2"]
-
-
 def each_host(two: TwoHosts, *variables: dict[str, str]) -> list[subprocess.Popen[str]]:
-    return [two.start(host, ["python", "places.py"], **own) for host, own in zip(HOSTS, variables, strict=True)]
+    return [two.start(host, ["python", "job.py"], **own) for host, own in zip(HOSTS, variables, strict=True)]
 
 
 def test_the_pods_of_a_pytorchjob_are_one_job(two: TwoHosts) -> None:

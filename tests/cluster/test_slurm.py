@@ -18,9 +18,10 @@ import pytest
 from cluster import elastic
 from cluster import hosts as namespaces
 from cluster import slurm as daemons
+from cluster.conftest import write
 from cluster.hosts import LIMIT_SECONDS, Hosts
 from cluster.slurm import Slurm
-from cluster.training import IN_RANK_ORDER, STEPS, TRAINING, Outcome, outcomes
+from cluster.training import TRAINING, Outcome, outcomes
 from launcher.harness import Launcher
 
 ENDING_SECONDS = 20
@@ -176,8 +177,8 @@ def test_a_secret_in_the_environment_replaces_munge(nodes: Nodes) -> None:
 
 
 def test_a_training_by_srun_has_the_bits_of_one_host(nodes: Nodes, one_host: Outcome) -> None:
-    (nodes.folder / "train.py").write_text(IN_RANK_ORDER + TRAINING.format(steps=STEPS))
-    done = nodes.run("srun", "-N2", "--ntasks-per-node=2", "python", "train.py")
+    script = write(nodes.folder, TRAINING + "train()\n")
+    done = nodes.run("srun", "-N2", "--ntasks-per-node=2", "python", script)
     assert done.returncode == 0, done.stderr
     assert outcomes(done.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
 

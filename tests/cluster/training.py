@@ -1,33 +1,68 @@
-"""A training of 4 ranks whose result says on how many hosts it ran, and what came out, to the last bit."""
+"""A training of 4 ranks whose result says on how many hosts it ran, and what came out, to the last bit.
+
+It needs no framework: a test that is about how ranks are started, and what carries between their hosts, has them import no more
+than NumPy. :data:`PYTORCH` is the same for the few tests that are about PyTorch.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-STEPS = 20
-
 TRAINING = """
-import hashlib, torch, horovod.torch as hvd
-hvd.init()
-torch.manual_seed(7)
-model = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3))
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters())
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-generator = torch.Generator().manual_seed(hvd.rank())
-for _ in range({steps}):
-    optimizer.zero_grad()
-    x = torch.randn(8, 6, generator=generator)
-    model(x).square().mean().backward()
-    optimizer.step()
-weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
-norm = float(weights.double().norm())
-print(f"{{hvd.size()}} {{hvd.cross_size()}} {{digest}} {{norm}}\\n", end="", flush=True)  # in one write: ranks share the pipe
-"""
+import hashlib, os, numpy, plain
+from horovod.common import basics
 
-IN_RANK_ORDER = "import os; os.environ['HOROVOD_HIERARCHICAL_ALLREDUCE'] = '0'\n"
-"""Before the program: in steps, what the hosts contribute is added host by host, and the last bits may differ."""
+def train(steps=20):
+    plain.init()
+    random = numpy.random.default_rng(7)
+    shapes = {"in": (6, 64), "in.bias": (64,), "out": (64, 3), "out.bias": (3,)}
+    weights = {name: random.standard_normal(shape, numpy.float32) / 3 for name, shape in shapes.items()}
+    momenta = {name: numpy.zeros_like(values) for name, values in weights.items()}
+    random = numpy.random.default_rng(100 + plain.rank())
+    for _ in range(steps):
+        x = random.standard_normal((8, 6), numpy.float32)
+        hidden = numpy.tanh(x @ weights["in"] + weights["in.bias"])
+        y = hidden @ weights["out"] + weights["out.bias"]
+        dy = 2 * y / y.size
+        dx = dy @ weights["out"].T * (1 - hidden**2)
+        gradients = {"out.bias": dy.sum(0), "out": hidden.T @ dy, "in.bias": dx.sum(0), "in": x.T @ dx}
+        for name, total in plain.sums(gradients).items():
+            momenta[name] = numpy.float32(0.9) * momenta[name] + total / plain.size()
+            weights[name] -= numpy.float32(0.1) * momenta[name]
+    found = numpy.concatenate([values.ravel() for values in weights.values()])
+    places = f"{plain.size()} {basics.cross_size()}"
+    plain.shutdown()
+    norm = float(numpy.linalg.norm(found.astype(float)))
+    os.write(1, f"{places} {hashlib.sha256(found.tobytes()).hexdigest()} {norm}\\n".encode())  # whole: ranks share the pipe
+
+os.environ.setdefault("HOROVOD_HIERARCHICAL_ALLREDUCE", "0")
+"""
+"""To be followed by calls of ``train()``. Gradients are added in the order of ranks, unless the environment says otherwise: in
+steps, what the hosts contribute is added host by host, and the last bits may differ."""
+
+PYTORCH = """
+import hashlib, os, torch, horovod.torch as hvd
+
+def train_pytorch(steps=20):
+    hvd.init()
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 6, generator=generator)).square().mean().backward()
+        optimizer.step()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    places = f"{hvd.size()} {hvd.cross_size()}"
+    hvd.shutdown()
+    digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+    os.write(1, f"{places} {digest} {float(weights.double().norm())}\\n".encode())
+"""
+"""To be followed by calls of ``train_pytorch()``."""
 
 
 class Outcome(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from keras_ranks import env_of
 from ranks import RankPool
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -18,7 +19,7 @@ class Ended(NamedTuple):
 
     Attributes:
         printed: what it wrote to stdout.
-        parameters: for each of its distributed optimizers, the bytes of all parameters.
+        parameters: for each of its distributed optimizers, the bytes of all parameters; PyTorch's only.
     """
 
     printed: str
@@ -31,22 +32,23 @@ def example(ranks: Callable[..., RankPool]) -> Callable[..., list[Ended]]:
 
     def run(command: str, size: int = 2) -> list[Ended]:
         script, *arguments = command.split()
-        return ranks(size, framework="torch").run(_run_script, str(EXAMPLES / script), arguments)
+        framework, env = ("torch", None) if script.startswith("pytorch") else ("keras", env_of("tensorflow"))
+        return ranks(size, env, framework).run(_run_script, str(EXAMPLES / script), framework, arguments, timeout=120)
 
     return run
 
 
-def _run_script(script: str, arguments: list[str]) -> Ended:
+def _run_script(script: str, framework: str, arguments: list[str]) -> Ended:
     """Runs on a rank: the script as ``__main__``, and then what was left of it."""
     import contextlib
+    import importlib
     import io
     import os
     import runpy
     import sys
     from pathlib import Path
 
-    import horovod.torch as hvd
-
+    hvd = importlib.import_module(f"horovod.{framework}")
     optimizers = []
 
     def noted(*args: object, **kwargs: object) -> object:
@@ -65,6 +67,7 @@ def _run_script(script: str, arguments: list[str]) -> Ended:
         parameters = [
             b"".join(p.detach().numpy().tobytes() for group in optimizer.param_groups for p in group["params"])
             for optimizer in optimizers
+            if hasattr(optimizer, "param_groups")
         ]
         return Ended(printed.getvalue(), parameters)
     finally:

@@ -52,6 +52,15 @@ def test_two_ranks_learn_one_model(example: Example, command: str) -> None:
         assert said.count("steps by rank [15, 30], rank 1 was last") == 5
 
 
+@pytest.mark.parametrize("rollback", ["commit", "step"])
+def test_two_ranks_learn_with_an_elastic_state(example: Example, rollback: str) -> None:
+    """With a fixed number of ranks, as readers start the elastic example first."""
+    ended = example(f"pytorch_mnist_elastic.py --epochs 3 --rollback {rollback}")
+    accuracies = [float(found) for found in re.findall(r"reads ([\d.]+)%", spoken(ended))]
+    assert len(accuracies) == 3 and accuracies[-1] > 80, ended[0].printed
+    assert ended[0].parameters == ended[1].parameters != []
+
+
 def test_two_halves_learn_two_models_and_vote(example: Example) -> None:
     ended = example("pytorch_process_sets.py", size=4)
     said = spoken(ended)

@@ -120,11 +120,10 @@ finish(model.get_weights(), np.square(model(x) - y).mean() / before)
 @pytest.mark.parametrize(
     ("script", "engine", "faults", "most"),
     [
-        (TAPE, "shm", [Fault("allreduce", FIRST, 3), Fault("reinit", LAST)], 1e-5),
-        (TAPE, "tcp", [Fault("forward", LAST, 3), Fault("check", FIRST, 9)], 1e-5),
+        (TAPE, "tcp", [Fault("allreduce", FIRST, 3), Fault("forward", LAST, 7), Fault("check", FIRST, 11)], 1e-5),
         (FIT, "shm", [Fault("forward", FIRST, 3), Fault("allreduce", LAST, 9)], 0.5),
     ],
-    ids=["tape, shm", "tape, tcp", "fit, shm"],
+    ids=["tape", "fit"],
 )
 def test_those_that_are_left_agree_and_have_learned(
     launcher: Launcher, tmp_path: Path, script: str, engine: str, faults: list[Fault], most: float
@@ -134,12 +133,11 @@ def test_those_that_are_left_agree_and_have_learned(
     elastic_faults.plan(tmp_path, faults)
     (tmp_path / "train.py").write_text(COMMON + script)
     settings = {"HOROVOD_CPU_OPERATIONS": engine, "FAULTS_FOLDER": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    process = launcher.start(
-        "-H", "localhost:4", "--min-np", "2", "python", "train.py", tmp_path, STEPS, CUDA_VISIBLE_DEVICES="", **settings
-    )
+    words = ("-H", f"localhost:{2 + len(faults)}", "--min-np", "2", "python", "train.py", tmp_path, str(STEPS))
+    process = launcher.start(*words, CUDA_VISIBLE_DEVICES="", **settings)
     _, errors = process.communicate(timeout=4 * LIMIT_SECONDS)
     assert process.returncode == 0, errors
-    assert elastic_faults.struck(tmp_path) == 2, errors
+    assert elastic_faults.struck(tmp_path) == len(faults), errors
     results = [json.loads(path.read_text()) for path in tmp_path.glob("result.*")]
     assert sorted((rank, size) for _, rank, size, *_ in results) == [(0, 2), (1, 2)]
     assert len({digest for digest, *_ in results}) == 1

@@ -38,11 +38,11 @@ class Mpi:
         self.name = name
         self.environment = mpi_wheels.environment(name)
 
-    def start(self, program: str, *words: str, ranks: int = 3) -> subprocess.Popen[str]:
+    def start(self, program: str, *words: str, ranks: int = 2) -> subprocess.Popen[str]:
         (self.launcher.folder / "job.py").write_text(JOB + program)
         return self.launcher.start("--mpi", "-np", str(ranks), *words, "python", "job.py", **self.environment)
 
-    def run(self, program: str, *words: str, ranks: int = 3) -> subprocess.CompletedProcess[str]:
+    def run(self, program: str, *words: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
         return finish(self.start(program, *words, ranks=ranks))
 
 
@@ -60,7 +60,7 @@ def mpi(request: pytest.FixtureRequest, launcher: Launcher) -> Mpi:
 
 
 def test_ranks_meet_and_know_their_places(mpi: Mpi) -> None:
-    done = mpi.run("say('RANK', me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size)")
+    done = mpi.run("say('RANK', me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size)", ranks=3)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"RANK .*", done.stdout)) == [f"RANK {rank} 3 {rank} 3 0 1" for rank in range(3)]
     assert not done.stderr
@@ -68,7 +68,7 @@ def test_ranks_meet_and_know_their_places(mpi: Mpi) -> None:
 
 def test_the_command_is_shown_on_request_and_nobody_sees_the_secret(mpi: Mpi) -> None:
     process = mpi.start("say('ready')\ntime.sleep(3)", "--verbose")
-    mpi.launcher.await_line(process, "ready", times=3)
+    mpi.launcher.await_line(process, "ready", times=2)
     lines = mpi.launcher.living()
     (rank, *_) = [pid for pid, line in lines.items() if line == "python job.py "]
     secret = psutil.Process(rank).environ()["_HOROVOD_SECRET_KEY"]
@@ -76,7 +76,7 @@ def test_the_command_is_shown_on_request_and_nobody_sees_the_secret(mpi: Mpi) ->
     done = finish(process)
     assert done.returncode == 0
     assert re.search(
-        rf"horovodrun: 3 ranks by \w.*: {re.escape(str(mpi_wheels.prefix(mpi.name)))}/bin/mpirun .*", done.stderr
+        rf"horovodrun: 2 ranks by \w.*: {re.escape(str(mpi_wheels.prefix(mpi.name)))}/bin/mpirun .*", done.stderr
     )
     assert secret not in done.stdout + done.stderr
 
@@ -98,7 +98,7 @@ def test_the_rank_that_failed_first_is_named(mpi: Mpi) -> None:
 
 
 def test_a_killed_rank_ends_the_job(mpi: Mpi) -> None:
-    done = mpi.run("if me.rank == 2:\n    os.kill(os.getpid(), 9)\nbarrier().wait()\ntime.sleep(1000)")
+    done = mpi.run("if me.rank == 1:\n    os.kill(os.getpid(), 9)\nbarrier().wait()\ntime.sleep(1000)")
     assert done.returncode not in (0, None)
     assert "horovodrun: the job failed: mpirun ended with exit code" in done.stderr
     mpi.launcher.await_nothing(10)
@@ -106,7 +106,7 @@ def test_a_killed_rank_ends_the_job(mpi: Mpi) -> None:
 
 def test_ctrl_c_ends_the_job(mpi: Mpi) -> None:
     process = mpi.start("say('ready')\ntime.sleep(1000)")
-    mpi.launcher.await_line(process, "ready", times=3)
+    mpi.launcher.await_line(process, "ready", times=2)
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.returncode == 128 + signal.SIGINT
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_the_job(mpi: Mpi) -> None:
 
 def test_a_second_ctrl_c_kills_ranks_that_take_no_notice(mpi: Mpi) -> None:
     process = mpi.start("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\ntime.sleep(1000)")
-    mpi.launcher.await_line(process, "ready", times=3)
+    mpi.launcher.await_line(process, "ready", times=2)
     process.send_signal(signal.SIGINT)
     time.sleep(0.6)  # longer than what counts as one signal twice
     process.send_signal(signal.SIGINT)
@@ -127,7 +127,7 @@ def test_a_second_ctrl_c_kills_ranks_that_take_no_notice(mpi: Mpi) -> None:
 
 def test_a_killed_launcher_leaves_nothing(mpi: Mpi) -> None:
     process = mpi.start("say('ready')\ntime.sleep(1000)")
-    mpi.launcher.await_line(process, "ready", times=3)
+    mpi.launcher.await_line(process, "ready", times=2)
     process.kill()
     mpi.launcher.await_nothing(10)
 
@@ -136,7 +136,7 @@ def test_each_ranks_output_goes_to_files(mpi: Mpi) -> None:
     done = mpi.run("say('hello of', me.rank)", "--output-filename", "out")
     assert done.returncode == 0, done.stderr
     files = [path.read_text() for path in (mpi.launcher.folder / "out").rglob("*") if path.is_file()]
-    for rank in range(3):
+    for rank in range(2):
         assert sum(f"hello of {rank}" in text for text in files) == 1
 
 

@@ -94,3 +94,10 @@ def test_importing_the_package_does_not_import_the_launcher() -> None:
     program = "import sys, horovod; print('horovod.runner' in sys.modules, callable(horovod.run))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_the_runtime_starts_without_what_only_its_reports_need() -> None:
+    """Packages' metadata come with the package email: a tenth of what a rank imports before it can call init()."""
+    program = "import sys, horovod.common.basics; print('importlib.metadata' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"

@@ -30,6 +30,16 @@ class EngineError(RuntimeError):
     """An engine cannot serve a group; the message says why and what to do."""
 
 
+def version_of(distribution: str) -> str:
+    """The version of a package as it was installed, "" if no installed package has this name."""
+    import importlib.metadata  # here, since it imports much, such as the package email, and no rank needs it to start
+
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the user's settings mean for engines; the same on all ranks of a job, but for ``interface`` and ``spins``.

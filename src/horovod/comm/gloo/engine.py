@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from typing import ClassVar
 
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
-from horovod.comm.engine import Bootstrap, Engine, Group
+from horovod.comm.engine import Bootstrap, Engine, Group, version_of
 
 
 class GlooCommunicator(BytewiseCommunicator):
@@ -23,7 +22,7 @@ class GlooEngine(Engine):
     automatic: ClassVar[bool] = False
 
     def installed(self) -> str:
-        return f"torch {importlib.metadata.version('torch')}" if importlib.util.find_spec("torch") is not None else ""
+        return f"torch {version_of('torch')}" if importlib.util.find_spec("torch") is not None else ""
 
     def obstacle(self, group: Group) -> str:
         if importlib.util.find_spec("torch") is None:

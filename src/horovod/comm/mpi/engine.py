@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from typing import ClassVar
 
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group, version_of
 from horovod.comm.exchange.communicator import PIECE_BYTES, ExchangeCommunicator
 
 
@@ -25,7 +24,7 @@ class MpiEngine(Engine):
     def installed(self) -> str:
         if importlib.util.find_spec("mpi4py") is None:
             return ""
-        return f"mpi4py {importlib.metadata.version('mpi4py')}"
+        return f"mpi4py {version_of('mpi4py')}"
 
     def obstacle(self, group: Group) -> str:
         if importlib.util.find_spec("mpi4py") is None:

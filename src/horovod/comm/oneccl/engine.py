@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from functools import cache
 from typing import ClassVar
 
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group, version_of
 from horovod.comm.oneccl.library import NAME, Library, OneCclError, path
 
 
@@ -31,10 +30,8 @@ class OneCclEngine(Engine):
     def installed(self) -> str:
         if path() is None:
             return ""
-        try:
-            return f"oneccl {importlib.metadata.version('oneccl')}"
-        except importlib.metadata.PackageNotFoundError:
-            return "oneCCL"
+        version = version_of("oneccl")
+        return f"oneccl {version}" if version else "oneCCL"
 
     def obstacle(self, group: Group) -> str:
         if path() is None:
