@@ -210,6 +210,24 @@ def test_pools_unused_for_longest_make_room() -> None:
     pools.close()
 
 
+def test_pools_are_forked_from_one_process_whatever_their_job_and_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ranks import Pools
+
+    pools = Pools()
+    try:
+        pool = pools.get(1, framework="common")
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", "another test")
+        before = pool.processes()
+        pool.restart()
+        assert not pool.processes() & before
+        pools.get(2, {"HOROVOD_CYCLE_TIME": "3", "TEST_DEVICES": "late"}, "common")
+        assert len(pools.templates()) == 1
+        pools.get(1, {"KERAS_BACKEND": "jax"}, "common")
+        assert len(pools.templates()) == 2
+    finally:
+        pools.close()
+
+
 @pytest.mark.parametrize("kind", ["thread", "child", "descriptor"])
 def test_what_a_test_leaves_behind_is_found(kind: str) -> None:
     before = Inventory.take()
