@@ -15,13 +15,13 @@ TF_KERAS ?= tf_keras==2.21.0
 MXNET_VENV ?= .venv-mxnet
 TRAIN_ARGUMENTS ?= --epochs 20
 PYTEST_ARGUMENTS ?=
-# How many files of tests run at a time. Each brings processes of its own.
+# How many files of tests run at a time, in their order: tests of one framework then share processes that have imported it.
 JOBS ?= 2
 MXNET_TESTS ?= tests/unit/mxnet tests/parallel/mxnet
 BENCH_ARGUMENTS ?=
 
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 10
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10
 # As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
 export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q

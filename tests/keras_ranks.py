@@ -16,8 +16,8 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBL
 
 
 def env_of(backend: str) -> dict[str, str]:
-    """The environment of ranks on one backend."""
-    return {**QUIET, "KERAS_BACKEND": backend}
+    """The environment of ranks on one backend. JAX compiles faster with few optimizations, which no test is about."""
+    return {**QUIET, "KERAS_BACKEND": backend, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 def tensorflow_pool(ranks: Callable[..., RankPool], version: int) -> RankPool:

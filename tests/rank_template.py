@@ -14,6 +14,7 @@ where memory lies on another rank, so each first moves what it allocates next by
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import mmap
@@ -217,6 +218,7 @@ def become(log: int, env: Mapping[str, str]) -> None:
         numpy.random.seed()
     _kept.append(bytearray(random.randrange(1 << 20)))
     _kept.append(mmap.mmap(-1, mmap.PAGESIZE * random.randrange(1, 1024)))
+    gc.freeze()  # what was imported stays: no collection reads it, and the last one at the end need not take it apart
 
 
 def main() -> None:

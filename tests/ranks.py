@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import selectors
 import signal
 import socket
@@ -41,6 +42,10 @@ PLAIN = "horovod.common.basics"
 """What processes that need no framework are forked with: the runtime, and all that it imports."""
 START_SECONDS = 60.0
 TAIL_BYTES = 8000
+LATE_VARIABLES = re.compile("_?HOROVOD_|PYTEST_|NCCL_|TEST_")
+"""How the names of variables begin that no framework reads while it is imported. Each job and each test has others of them."""
+TEMPLATES = {"horovod.keras": "keras_imports"}
+"""By binding, the module of these tests that imports more than the binding does; see there."""
 
 
 class Answer(NamedTuple):
@@ -385,8 +390,8 @@ class Templates:
         self._most = most
 
     def get(self, module: str, env: Mapping[str, str]) -> Template:
-        """A template for ranks with this environment. Nothing of ours is read while a module is imported."""
-        imports = {name: value for name, value in env.items() if "HOROVOD" not in name}
+        """A template for ranks with this environment; the same one if only :data:`LATE_VARIABLES` differ."""
+        imports = {name: value for name, value in env.items() if not LATE_VARIABLES.match(name)}
         key = (module, tuple(sorted(imports.items())))
         template = self._templates.pop(key, None)
         if template is not None and not template.alive():
@@ -394,7 +399,7 @@ class Templates:
             template = None
         while len(self._templates) >= self._most:
             self._templates.popitem(last=False)[1].close()
-        self._templates[key] = template or Template(module, imports, TESTS)
+        self._templates[key] = template or Template(TEMPLATES.get(module, module), imports, TESTS)
         return self._templates[key]
 
     def processes(self) -> set[int]:
@@ -416,7 +421,7 @@ class Pools:
         templates: what their processes are forked from; also for pools that a test makes and closes itself.
     """
 
-    def __init__(self, most_ranks: int = 10) -> None:
+    def __init__(self, most_ranks: int = 14) -> None:
         self._pools: OrderedDict[tuple[object, ...], RankPool] = OrderedDict()
         self.templates = Templates()
         self._most_ranks = most_ranks

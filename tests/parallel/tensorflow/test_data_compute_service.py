@@ -14,7 +14,7 @@ import pytest
 from horovod.control.secret import make_secret
 from horovod.runner.common.service.compute_service import ComputeService
 from horovod.tensorflow.data.compute_service import TfDataServiceConfig
-from keras_ranks import POOL, QUIET, tensorflow_pool
+from keras_ranks import POOL, QUIET
 from launcher.harness import Launcher
 from ranks import RankError, RankPool
 
@@ -39,8 +39,8 @@ def serve() -> Iterator[Serve]:
 
 
 def two_pools(ranks: Ranks) -> tuple[RankPool, RankPool]:
-    """Ranks for a compute job, and for a training job. The second are those of the tests of Keras, which run before."""
-    return ranks(POOL, QUIET, "tensorflow"), tensorflow_pool(ranks, 3)
+    """Ranks for a compute job, and others for a training job."""
+    return ranks(POOL, QUIET, "tensorflow"), ranks(POOL, {**QUIET, "TEST_POOL": "training"}, "tensorflow")
 
 
 def work(config: TfDataServiceConfig) -> None:
@@ -220,14 +220,59 @@ if hvd.rank() == 0 and sys.argv[1:] == ["last"]:
 """
 
 
+def prepare(configfile: str, side: str) -> None:
+    """Runs on the workers: the program of a compute job."""
+    import signal
+
+    from horovod.tensorflow.data import compute_worker
+
+    before, os.environ["HOROVOD_GLOO_IFACE"] = signal.getsignal(signal.SIGTERM), "lo"
+    try:
+        compute_worker.main([configfile, "--dispatcher-side", side])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        del os.environ["HOROVOD_GLOO_IFACE"]
+
+
+def train(folder: str, *arguments: str) -> None:
+    """Runs on the training ranks: the script of a training job."""
+    import runpy
+    import sys
+
+    import horovod.tensorflow as hvd
+
+    before = Path.cwd(), sys.argv
+    os.chdir(folder)
+    sys.argv = ["train.py", *arguments]
+    try:
+        runpy.run_path("train.py", run_name="__main__")
+    finally:
+        hvd.shutdown()
+        os.chdir(before[0])
+        sys.argv = before[1]
+
+
+@pytest.mark.parametrize("side", ["compute", "training"])
+def test_a_training_job_ends_the_compute_job_whose_file_it_has_read(ranks: Ranks, tmp_path: Path, side: str) -> None:
+    """Both begin at the same moment; the file goes with the compute job."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    workers, training = two_pools(ranks)
+    working = workers.start(prepare, str(tmp_path / "config.json"), side)
+    training.run(train, str(tmp_path), "last", timeout=SECONDS)
+    assert "True" in training.output(0).splitlines(), training.output(0)
+    assert working.results(SECONDS) == [None] * POOL
+    assert "compute service with 3 workers" in workers.output(0)
+    assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
 class Jobs(Launcher):
     """Compute and training jobs, started as users do."""
 
-    def job(self, *arguments: str) -> subprocess.Popen[str]:
-        return self.start("-np", "2", "python", *arguments, **QUIET, HOROVOD_GLOO_IFACE="lo")
+    def job(self, size: int, *arguments: str) -> subprocess.Popen[str]:
+        return self.start("-np", str(size), "python", *arguments, **QUIET, HOROVOD_GLOO_IFACE="lo")
 
-    def compute(self, *arguments: str) -> subprocess.Popen[str]:
-        return self.job("-m", "horovod.tensorflow.data.compute_worker", "config.json", *arguments)
+    def compute(self, size: int) -> subprocess.Popen[str]:
+        return self.job(size, "-m", "horovod.tensorflow.data.compute_worker", "config.json")
 
 
 @pytest.fixture
@@ -249,10 +294,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("side", ["compute", "training"])
-def test_a_training_job_reads_from_a_compute_job_and_ends_it_with_its_file(jobs: Jobs, side: str) -> None:
+def test_a_training_job_reads_from_a_compute_job_and_ends_it_with_its_file(jobs: Jobs) -> None:
     """Both begin at the same moment; the training job ends the other, whose file goes with it."""
-    compute, train = jobs.compute("--dispatcher-side", side), jobs.job("train.py", "last")
+    compute, train = jobs.compute(2), jobs.job(1, "train.py", "last")
     code, out, err = ended(train)
     assert (code, out) == (0, "[0]<stdout>:True\n"), err
     code, out, err = ended(compute)
@@ -262,14 +306,14 @@ def test_a_training_job_reads_from_a_compute_job_and_ends_it_with_its_file(jobs:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_compute_job_leaves_no_file(jobs: Jobs, ending: signal.Signals) -> None:
+def test_an_interrupted_compute_job_leaves_no_file(jobs: Jobs, ranks: Ranks, ending: signal.Signals) -> None:
     """After it has served one training job, whose end does not concern it."""
-    compute = jobs.compute()
+    compute = jobs.compute(1)
+    jobs.await_line(compute, "training jobs read config.json")
     if ending == signal.SIGINT:
-        code, out, err = ended(jobs.job("train.py"))
-        assert (code, out) == (0, "[0]<stdout>:True\n"), err
-    else:
-        jobs.await_line(compute, "training jobs read config.json")
+        _, training = two_pools(ranks)
+        training.run(train, str(jobs.folder), timeout=SECONDS)
+        assert "True" in training.output(0).splitlines(), training.output(0)
     assert (jobs.folder / "config.json").exists()
     compute.send_signal(ending)
     code, _, err = ended(compute)

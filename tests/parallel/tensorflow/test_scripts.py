@@ -1,4 +1,4 @@
-"""Whole scripts under ``horovodrun``: how processes begin and end."""
+"""Whole scripts: how processes begin and end under ``horovodrun``, and what a script switches for its whole process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import horovod
+from keras_ranks import env_of
 from parallel.tensorflow.conftest import QUIET
+from ranks import RankPool
 
 SOURCE = Path(horovod.__file__).resolve().parents[1]
 
@@ -29,6 +32,26 @@ def run(tmp_path: Path, script: str, *launcher: str, **extra: str) -> subprocess
         text=True,
         timeout=100,
     )
+
+
+def play(pool: RankPool, path: Path, script: str) -> list[str]:
+    """Run a script's text in new ranks, which have imported the framework before; what each printed.
+
+    The ranks end afterwards: what the script has switched is not for other tests.
+    """
+
+    def main(path: str) -> None:
+        import runpy
+
+        runpy.run_path(path, run_name="__main__")
+
+    path.write_text(script)
+    pool.restart()
+    try:
+        pool.run(main, str(path))
+        return [pool.output(rank) for rank in range(pool.size)]
+    finally:
+        pool.close()
 
 
 PENDING = """
@@ -69,14 +92,14 @@ def train(steps):
             total -= hvd.allgather(tf.ones([hvd.rank() + 1]) * 2)[0]
     return total
 
-print("total", float(train(tf.constant(6))))
+print("threads", tf.config.threading.get_inter_op_parallelism_threads(), "total", float(train(tf.constant(6))))
 """
 
 
-def test_python_loops_and_branches_are_converted_by_autograph_without_complaint(tmp_path: Path) -> None:
-    done = run(tmp_path, AUTOGRAPH, "-np", "2", TF_NUM_INTEROP_THREADS="1")
-    assert done.returncode == 0 and done.stdout.count("total 6.0") == 2, done.stderr
-    assert "AutoGraph" not in done.stderr
+def test_python_loops_and_branches_are_converted_by_autograph_without_complaint(ranks: Any, tmp_path: Path) -> None:
+    for told in play(ranks(2, QUIET, "tensorflow"), tmp_path / "script.py", AUTOGRAPH):
+        assert "threads 1" in told and "total 6.0" in told, told
+        assert "AutoGraph" not in told
 
 
 def test_tensorflow_and_pytorch_share_one_runtime_in_a_process(tmp_path: Path) -> None:
@@ -108,6 +131,10 @@ import horovod.tensorflow
     assert "pip install '.[tensorflow]'" in last
 
 
+def keras_2(ranks: Any) -> RankPool:
+    return ranks(2, {**env_of("tensorflow"), "TF_USE_LEGACY_KERAS": "1"}, "tensorflow.keras")
+
+
 TENSORFLOW_1 = """
 import numpy as np
 import tensorflow as tf
@@ -126,13 +153,14 @@ with tf.compat.v1.Session() as session:
 """
 
 
-def test_moving_statistics_are_among_the_updates_of_a_graph_of_tensorflow_1(tmp_path: Path) -> None:
-    done = run(tmp_path, TENSORFLOW_1, "-np", "2", TF_USE_LEGACY_KERAS="1")
-    assert done.returncode == 0 and done.stdout.count("updates 2 mean [3.5]") == 2, done.stdout + done.stderr
+def test_moving_statistics_are_among_the_updates_of_a_graph_of_tensorflow_1(ranks: Any, tmp_path: Path) -> None:
+    for told in play(keras_2(ranks), tmp_path / "script.py", TENSORFLOW_1):
+        assert "updates 2 mean [3.5]" in told, told
 
 
 LIFE = """
-import importlib, sys, threading
+import importlib, os, threading
+os.environ.update(OMP_NUM_THREADS="3", TF_NUM_INTEROP_THREADS="2")
 import tensorflow as tf
 
 hvd = importlib.import_module(MODULE)
@@ -146,12 +174,10 @@ print("left", [thread.name for thread in threading.enumerate() if "horovod" in t
 
 
 @pytest.mark.parametrize("module", ["horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras"])
-def test_every_binding_starts_and_ends_alike(tmp_path: Path, module: str) -> None:
+def test_every_binding_starts_and_ends_alike(ranks: Any, tmp_path: Path, module: str) -> None:
     """The threads that the user gives each rank are TensorFlow's, unless told otherwise; none stays behind."""
-    script = LIFE.replace("MODULE", repr(module))
-    own = {"OMP_NUM_THREADS": "3", "TF_NUM_INTEROP_THREADS": "2", "KERAS_BACKEND": "tensorflow"}
-    done = run(tmp_path, script, "-np", "2", **own)
-    assert done.stdout.count("threads 3 0") == 2 and done.stdout.count("left []") == 2, done.stdout + done.stderr
+    for told in play(ranks(2, QUIET, "tensorflow"), tmp_path / "script.py", LIFE.replace("MODULE", repr(module))):
+        assert "threads 3 0" in told and "left []" in told, told
 
 
 KERAS_IN_A_SESSION = """
@@ -181,6 +207,6 @@ print("rates", np.round(history["lr"], 6).tolist(), hvd.allreduce(1.0 + hvd.rank
 """
 
 
-def test_callbacks_of_keras_2_work_in_a_session_of_tensorflow_1(tmp_path: Path) -> None:
-    done = run(tmp_path, KERAS_IN_A_SESSION, "-np", "2", TF_USE_LEGACY_KERAS="1")
-    assert done.stdout.count("rates [0.1, 0.1, 0.05] 1.5 1") == 2, done.stdout + done.stderr
+def test_callbacks_of_keras_2_work_in_a_session_of_tensorflow_1(ranks: Any, tmp_path: Path) -> None:
+    for told in play(keras_2(ranks), tmp_path / "script.py", KERAS_IN_A_SESSION):
+        assert "rates [0.1, 0.1, 0.05] 1.5 1" in told, told

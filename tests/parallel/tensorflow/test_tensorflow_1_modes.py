@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from parallel.tensorflow.test_scripts import run
+from parallel.tensorflow.conftest import QUIET
+from parallel.tensorflow.test_scripts import play, run
+from ranks import RankPool
 
 SCRIPT = """
 import numpy as np
@@ -123,15 +126,17 @@ print("everything works")
 """
 
 
-@pytest.mark.parametrize(
-    "switches",
-    [
-        ["disable_v2_behavior"],
-        ["disable_v2_tensorshape"],
-        ["disable_v2_tensorshape", "disable_eager_execution"],
-    ],
-    ids=" ".join,
-)
-def test_everything_works_with_the_tensor_shapes_of_tensorflow_1(tmp_path: Path, switches: list[str]) -> None:
-    done = run(tmp_path, SCRIPT.replace("SWITCHES", repr(switches)), "-np", "2")
+def test_a_script_that_switches_tensorflow_2_off_before_the_import_of_horovod(tmp_path: Path) -> None:
+    done = run(tmp_path, SCRIPT.replace("SWITCHES", repr(["disable_v2_behavior"])), "-np", "2")
     assert done.returncode == 0 and done.stdout.count("everything works") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "switches", [["disable_v2_tensorshape"], ["disable_v2_tensorshape", "disable_eager_execution"]], ids=" ".join
+)
+def test_everything_works_with_the_tensor_shapes_of_tensorflow_1(
+    ranks: Callable[..., RankPool], tmp_path: Path, switches: list[str]
+) -> None:
+    script = SCRIPT.replace("SWITCHES", repr(switches))
+    for told in play(ranks(2, QUIET, "tensorflow"), tmp_path / "script.py", script):
+        assert "everything works" in told, told
