@@ -215,14 +215,14 @@ def test_pools_are_forked_from_one_process_whatever_their_job_and_test(monkeypat
 
     pools = Pools()
     try:
-        pool = pools.get(1, framework="common")
+        pool = pools.get(1)
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "another test")
         before = pool.processes()
         pool.restart()
         assert not pool.processes() & before
-        pools.get(2, {"HOROVOD_CYCLE_TIME": "3", "TEST_DEVICES": "late"}, "common")
+        pools.get(2, {"HOROVOD_CYCLE_TIME": "3", "TEST_DEVICES": "late"})
         assert len(pools.templates.processes()) == 1
-        pools.get(1, {"KERAS_BACKEND": "jax"}, "common")
+        pools.get(1, {"KERAS_BACKEND": "jax"})
         assert len(pools.templates.processes()) == 2
     finally:
         pools.close()
