@@ -13,6 +13,7 @@ where memory lies on another rank, so each first moves what it allocates next by
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -27,6 +28,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -218,7 +220,17 @@ def become(log: int, env: Mapping[str, str]) -> None:
         numpy.random.seed()
     _kept.append(bytearray(random.randrange(1 << 20)))
     _kept.append(mmap.mmap(-1, mmap.PAGESIZE * random.randrange(1, 1024)))
-    gc.freeze()  # what was imported stays: no collection reads it, and the last one at the end need not take it apart
+
+
+def end() -> None:
+    """End as every process of Python does, but take nothing apart: that copies the memory shared with the template, a second
+    of processor time for each rank.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as at the end of a script
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def main() -> None:
@@ -228,12 +240,15 @@ def main() -> None:
     os.set_inheritable(int(descriptor), False)
     for name in (module, *WHEN_USED.get(module, [])):
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a rank that looked through all of it would copy it
     forked = serve(connection)
     if forked is not None:
         link, log, env = forked
         become(log, env)
         rank_worker.die_with(int(holder))
         rank_worker.serve(link, [module])
+        end()
 
 
 if __name__ == "__main__":

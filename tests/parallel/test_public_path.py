@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from ranks import RankPool
+from ranks import Pools, RankPool
 
 Ranks = Callable[..., RankPool]
 
@@ -74,9 +74,9 @@ def handful() -> tuple[str, bytes]:
     return engine_in_use(), digest.digest()
 
 
-def test_engines_that_were_forced_at_every_size() -> None:
+def test_engines_that_were_forced_at_every_size(pools: Pools) -> None:
     """A smaller job is made of the first ranks of a larger one, so that eight processes are started once."""
-    pool = RankPool(8, framework="torch")
+    pool = RankPool(8, framework="torch", templates=pools.templates)
     try:
         for size in range(8, 0, -1):  # downwards: the ranks of a job must have had as many generations as one another
             job = {"HOROVOD_SIZE": str(size), "HOROVOD_LOCAL_SIZE": str(size)}

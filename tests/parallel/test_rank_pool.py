@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -226,6 +228,18 @@ def test_pools_are_forked_from_one_process_whatever_their_job_and_test(monkeypat
         assert len(pools.templates.processes()) == 2
     finally:
         pools.close()
+
+
+def test_a_forked_rank_ends_with_what_is_registered_for_its_end(tmp_path: Path) -> None:
+    from ranks import Pools
+
+    def register(folder: str) -> None:
+        atexit.register(Path(folder, os.environ[config.RANK]).touch)
+
+    pools = Pools()
+    pools.get(2).run(register, str(tmp_path))
+    pools.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 @pytest.mark.parametrize("kind", ["thread", "child", "descriptor"])
