@@ -241,7 +241,7 @@ def train(folder: str, *arguments: str) -> None:
 
     import horovod.tensorflow as hvd
 
-    before = os.getcwd(), sys.argv
+    before = Path.cwd(), sys.argv
     os.chdir(folder)
     sys.argv = ["train.py", *arguments]
     try:
