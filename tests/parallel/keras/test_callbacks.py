@@ -82,17 +82,18 @@ def test_metrics_that_only_one_rank_has_are_an_error_that_names_them(job: Any) -
         assert "rank 1:" in text and "the metrics are loss, mae\n" in text + "\n"
 
 
-def rates_of(keras: Any, callbacks: list[Any], epochs: int, samples: int = 8) -> tuple[list[float], Any]:
-    """The learning rate in each batch, and the history."""
+def rates_of(model: Any, callbacks: list[Any], epochs: int, samples: int = 8) -> tuple[list[float], Any]:
+    """The learning rate in each batch, beginning with 0.04, and the history."""
+    import keras
+
     rates: list[float] = []
 
     class Look(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             rates.append(float(np.asarray(self.model.optimizer.learning_rate.numpy())))
 
-    history = line(keras).fit(
-        *points(0, samples), batch_size=4, epochs=epochs, verbose=0, callbacks=[*callbacks, Look()]
-    )
+    model.optimizer.learning_rate = 0.04
+    history = model.fit(*points(0, samples), batch_size=4, epochs=epochs, verbose=0, callbacks=[*callbacks, Look()])
     return rates, history.history
 
 
@@ -105,28 +106,28 @@ def test_learning_rates_follow_schedules_and_warmup(job: Any) -> None:
 
         import horovod.keras as hvd
 
-        size = hvd.size()
+        size, model = hvd.size(), line(keras)
         schedule, warmup = hvd.callbacks.LearningRateScheduleCallback, hvd.callbacks.LearningRateWarmupCallback
 
-        rates, history = rates_of(keras, [schedule(0.5, lambda epoch: 0.1**epoch)], 3)
+        rates, history = rates_of(model, [schedule(0.5, lambda epoch: 0.1**epoch)], 3)
         np.testing.assert_allclose(rates, [0.5, 0.5, 0.05, 0.05, 0.005, 0.005], rtol=1e-5)
         np.testing.assert_allclose(history["lr"], [0.5, 0.05, 0.005], rtol=1e-5)
 
-        rates, _ = rates_of(keras, [schedule(0.5, 0.5, start_epoch=1, end_epoch=3)], 4)
+        rates, _ = rates_of(model, [schedule(0.5, 0.5, start_epoch=1, end_epoch=3)], 4)
         np.testing.assert_allclose(rates, [0.04, 0.04, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25], rtol=1e-5)
 
-        rates, _ = rates_of(keras, [schedule(multiplier=0.1, start_epoch=1)], 3)  # as before initial_lr was needed
+        rates, _ = rates_of(model, [schedule(multiplier=0.1, start_epoch=1)], 3)  # as before initial_lr was needed
         np.testing.assert_allclose(rates, [0.04, 0.04, 0.004, 0.004, 0.004, 0.004], rtol=1e-5)
 
-        rates, _ = rates_of(keras, [schedule(lambda epoch: 2 + epoch)], 2)
+        rates, _ = rates_of(model, [schedule(lambda epoch: 2 + epoch)], 2)
         np.testing.assert_allclose(rates, [0.08, 0.08, 0.12, 0.12], rtol=1e-5)
 
-        rates, _ = rates_of(keras, [schedule(multiplier=lambda epoch: 1 + epoch, staircase=False)], 2)
+        rates, _ = rates_of(model, [schedule(multiplier=lambda epoch: 1 + epoch, staircase=False)], 2)
         np.testing.assert_allclose(rates, 0.04 * np.array([1, 1.5, 2, 2.5]), rtol=1e-5)
 
         told = io.StringIO()
         with contextlib.redirect_stdout(told):
-            rates, _ = rates_of(keras, [warmup(warmup_epochs=2, verbose=1)], 3, samples=16)
+            rates, _ = rates_of(model, [warmup(warmup_epochs=2, verbose=1)], 3, samples=16)
         done = np.minimum((np.arange(12) + 1) / 4, 2)
         np.testing.assert_allclose(rates, 0.04 / size * (done * (size - 1) / 2 + 1), rtol=1e-5)
         return told.getvalue()

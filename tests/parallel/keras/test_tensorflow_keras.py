@@ -73,7 +73,8 @@ def test_fit_trains_as_one_process_with_all_data_does(job: Job, version: int, si
             assert type(optimizer).__module__ == "horovod._keras" and type(optimizer).__name__ == kind.__name__
             assert isinstance(optimizer, kind)
             model = fit(network(tf), optimizer, size, rank)
-            assert_close(model, fit(network(tf), make(), size, None))
+            if rank == 0:  # the other ranks' weights are compared with these
+                assert_close(model, fit(network(tf), make(), size, None))
             weights.append([weight.tolist() for weight in model.get_weights()])
         return weights
 
@@ -96,11 +97,12 @@ def test_several_passes_for_one_step_train_as_one_process(job: Job, averaged: bo
             tf.keras.optimizers.SGD(rate), backward_passes_per_step=2, average_aggregated_gradients=averaged
         )
         model = fit(network(tf), optimizer, size, hvd.rank())
-        alone = network(tf)
-        alone.compile(tf.keras.optimizers.SGD(0.1), loss="mse")
-        x, y = data(size, None)
-        alone.fit(x, y, batch_size=8 * size, epochs=2, shuffle=False, verbose=0)
-        assert_close(model, alone)
+        if hvd.rank() == 0:
+            alone = network(tf)
+            alone.compile(tf.keras.optimizers.SGD(0.1), loss="mse")
+            x, y = data(size, None)
+            alone.fit(x, y, batch_size=8 * size, epochs=2, shuffle=False, verbose=0)
+            assert_close(model, alone)
         return [weight.tolist() for weight in model.get_weights()]
 
     results = job(2, check, timeout=120)
