@@ -37,8 +37,9 @@ import rank_worker
 
 NUMBER = struct.Struct("<q")
 HEAD = struct.Struct("<Q")
-WHEN_USED = {"horovod.torch": ["torch._dynamo"]}
-"""What a framework imports when it is first used: PyTorch with its first optimizer, which takes each process a second."""
+WHEN_USED = {"horovod.torch": ["torch._dynamo"], "horovod.keras": ["tensorflow"]}
+"""What a framework imports when it is first used, which costs each process seconds: PyTorch with its first optimizer; Keras,
+on every backend, when it first seeds random numbers."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LIMIT_SECONDS = 60.0
 _kept: list[object] = []

@@ -44,8 +44,6 @@ START_SECONDS = 60.0
 TAIL_BYTES = 8000
 LATE_VARIABLES = re.compile("_?HOROVOD_|PYTEST_|NCCL_|TEST_")
 """How the names of variables begin that no framework reads while it is imported. Each job and each test has others of them."""
-TEMPLATES = {"horovod.keras": "keras_imports"}
-"""By binding, the module of these tests that imports more than the binding does; see there."""
 
 
 class Answer(NamedTuple):
@@ -399,7 +397,7 @@ class Templates:
             template = None
         while len(self._templates) >= self._most:
             self._templates.popitem(last=False)[1].close()
-        self._templates[key] = template or Template(TEMPLATES.get(module, module), imports, TESTS)
+        self._templates[key] = template or Template(module, imports, TESTS)
         return self._templates[key]
 
     def processes(self) -> set[int]:
