@@ -54,13 +54,13 @@ def lines(text: str, *, start: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "first", "engines"),
-    [(mpi.MPICH, NO_MPI4PY, [""]), (mpi.MPICH, MPI_FIRST, ["", "mpi"]), (mpi.OPEN_MPI, "", ["", "mpi"])],
+    [(mpi.MPICH, NO_MPI4PY, ["", "gloo"]), (mpi.MPICH, MPI_FIRST, ["", "mpi"]), (mpi.OPEN_MPI, "", ["", "mpi"])],
     ids=["MPICH without mpi4py", "MPICH", "Open MPI"],
 )
 def test_a_training_on_two_hosts_has_the_bits_of_one_host(
     cluster: Cluster, one_host: Outcome, kind: str, first: str, engines: list[str]
 ) -> None:
-    """With the engine that is chosen, and in the same job again with MPI carrying the data."""
+    """With the engine that is chosen, and in the same job again with MPI or Gloo carrying the data."""
     calls = "".join(f"os.environ['HOROVOD_CPU_OPERATIONS'] = {engine!r}\ntrain()\n" for engine in engines)
     script = cluster.script(first + TRAINING + calls)
     two = cluster.finish(start(cluster, kind, "hostA:2,hostB:2", "python", script), PATIENCE_SECONDS)
