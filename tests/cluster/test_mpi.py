@@ -70,7 +70,9 @@ def test_interfaces_whose_names_differ(mpi: Mpi) -> None:
 
 
 def test_the_secret_is_in_no_list_of_processes_and_no_file(mpi: Mpi) -> None:
-    process = mpi.start(JOB + "say('ready')\ntime.sleep(4)")
+    looked = mpi.cluster.folder / "looked"
+    wait = f"for _ in range(600):\n    if os.path.exists({str(looked)!r}):\n        break\n    time.sleep(0.1)\n"
+    process = mpi.start(JOB + "say('ready')\n" + wait)
     mpi.cluster.await_line(process, "ready", times=2)
     (rank,) = mpi.cluster.hosts.find("hostB", "python job.py")
     secret = psutil.Process(rank).environ()["_HOROVOD_SECRET_KEY"]
@@ -79,6 +81,7 @@ def test_the_secret_is_in_no_list_of_processes_and_no_file(mpi: Mpi) -> None:
     assert not [line for line in seen if secret in line]
     folder = mpi.cluster.folder
     assert not [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    looked.touch()
     assert mpi.cluster.finish(process, PATIENCE_SECONDS).returncode == 0
 
 

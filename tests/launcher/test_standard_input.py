@@ -129,13 +129,16 @@ def test_a_debugger_in_a_chosen_rank(at_terminal: Start, script: str) -> None:
     assert terminal.end()[0] == 0
 
 
-def test_other_ranks_do_not_write_into_the_prompt(at_terminal: Start) -> None:
-    program = "sleep $HOROVOD_RANK; printf 'your name? '; read name; echo hello $name"
-    other = "sleep 1; echo from the other; sleep 60"
+def test_other_ranks_do_not_write_into_the_prompt(at_terminal: Start, tmp_path: Path) -> None:
+    prompted = tmp_path / "prompted"
+    reader = "printf 'your name? '; read name; echo hello $name"
+    other = f"while [ ! -e {prompted} ]; do sleep 0.1; done; echo from the other; sleep 60"
     terminal = at_terminal(
-        "-np", "2", "--stdin", "0", "sh", "-c", f"[ $HOROVOD_RANK = 0 ] || {{ {other}; }}; {program}"
+        "-np", "2", "--stdin", "0", "sh", "-c", f"[ $HOROVOD_RANK = 0 ] && {{ {reader}; }} || {{ {other}; }}"
     )
-    terminal.await_text("[0]<stdout>:your name? \n[1]<stdout>:from the other\n")
+    terminal.await_text("[0]<stdout>:your name? ")
+    prompted.touch()
+    terminal.await_text("\n[1]<stdout>:from the other\n")
     terminal.type("me\n")
     terminal.await_text("[0]<stdout>:hello me\n")
     terminal.type("\x03")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from horovod.core import config
@@ -107,33 +108,39 @@ def test_a_set_that_one_rank_cannot_make_is_an_error_on_all_and_leaves_nothing(r
             assert pool.run(job, broken) == [[text + "too many open files", 1, 2]] * 3
 
 
-def test_a_rank_that_dies_while_a_set_is_removed_is_named_by_the_others(ranks: Callable[..., RankPool]) -> None:
-    def job() -> str:
+def test_a_rank_that_dies_while_a_set_is_removed_is_named_by_the_others(
+    ranks: Callable[..., RankPool], tmp_path: Path
+) -> None:
+    def job(outsider_is_done: Path) -> str:
         import os
+        import time
 
         import horovod.torch as hvd
-        from horovod.core.execution.worker import WorkerThread
+        from horovod.core.coordination.coordinator import Coordinator
+
+        def die(*_: object) -> None:
+            """Rank 0 is about to tell the other members that the set has ended."""
+            deadline = time.monotonic() + 60
+            while not outsider_is_done.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os._exit(3)
 
         hvd.init()
         some = hvd.add_process_set([0, 1])
-        leave = WorkerThread.leave
-
-        def die(worker: WorkerThread, reason: str) -> None:
-            if hvd.rank() == 0:
-                os._exit(3)  # as the one that would tell the others that all have left
-            leave(worker, reason)
-
-        WorkerThread.leave = die  # type: ignore[method-assign]
+        if hvd.rank() == 0:
+            Coordinator.stop = die  # type: ignore[method-assign]
         try:
             hvd.remove_process_set(some)
+            if hvd.rank() == 2:
+                outsider_is_done.touch()
         except hvd.HorovodInternalError as error:
             return str(error)
         finally:
-            WorkerThread.leave = leave  # type: ignore[method-assign]
             hvd.shutdown()
         return "removed"
 
-    dead, other, outsider = ranks(3, {**DYNAMIC, "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}, "torch").run(job, dies={0})
+    pool = ranks(3, {**DYNAMIC, "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}, "torch")
+    dead, other, outsider = pool.run(job, tmp_path / "done", dies={0})
     assert dead == Death(3)
     assert outsider == "removed"
     assert other.startswith("Horovod: rank 0 ") and "its process ended without hvd.shutdown()" in other

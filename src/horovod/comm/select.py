@@ -117,7 +117,8 @@ def candidates(
     if wish and not possible:
         raise cannot(variable, wish, *_why_not(wish, support)[0])
     if not possible:
-        reasons = "; ".join(f"{each.name}: {_why_not(each.name, support)[0][1]}" for each in table)
+        found = [(each.name, *_why_not(each.name, support)[0]) for each in table]
+        reasons = "; ".join(f"{name}: rank {rank}: {obstacle}" for name, rank, obstacle in found)
         raise EngineError(f"no engine can serve this group ({reasons})")
     return possible
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import sysconfig
 import warnings
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from horovod.comm.engine import version_of
 from horovod.common import basics
 from horovod.common.basics import module_available
 from horovod.core.errors import HorovodVersionMismatchError, get_version_mismatch_message
@@ -113,11 +113,8 @@ def check_installed_version(name: str, version: str, exception: Exception | None
     Raises:
         HorovodVersionMismatchError: it is, and importing the binding has failed with ``exception``.
     """
-    try:
-        installed = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return
-    if installed == version:
+    installed = version_of(name)
+    if installed in ("", version):
         return
     if exception is not None:
         raise HorovodVersionMismatchError(name, version, installed) from exception

@@ -130,25 +130,28 @@ def test_gradients_are_reduced_where_they_are(job: Any) -> None:
     job(2, check)
 
 
+class Wait(torch.autograd.Function):
+    """Waits, in backward, until the last parameter's gradient is reduced; ``seen`` is an optimizer, and whether that came."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: list[Any]) -> torch.Tensor:
+        ctx.seen = seen
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        import time
+
+        deadline = time.monotonic() + 20
+        bucket = ctx.seen[0].buckets[0]  # the last parameter's
+        while time.monotonic() < deadline and not (bucket.handle and bucket.handle.done()):
+            time.sleep(0.001)
+        ctx.seen.append(bool(bucket.handle and bucket.handle.done()))
+        return grads[0], None
+
+
 def test_communication_starts_during_backward(job: Any) -> None:
     """The last layer's gradient is reduced while the first layer's pass is still under way."""
-
-    class Wait(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, seen: list[bool]) -> torch.Tensor:
-            ctx.seen = seen
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            import time
-
-            deadline = time.monotonic() + 20
-            bucket = ctx.seen[0].buckets[0]  # the last parameter's
-            while time.monotonic() < deadline and not (bucket.handle and bucket.handle.done()):
-                time.sleep(0.001)
-            ctx.seen.append(bool(bucket.handle and bucket.handle.done()))
-            return grads[0], None
 
     def check() -> bool:
         first, last = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -160,6 +163,25 @@ def test_communication_starts_during_backward(job: Any) -> None:
         return seen[1]
 
     assert job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"}) == [True, True]
+
+
+def test_one_optimizer_is_reduced_while_backward_goes_on_to_the_parameters_of_another(job: Any) -> None:
+    def check() -> list[bool]:
+        import time
+
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(each.parameters(), lr=0.1)) for each in (first, last)]
+        seen: list[Any] = [optimizers[1]._horovod]
+        for _ in range(2):  # the second step sends the requests of the first one again
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            last(Wait.apply(first(torch.ones(1, 4)), seen)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            time.sleep(0.3)  # so that the worker thread sleeps when the next step begins; the test holds if it does not
+        return seen[1:]
+
+    assert job(2, check) == [[True, True]] * 2
 
 
 def test_ranks_whose_models_differ_get_an_error_that_names_the_line(job: Any) -> None:

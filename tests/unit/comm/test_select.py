@@ -49,7 +49,7 @@ def test_an_engine_among_named_ones_need_not_be_chosen_by_itself() -> None:
 
 
 def test_a_group_that_no_engine_can_serve_is_told_why() -> None:
-    with pytest.raises(EngineError, match=r"no engine can serve this group \(gloo: PyTorch is missing\)"):
+    with pytest.raises(EngineError, match=r"no engine can serve this group \(gloo: rank 5: PyTorch is missing\)"):
         candidates(_support(["", ""], [{"gloo": ""}, {"gloo": "PyTorch is missing"}]), "V", ["gloo"])
 
 

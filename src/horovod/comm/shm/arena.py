@@ -4,7 +4,7 @@ The memory has no name: the first rank makes it with ``memfd_create`` and passes
 however the ranks end, and no limit of ``/dev/shm`` applies. n ranks, pieces of P bytes::
 
     words      by which ranks wait for each other, see horovod.comm.shm.words
-    express    two slots, each with a block of every rank
+    proposals  two slots, each with a block of every rank, see horovod.comm.shm.proposals
     slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
     slot 1     the same: piece k lives in slot k mod 2
 """
@@ -26,7 +26,7 @@ from horovod.comm.shm.words import LINE_WORDS, WORD
 from horovod.comm.spans import VECTORS
 
 PROPOSAL_BYTES = 20 << 10
-"""What one rank lays down for a small collective that travels by express."""
+"""The block of one rank in one slot of the proposals."""
 
 DEFAULT_PIECE = 1 << 20
 _PAGE = mmap.PAGESIZE
@@ -83,7 +83,7 @@ class Arena:
         return _word_bytes(size) + _round_up(2 * size * PROPOSAL_BYTES, _PAGE)
 
     def proposal_block(self, slot: int, rank: int, size: int) -> Array:
-        """The bytes of one rank's block in one of the two slots of the express."""
+        """The bytes of one rank's block in one of the two slots of the proposals."""
         start = _word_bytes(size) + (slot * size + rank) * PROPOSAL_BYTES
         return self.bytes[start : start + PROPOSAL_BYTES]
 

@@ -13,12 +13,12 @@ from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 
 
-class _Offer(msgspec.Struct, array_like=True):
+class _ArenaSize(msgspec.Struct, array_like=True):
     arena_bytes: int
     piece_bytes: int
 
 
-_decode = msgspec.msgpack.Decoder(_Offer).decode
+_decode = msgspec.msgpack.Decoder(_ArenaSize).decode
 
 
 class ShmEngine(Engine):
@@ -39,16 +39,18 @@ class ShmEngine(Engine):
         except OSError as error:
             raise EngineError(f"no shared memory could be created ({error})") from error
         try:
-            return Bootstrap(msgspec.msgpack.encode(_Offer(arena.length, arena.piece_bytes)), os.dup(arena.descriptor))
+            return Bootstrap(
+                msgspec.msgpack.encode(_ArenaSize(arena.length, arena.piece_bytes)), os.dup(arena.descriptor)
+            )
         finally:
             arena.close()
 
     def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> ShmCommunicator:
         if bootstrap.descriptor < 0:
             raise EngineError("no descriptor can be passed to it: it runs in another network namespace or container")
-        offer, settings = _decode(bootstrap.data), group.settings
+        sizes, settings = _decode(bootstrap.data), group.settings
         try:
-            arena = Arena.attach(bootstrap.descriptor, offer.arena_bytes, offer.piece_bytes)
+            arena = Arena.attach(bootstrap.descriptor, sizes.arena_bytes, sizes.piece_bytes)
         except (OSError, ValueError) as error:
             raise EngineError(f"it cannot map the shared memory ({error})") from error
         return ShmCommunicator(

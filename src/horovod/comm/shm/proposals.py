@@ -155,7 +155,7 @@ class Proposals:
         """End the present try; a success if all ranks take part and ask for the same.
 
         Returns:
-            After a success, the peers that have stopped waiting and must be sent a message. Each will :meth:`give_up`.
+            After a success, the peers that have stopped waiting and must be sent a message.
         """
         outcome = self._words.values[self._outcome]
         self._words.publish(self._outcome, (outcome + 2) ^ success)

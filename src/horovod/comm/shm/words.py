@@ -42,7 +42,7 @@ WORD = 8
 
 _FUTEX_BITS = 0xFFFFFFFF
 
-NAP_SECONDS = 1.0
+LONGEST_SLEEP_SECONDS = 1.0
 """The longest sleep. Who waits longer looks again in between."""
 
 
@@ -92,7 +92,7 @@ class Words:
         values = self.values
         values[self._asleep] = 1
         try:
-            futex.wait(self._address + index * WORD, seen & _FUTEX_BITS, min(seconds, NAP_SECONDS))
+            futex.wait(self._address + index * WORD, seen & _FUTEX_BITS, min(seconds, LONGEST_SLEEP_SECONDS))
         finally:
             values[self._asleep] = 0
 

@@ -70,14 +70,14 @@ class Executor:
             with self._placement.at_work():
                 self._run(batch)
 
-    def carry_out_alone(self, entry: Entry, rows: Sequence[int] = ()) -> None:
+    def carry_out_alone(self, entry: Entry, rows: tuple[tuple[int, ...], ...] = ()) -> None:
         """Run a quick request that all ranks have agreed on without an order, and complete it.
 
         Args:
-            rows: for an allgather of one tensor, the first dimension of every rank.
+            rows: as in :class:`Decision`.
         """
         request = entry.request
-        self._run([(Decision(-1, request.name, request.operation, (tuple(rows),)), entry)])
+        self._run([(Decision(-1, request.name, request.operation, rows), entry)])
 
     def complete_alone(self, entry: Entry) -> None:
         """Complete a request that ran without an order and without the engine."""

@@ -64,6 +64,7 @@ class FastPath:
         self._connections = connections
         self._rounds, self._polls = polls.word_rounds, polls.word
         self._last = 0
+        self._contributed = False  # whether this rank's contribution is in its last proposal
         self._unresolved: tuple[int, Entry] | None = None
 
     def carry_out(self, handle: Handle) -> bool:
@@ -99,9 +100,9 @@ class FastPath:
         self._unresolved = None
         return (self._lead if self._proposals.leads else self._follow)(entry, identity)
 
-    def _small(self, entry: Entry) -> bool:
-        """Whether this rank's contribution is in its proposal. For requests that are alike it is so on all ranks or on none;
-        for an allgather, this rank's rows decide."""
+    def _contributes(self, entry: Entry) -> bool:
+        """Whether this rank's contribution goes into its proposal: on all ranks or on none if their requests are alike; for an
+        allgather, this rank's rows decide."""
         return (
             entry.request.operation in COMPUTED
             and entry.size() <= self._proposals.data_bytes
@@ -109,14 +110,14 @@ class FastPath:
         )
 
     def finish(self, entry: Entry) -> None:
-        """Carry out what all ranks have agreed on, and complete it.
+        """Carry out what all ranks have agreed on, the entry of this rank's last proposal, and complete it.
 
         Raises:
             PeerFailure, Aborted: the engine could not run it.
         """
         if entry.request.operation is Operation.ALLGATHER:
             self._finish_allgather(entry)
-        elif self._small(entry):
+        elif self._contributed:
             self._compute(entry)
             self._executor.complete_alone(entry)
         else:
@@ -126,7 +127,7 @@ class FastPath:
         tensor, rows = entry.request.tensors[0], self._proposals.notes()
         row_elements = math.prod(tensor.shape[1:])
         if max(rows) * row_elements * tensor.data_type.itemsize > self._proposals.data_bytes:
-            self._executor.carry_out_alone(entry, rows)
+            self._executor.carry_out_alone(entry, (tuple(rows),))
             return
         entry.handle.result = (tuple(rows),)
         output = arrays_of(output_of(entry, 0, sum(rows)))[0]
@@ -219,7 +220,8 @@ class FastPath:
     def _propose(self, entry: Entry, identity: bytes) -> int:
         request, arrays = entry.request, entry.inputs
         rows = request.tensors[0].shape[0] if request.operation is Operation.ALLGATHER else 0
-        if not self._small(entry):
+        self._contributed = self._contributes(entry)
+        if not self._contributed:
             arrays = ()
         elif request.operation is Operation.BROADCAST:
             arrays = entry.outputs if self._ranks[self._index] == request.root else ()

@@ -88,7 +88,7 @@ class Readiness(OptimizerParameters):
         """Start to reduce a bucket. Sets its ``handle`` and ``sent``. A missing gradient counts as zeros.
 
         Args:
-            awaited: it is the last one, so this thread waits for the reduction next.
+            awaited: this thread waits for the reduction at the end of backward, which is close. A quick reduction begins then.
         """
 
     @abstractmethod
@@ -188,7 +188,8 @@ class Readiness(OptimizerParameters):
         if bucket.waiting or running().generation != self.generation:
             return
         last = not any(each.open for each in self.buckets if each is not bucket)
-        self.send(bucket, awaited=last)
+        # Not awaited where another optimizer holds the wait back: its part of backward comes first.
+        self.send(bucket, last and not any(each.holds_back for each in _optimizers.values() if each is not self))
         if last:
             torch.autograd.Variable._execution_engine.queue_callback(_end_of_backward)
 

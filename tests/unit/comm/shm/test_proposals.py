@@ -44,15 +44,15 @@ def pair(make: Callable[[int], Group]) -> Group:
     return make(2)
 
 
-def offers(group: Group, identity: bytes = b"x", length: int = 5, offset: float = 0.0) -> list[int]:
+def propose_all(group: Group, identity: bytes = b"x", length: int = 5, offset: float = 0.0) -> list[int]:
     return [
         proposals.propose(identity, [np.full(length, rank + offset, np.float32)])
         for rank, proposals in enumerate(group)
     ]
 
 
-def judged(group: Group, identity: bytes = b"x") -> bool:
-    """What a judge does that waits for nobody."""
+def decided(group: Group, identity: bytes = b"x") -> bool:
+    """What a leader does that waits for nobody."""
     leader = group[0]
     number = 1 + max(number for number in range(1000) if number == 0 or leader.over(number))
     success = all(
@@ -71,41 +71,43 @@ def sums(group: Group, length: int = 5) -> list[list[float]]:
     return found
 
 
-def test_attempt_after_attempt_succeeds(group: Group) -> None:
+def test_try_after_try_succeeds(group: Group) -> None:
     for turn in range(7):
-        numbers = offers(group, offset=turn)
+        numbers = propose_all(group, offset=turn)
         assert numbers == [turn + 1] * len(group)
         assert not any(proposals.over(turn + 1) for proposals in group)
-        assert judged(group)
+        assert decided(group)
         assert all(proposals.over(turn + 1) and proposals.succeeded() for proposals in group)
         assert sums(group) == [[float(sum(rank + turn for rank in range(len(group))))] * 5] * len(group)
 
 
 def test_only_what_is_alike_to_the_last_byte_succeeds(group: Group) -> None:
     for turn, last in enumerate([b"y", b"xx", b"", b"\0"]):
-        offers(group[:-1])
+        propose_all(group[:-1])
         group[-1].propose(last, [])
-        assert judged(group) == (last == b"xx")  # it begins with x: a description that is whole is no other's beginning
+        assert decided(group) == (
+            last == b"xx"
+        )  # it begins with x: a description that is whole is no other's beginning
         if last != b"xx":
             assert all(proposals.over(turn + 1) and not proposals.succeeded() for proposals in group)
 
 
-def test_a_peer_without_an_offer_is_not_part_of_it(group: Group) -> None:
-    offers(group)
-    assert judged(group)
-    offers(group[:-1])
-    assert not judged(group)  # the last one's offer was for the attempt before
+def test_a_peer_without_a_proposal_is_not_part_of_it(group: Group) -> None:
+    propose_all(group)
+    assert decided(group)
+    propose_all(group[:-1])
+    assert not decided(group)  # the last one's proposal was for the try before
     assert not any(proposals.succeeded() for proposals in group[:-1])
-    offers(group, offset=1)
-    assert judged(group)
+    propose_all(group, offset=1)
+    assert decided(group)
     assert sums(group)[0][0] == sum(rank + 1 for rank in range(len(group)))
 
 
 def test_what_others_still_read_is_not_overwritten_by_failures(pair: Group) -> None:
     leader, slow = pair
-    offers(pair)
-    assert judged(pair)
-    for _ in range(5):  # attempts of the judge, while the other has yet to read
+    propose_all(pair)
+    assert decided(pair)
+    for _ in range(5):  # tries of the leader, while the other has yet to read
         leader.propose(b"x", [np.full(5, 77, np.float32)])
         leader.decide(False)
     assert slow.succeeded()
@@ -117,7 +119,7 @@ def persist(wait: Callable[[], bool]) -> None:
     wait_until(wait, "what is waited for", seconds=20)
 
 
-def test_a_late_offer_meets_a_waiting_judge_and_the_other_way_round(pair: Group) -> None:
+def test_a_late_proposal_meets_a_waiting_leader_and_the_other_way_round(pair: Group) -> None:
     leader, member = pair
 
     leader.propose(b"x", [])
@@ -143,12 +145,12 @@ def test_waiting_ends(pair: Group) -> None:
     assert member.await_outcome(number, 0, 1e6)
 
 
-def test_a_judge_that_goes_another_way_ends_what_is_offered(pair: Group) -> None:
+def test_a_leader_that_goes_another_way_ends_what_is_proposed(pair: Group) -> None:
     leader, member = pair
     leader.shut()
     leader.shut()
     assert member.closed()
-    assert not member.over(1)  # nothing was offered
+    assert not member.over(1)  # nothing was proposed
     leader.reopen()
     assert not member.closed()
     number = member.propose(b"x", [])
@@ -159,7 +161,7 @@ def test_a_judge_that_goes_another_way_ends_what_is_offered(pair: Group) -> None
     assert member.closed() and not member.over(late)
 
 
-def test_an_attempt_that_a_peer_gives_up_is_over_unless_it_succeeded(pair: Group) -> None:
+def test_a_try_that_a_peer_gives_up_is_over_unless_it_succeeded(pair: Group) -> None:
     leader, member = pair
     number = member.propose(b"x", [])
     assert not leader.give_up(1, number)
@@ -174,7 +176,7 @@ def test_who_stopped_waiting_before_a_success_must_be_told_and_nobody_else(group
     """And what it says of that afterwards, however late, is known to have succeeded."""
     leader, last = group[0], len(group) - 1
     for turn in range(4):
-        (number, *_) = offers(group, offset=turn)
+        (number, *_) = propose_all(group, offset=turn)
         impatient = turn != 2
         if impatient:
             assert not group[last].stop_waiting(number)
@@ -198,7 +200,7 @@ def test_several_tensors_of_any_length(group: Group, lengths: Sequence[int]) -> 
     inputs = [[np.arange(length, dtype=np.float64) * rank for length in lengths] for rank in range(len(group))]
     for proposals, some in zip(group, inputs, strict=True):
         proposals.propose(b"x", some)
-    assert judged(group)
+    assert decided(group)
     for proposals in group:
         outputs = [np.full(length, -1.0) for length in lengths]
         proposals.allreduce(outputs, ReduceOp.SUM, 1.0, 1.0)
@@ -212,7 +214,7 @@ def test_every_type_and_operation(group: Group, dtype: type, op: ReduceOp) -> No
     values = [np.array([rank % 2, 1, rank % 3], np.int64).astype(dtype) for rank in range(len(group))]
     for proposals, value in zip(group, values, strict=True):
         proposals.propose(b"x", [value])
-    assert judged(group)
+    assert decided(group)
     fold = {ReduceOp.SUM: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}[op]
     expected = fold.reduce(np.stack(values), dtype=dtype)
     for proposals in group:
@@ -225,7 +227,7 @@ def test_factors_and_an_output_that_is_the_input(pair: Group) -> None:
     arrays = [np.full(3, rank + 1, np.float32) for rank in range(2)]
     for proposals, array in zip(pair, arrays, strict=True):
         proposals.propose(b"x", [array])
-    assert judged(pair)
+    assert decided(pair)
     for proposals, array in zip(pair, arrays, strict=True):
         proposals.allreduce([array], ReduceOp.SUM, 2.0, 0.25)
         assert array.tolist() == [1.5] * 3
@@ -237,7 +239,7 @@ def test_broadcast(group: Group, root: int) -> None:
     targets = [[np.zeros(3), np.zeros(2)] for _ in group]
     for rank, proposals in enumerate(group):
         proposals.propose(b"x", source if rank == root else [])
-    assert judged(group)
+    assert decided(group)
     for rank, proposals in enumerate(group):
         proposals.broadcast(source if rank == root else targets[rank], root)
         if rank != root:
@@ -248,7 +250,7 @@ def test_allgather_of_parts_of_any_length(group: Group) -> None:
     counts = [3 * (rank % 3) for rank in range(len(group))]
     for rank, proposals in enumerate(group):
         proposals.propose(b"x", [np.full(counts[rank], rank, np.int32)], counts[rank] // 3)
-    assert judged(group)
+    assert decided(group)
     for proposals in group:
         assert proposals.notes() == [count // 3 for count in counts]
         output = np.full(sum(counts), -1, np.int32)
@@ -261,7 +263,7 @@ def test_identities_and_data_as_long_as_they_may_be(group: Group) -> None:
     arrays = [np.full(group[0].data_bytes, rank, np.uint8) for rank in range(len(group))]
     for proposals, array in zip(group, arrays, strict=True):
         proposals.propose(identity, [array])
-    assert judged(group, identity)
+    assert decided(group, identity)
     for proposals in group:
         target = np.zeros(group[0].data_bytes, np.uint8)
         proposals.allreduce([target], ReduceOp.MAX, 1.0, 1.0)
@@ -270,7 +272,7 @@ def test_identities_and_data_as_long_as_they_may_be(group: Group) -> None:
 
 @pytest.mark.parametrize("fenced", [False, True], ids=["this processor", "one that reorders"])
 def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some attempts fail; whoever succeeded has the right sum."""
+    """Some tries fail; whoever succeeded has the right sum."""
     monkeypatch.setattr(futex, "weakly_ordered", fenced)
     turns = 300
 

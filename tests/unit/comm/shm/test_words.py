@@ -50,7 +50,7 @@ def arena() -> Iterator[Arena]:
 
 
 def test_no_wake_is_lost(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NAP_SECONDS", 2 * LOST_SECONDS)
+    monkeypatch.setattr(module, "LONGEST_SLEEP_SECONDS", 2 * LOST_SECONDS)
     peer = subprocess.Popen(
         [sys.executable, __file__, str(arena.descriptor), str(arena.length)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -81,5 +81,5 @@ def test_a_word_of_anybody_can_be_overwritten_and_wakes_its_sleeper(arena: Arena
 
 if __name__ == "__main__":
     shared = Arena.attach(int(sys.argv[1]), int(sys.argv[2]), 4096)
-    module.NAP_SECONDS = 2 * LOST_SECONDS
+    module.LONGEST_SLEEP_SECONDS = 2 * LOST_SECONDS
     sys.exit(not volley(Words(shared.words, shared.address, 1, 2), 1, seed=1))

@@ -32,7 +32,6 @@ from horovod.core.coordination.messages import (
 )
 from horovod.core.coordination.negotiator import ReadyRequest
 from horovod.core.errors import HorovodInternalError
-from horovod.core.execution import fast_path as shortcut_module
 from horovod.core.execution.batch import Entry
 from horovod.core.execution.executor import Executor
 from horovod.core.submission.handle import Handle
@@ -73,8 +72,8 @@ def successes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts that nobody gives up for want of time, however busy the machine is."""
-    monkeypatch.setattr(shortcut_module, "SLEEPS", 10_000)
+    """Tries that nobody gives up for want of time, however busy the machine is."""
+    monkeypatch.setattr("horovod.core.execution.fast_path.SLEEPS", 10_000)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -279,7 +278,7 @@ def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float, len
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_rank_that_goes_the_ordinary_way_ends_the_attempt_of_the_others(process_set: Set) -> None:
+def test_a_rank_that_goes_the_ordinary_way_ends_the_try_of_the_others(process_set: Set) -> None:
     """Whichever it is. They need not wait for their time to be over."""
     for ordinary in range(3):
         ranks = process_set.whole(3, proposals=True)
@@ -381,7 +380,7 @@ def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set)
                 length = chance.choice([1, 10, 10, 10, MEDIUM])
                 array = ones(number + turn, length)
                 if pauses.random() < 0.1:
-                    time.sleep(pauses.random() * 0.02)  # shorter or longer than others wait for an offer
+                    time.sleep(pauses.random() * 0.02)  # shorter or longer than others wait for a proposal
                 handle = rank.allreduce(f"x{number}", array)
                 if pauses.random() < 0.2:
                     handle.leave_to_worker()
@@ -399,7 +398,7 @@ def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set)
     assert [rank.watch.reports for rank in ranks] == [[]] * 3
 
 
-def test_an_abort_during_an_attempt(process_set: Set) -> None:
+def test_an_abort_during_a_try(process_set: Set) -> None:
     ranks = process_set.whole(2, proposals=True)
     handle = ranks[1].allreduce("x", ones())
     proposal = threading.Thread(target=ranks[1].worker.drive, args=(handle,))
@@ -412,7 +411,7 @@ def test_an_abort_during_an_attempt(process_set: Set) -> None:
     assert ranks[1].worker._requests._unannounced == []
 
 
-def test_a_failure_inside_an_attempt_is_the_workers(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_inside_a_try_is_the_workers(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = process_set.whole(2, proposals=True)
 
     def fail(*_: object) -> None:
@@ -433,7 +432,7 @@ def test_a_failure_inside_an_attempt_is_the_workers(process_set: Set, monkeypatc
     assert first.watch.reports[0][1] == "its worker thread failed: ZeroDivisionError('oh')"
 
 
-def test_stalls_are_reported_while_one_waits_for_an_attempt(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
+def test_stalls_are_reported_while_one_waits_for_a_try(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:
     for waiting in range(2):
         ranks = process_set.whole(2, proposals=True, stall_warning_time=timedelta(seconds=0.3))
         for _ in range(10):
@@ -588,7 +587,7 @@ def test_a_member_is_told_of_the_success_of_what_has_failed(process_set: Set) ->
 
 
 @pytest.mark.parametrize("fast_path", [True, False])
-def test_a_member_speaks_of_an_attempt_that_never_was(process_set: Set, fast_path: bool) -> None:
+def test_a_member_speaks_of_a_try_that_never_was(process_set: Set, fast_path: bool) -> None:
     leader, _ = process_set.proposals_of(2)
     rank, peers = process_set.part(0, 2, proposals=leader if fast_path else None)
     peers[1].say(Announce([definition(allreduce_request("x"))], 7))
@@ -596,13 +595,13 @@ def test_a_member_speaks_of_an_attempt_that_never_was(process_set: Set, fast_pat
     assert "it broke the protocol" in rank.watch.reports[0][1]
 
 
-def test_a_member_whose_attempt_was_ended_announces_as_if_nothing_had_been(process_set: Set) -> None:
+def test_a_member_whose_try_was_ended_announces_as_if_nothing_had_been(process_set: Set) -> None:
     leader, member = process_set.proposals_of(2)
     rank, peers = process_set.part(1, 2, proposals=member)
     handle = rank.allreduce("x", ones())
     thread = threading.Thread(target=handle.wait)
     thread.start()
-    wait_until(lambda: leader.await_proposal(1, 1, 1, 0) or peers[0].channel.receive(), "an offer or a message")
+    wait_until(lambda: leader.await_proposal(1, 1, 1, 0) or peers[0].channel.receive(), "a proposal or a message")
     leader.shut()
     peers[0].say(Order([[Decision(-1, "x", Operation.ALLREDUCE)]]))
     thread.join(SECONDS)
