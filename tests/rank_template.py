@@ -227,7 +227,8 @@ def end() -> None:
     """End as every process of Python does, but take nothing apart: that copies the memory shared with the template, a second
     of processor time for each rank.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as at the end of a script
+    # Waits for threads, as at the end of a script. No public function does.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

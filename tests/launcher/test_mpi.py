@@ -98,6 +98,7 @@ def test_the_rank_that_failed_first_is_named(mpi: Mpi) -> None:
 
 
 def test_a_killed_rank_ends_the_job(mpi: Mpi) -> None:
+    # The other ranks would go on for long: mpirun must end them.
     done = mpi.run("if me.rank == 1:\n    os.kill(os.getpid(), 9)\nbarrier().wait()\ntime.sleep(1000)")
     assert done.returncode not in (0, None)
     assert "horovodrun: the job failed: mpirun ended with exit code" in done.stderr

@@ -14,13 +14,16 @@ import torch
 
 from horovod.core.submission.handle import Driver, Handle, drive_plainly
 
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+"""Whether the compiler traces the calling function. PyTorch before 2.3 has it under a private name."""
+
 _uncompiled: Callable[[Driver, Handle], None] | None = None
 
 
 def drive(driver: Driver, handle: Handle) -> None:
     """Call ``driver.drive(handle)`` without compiling it."""
     global _uncompiled
-    if not torch.compiler.is_compiling() and not _is_traced():
+    if not is_compiling() and not _is_traced():
         drive_plainly(driver, handle)
         return
     if _uncompiled is None:

@@ -16,6 +16,7 @@ from horovod.core.submission.handle import all_of
 from horovod.torch.compression import Compression
 from horovod.torch.ops.allreduce import grouped_allreduce_async_
 from horovod.torch.ops.handles import synchronize
+from horovod.torch.uncompiled import is_compiling
 
 __all__ = ["Compression", "TorchReducer"]
 
@@ -35,7 +36,7 @@ class TorchReducer(Reducer):
         op: ReduceOp,
         factor: float,
     ) -> list[Any]:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             torch._dynamo.graph_break()  # a collective cannot be part of a compiled graph
         settings = self._settings
         result: list[Any] = list(gradients)

@@ -69,7 +69,7 @@ class CopyPlan:
 
     def places(self, addresses: Array) -> Array:
         """Where all runs lie, for vectors that begin at these addresses: rows of an address and a number of bytes."""
-        rows = self._rows.copy()
+        rows: Array = self._rows.copy()
         rows[:, 0] += addresses[self._vectors]
         return rows
 
