@@ -43,6 +43,7 @@ class TorchrunStore(Directory):
         self.entry_timeout = _STALE_SECONDS
         self._host, self._port, self._interface = host, port, interface
         self._key = f"horovod/{run}/rank 0"
+        self._count = f"{self._key} published"  # how often; PyTorch before 2.3 cannot ask whether a key is there
         self._connected: Any = None
         self._published = False
 
@@ -50,7 +51,9 @@ class TorchrunStore(Directory):
         addresses = own_addresses(self._interface) or ("127.0.0.1",)
         entry = Entry([(address, port) for address in addresses], key)
         try:
-            self._store(60.0).set(self._key, msgspec.msgpack.encode(entry))
+            store = self._store(60.0)
+            store.set(self._key, msgspec.msgpack.encode(entry))
+            store.add(self._count, 1)
             self._published = True
         except RuntimeError as error:
             raise self._broken(error) from error
@@ -69,7 +72,7 @@ class TorchrunStore(Directory):
         pause, longest = _PAUSE_SECONDS
         while time.monotonic() < deadline:
             try:
-                found = store.get(self._key) if store.check([self._key]) else b""
+                found = store.get(self._key) if store.add(self._count, 0) else b""
                 if found:
                     return _decode(found)
             except msgspec.DecodeError:

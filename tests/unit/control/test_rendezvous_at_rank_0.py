@@ -130,7 +130,9 @@ def test_jobs_that_share_a_store_do_not_meet() -> None:
 def test_what_somebody_else_wrote_into_the_store_is_an_error() -> None:
     with torchrun() as at:
         make = partial(TorchrunStore, "127.0.0.1", at, "run")
-        make()._store(5.0).set("horovod/run/rank 0", b"\x80\x04K*.")
+        store = make()._store(5.0)
+        store.set("horovod/run/rank 0", b"\x80\x04K*.")
+        store.add("horovod/run/rank 0 published", 1)
         with pytest.raises(RendezvousError, match="not written by this version of Horovod"):
             rank(make, 1, 2)()
 

@@ -28,9 +28,11 @@ class GlooEngine(Engine):
         if importlib.util.find_spec("torch") is None:
             return "PyTorch, which brings Gloo, is not installed: pip install torch"
         try:
-            from torch.distributed import ProcessGroupGloo  # noqa: F401  whether it is there
+            from torch.distributed import ProcessGroupGloo
         except ImportError as error:
             return f"this PyTorch was built without Gloo ({error}): install one from pytorch.org or PyPI"
+        if not hasattr(ProcessGroupGloo, "_set_default_timeout"):
+            return f"Gloo of PyTorch {version_of('torch')} keeps the time limit it begins with: install PyTorch 2.3 or newer"
         return ""
 
     def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> GlooCommunicator:

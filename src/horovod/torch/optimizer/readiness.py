@@ -125,7 +125,8 @@ class Readiness(OptimizerParameters):
         """Let a learning-rate scheduler of the original optimizer know that steps are made."""
         original: Any = self._original() if self._original is not None else None
         if original is not None:
-            original._opt_called = True  # PyTorch's schedulers check this
+            original._opt_called = True  # PyTorch's schedulers check this,
+            original._step_count = 1  # or this before 2.4
 
     def add_parameters(self) -> None:
         """Adopt parameters that were added to the optimizer, perhaps in the middle of a step."""
