@@ -13,10 +13,14 @@ TENSORFLOW ?= tensorflow-cpu==2.21.0
 TF_KERAS ?= tf_keras==2.21.0
 # MXNet needs a NumPy that nothing else here wants, so it has an environment of its own.
 MXNET_VENV ?= .venv-mxnet
+# The oldest versions that pyproject.toml allows, for the oldest Python.
+OLDEST_VENV ?= .venv-oldest
+OLDEST_PYTHON ?= python3.10
 TRAIN_ARGUMENTS ?= --epochs 20
 PYTEST_ARGUMENTS ?=
 # How many files of tests run at a time, in their order: tests of one framework then share processes that have imported it.
 JOBS ?= 2
+OLDEST_TESTS ?= tests/unit tests/parallel tests/faults tests/launcher tests/examples
 MXNET_TESTS ?= tests/unit/mxnet tests/parallel/mxnet
 BENCH_ARGUMENTS ?=
 
@@ -37,9 +41,10 @@ HAVE_MPI := $(STAMPS)/mpi
 HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 HAVE_MXNET := $(MXNET_VENV)/stamps/test
+HAVE_OLDEST := $(OLDEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu test-mxnet lint bench bench-check bench-gpu bench-tensorflow docs clean
+.PHONY: help train test test-gpu test-mxnet test-oldest lint bench bench-check bench-gpu bench-tensorflow docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -64,10 +69,14 @@ test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed he
 	@if $(MAKE) --no-print-directory $(HAVE_MXNET); then $(abspath $(MXNET_VENV))/bin/python -m pytest $(MXNET_TESTS); \
 	else echo "The tests of horovod.mxnet are skipped: MXNet 1.9.1 and NumPy 1.23 cannot be installed for this Python, here." >&2; fi
 
+test-oldest: $(HAVE_OLDEST)  ## run the tests with the oldest versions that are supported (Python 3.10; downloads 3 GB)
+	PATH=$(abspath $(OLDEST_VENV))/bin:$$PATH $(OLDEST_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile \
+		--no-loadscope-reorder $(OLDEST_TESTS)
+
 lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src tests/typed_script.py
 
 bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten minutes)
 	mkdir -p $(RESULTS)
@@ -133,4 +142,11 @@ $(HAVE_TEST): pyproject.toml $(HAVE_TORCH) $(HAVE_MPI)
 $(HAVE_MXNET): pyproject.toml
 	test -x $(MXNET_VENV)/bin/python || $(PYTHON) -m venv $(MXNET_VENV)
 	$(MXNET_VENV)/bin/python -m pip --disable-pip-version-check -q install --only-binary mxnet,numpy -e '.[mxnet,pytest]'
+	@mkdir -p $(@D) && touch $@
+
+$(HAVE_OLDEST): pyproject.toml
+	test -x $(OLDEST_VENV)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -q install uv
+	VIRTUAL_ENV=$(abspath $(OLDEST_VENV)) $(OLDEST_VENV)/bin/uv pip install -q --resolution lowest-direct \
+		-e '.[torch,tensorflow,keras,pytest]' 'pytest-xdist>=3.8'
 	@mkdir -p $(@D) && touch $@

@@ -17,6 +17,7 @@ except Exception as error:  # with a NumPy that is too new for it, MXNet fails w
         "since it needs NumPy 1.23"
     ) from error
 
+from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import check_extension, split_list
 from horovod.mxnet import mpi_ops
 from horovod.mxnet.compression import Compression

@@ -16,6 +16,7 @@ except ImportError as error:
         f"{error}. Install it with: pip install '.[tensorflow]', in the folder of Horovod's repository"
     ) from error
 
+from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import split_list
 from horovod.tensorflow import data, elastic, mpi_ops
 from horovod.tensorflow.compression import Compression

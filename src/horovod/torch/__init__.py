@@ -8,6 +8,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
 import torch
 
+from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import check_extension
 from horovod.core.errors import HorovodInternalError
 from horovod.torch import elastic, mpi_ops
