@@ -145,7 +145,7 @@ def work(options: argparse.Namespace) -> None:
         job.idle = measure_idle(options.idle)  # before a peer brings threads of its own
     contenders: list[Contender] = [Horovod()]
     if options.peer:
-        contenders.append(PEERS[options.peer]())
+        contenders.append(PEERS[options.peer](options.same_output))
     previous = ""
     for title, entrants in courses(options, contenders):
         if hvd.rank() == 0 and title != previous:
@@ -304,6 +304,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--np", type=int, default=2, metavar="RANKS")
     parser.add_argument("--engine", type=lambda text: text.split(","), default=["shm"], metavar="all or NAME,...")
     parser.add_argument("--peer", choices=PEERS, help="measure this library in the same processes")
+    parser.add_argument(
+        "--same-output",
+        action="store_true",
+        help="the peer's allgather, alltoall and reducescatter deliver into the same memory every time (default: each call "
+        "makes a new tensor, as Horovod's do)",
+    )
     parser.add_argument(
         "--mpi",
         type=Path,

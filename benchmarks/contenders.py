@@ -60,11 +60,7 @@ class Contender(ABC):
 
 
 class Horovod(Contender):
-    """``horovod.torch`` on the engine that HOROVOD_CPU_OPERATIONS names.
-
-    Operations that change the size deliver into a new tensor, as the interface has it; the peers below deliver into one
-    and the same output every time, which spares them fresh memory.
-    """
+    """``horovod.torch`` on the engine that HOROVOD_CPU_OPERATIONS names. Operations that change the size make a new tensor."""
 
     name = "horovod"
 
@@ -95,12 +91,32 @@ class Horovod(Contender):
         return Prepared(lambda: hvd.broadcast_object(message, root_rank=0, name="object"))
 
 
-class Gloo(Contender):
+class Peer(Contender):
+    """A library that a user would call directly.
+
+    Args:
+        same_output: operations that change the size deliver into the same tensor every time, which Horovod's interface does not
+            offer; else each makes a new one, as Horovod does.
+    """
+
+    def __init__(self, same_output: bool = False) -> None:
+        self._same_output = same_output
+
+    def _outputs(self, like: Tensor, length: int) -> Callable[[], Tensor]:
+        """Where one call after another delivers."""
+        if not self._same_output:
+            return lambda: like.new_empty(length)
+        output = like.new_zeros(length)
+        return lambda: output
+
+
+class Gloo(Peer):
     """``torch.distributed`` with its Gloo backend, the default of PyTorch on CPUs."""
 
     name = "gloo"
 
-    def __init__(self) -> None:
+    def __init__(self, same_output: bool = False) -> None:
+        super().__init__(same_output)
         # Ranks of one host meet on loopback, whatever the host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         rank, size = hvd.rank(), hvd.size()
@@ -118,17 +134,16 @@ class Gloo(Contender):
             return Prepared(lambda: dist.all_reduce(tensor), tensor)
         if operation == "broadcast":
             return Prepared(lambda: dist.broadcast(tensor, src=0), tensor)
-        if operation == "allgather":
-            gathered = tensor.new_zeros(len(tensor) * size)
-            all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-            return Prepared(lambda: all_gather(gathered, tensor), gathered)
-        if operation == "alltoall":
-            exchanged = torch.zeros_like(tensor)
-            return Prepared(lambda: dist.all_to_all_single(exchanged, tensor), exchanged)
-        if operation == "reducescatter":
-            part = tensor.new_zeros(len(tensor) // size)
-            reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-            return Prepared(lambda: reduce_scatter(part, tensor), part)
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        into: dict[str, tuple[int, Callable[[Tensor, Tensor], object]]] = {
+            "allgather": (len(tensor) * size, all_gather),
+            "alltoall": (len(tensor), dist.all_to_all_single),
+            "reducescatter": (len(tensor) // size, reduce_scatter),
+        }
+        if operation in into:
+            length, deliver = into[operation]
+            return _delivering(self._outputs(tensor, length), lambda output: deliver(output, tensor))
         raise Unsupported(operation)
 
     def prepare_average(self, tensor: Tensor, name: str) -> Prepared:
@@ -151,12 +166,13 @@ class Gloo(Contender):
         return Prepared(call)
 
 
-class Mpi(Contender):
+class Mpi(Peer):
     """The MPI under which the job was started, through mpi4py's buffer interface. Its name is that of the library."""
 
     name = "mpi"
 
-    def __init__(self) -> None:
+    def __init__(self, same_output: bool = False) -> None:
+        super().__init__(same_output)
         from mpi4py import MPI
 
         self.name = MPI.get_vendor()[0].lower().replace(" ", "")
@@ -174,15 +190,14 @@ class Mpi(Contender):
             return Prepared(lambda: world.Allreduce(self.mpi.IN_PLACE, array), tensor)
         if operation == "broadcast":
             return Prepared(lambda: world.Bcast(array, root=0), tensor)
-        if operation == "allgather":
-            gathered = tensor.new_zeros(len(tensor) * size)
-            return Prepared(lambda: world.Allgather(array, gathered.numpy()), gathered)
-        if operation == "alltoall":
-            exchanged = torch.zeros_like(tensor)
-            return Prepared(lambda: world.Alltoall(array, exchanged.numpy()), exchanged)
-        if operation == "reducescatter":
-            part = tensor.new_zeros(len(tensor) // size)
-            return Prepared(lambda: world.Reduce_scatter_block(array, part.numpy()), part)
+        into: dict[str, tuple[int, Callable[[Any, Any], object]]] = {
+            "allgather": (len(tensor) * size, world.Allgather),
+            "alltoall": (len(tensor), world.Alltoall),
+            "reducescatter": (len(tensor) // size, world.Reduce_scatter_block),
+        }
+        if operation in into:
+            length, deliver = into[operation]
+            return _delivering(self._outputs(tensor, length), lambda output: deliver(array, output.numpy()))
         raise Unsupported(operation)
 
     def prepare_average(self, tensor: Tensor, name: str) -> Prepared:
@@ -200,7 +215,16 @@ class Mpi(Contender):
         return Prepared(lambda: self.world.bcast(message, root=0))
 
 
-PEERS: dict[str, type[Contender]] = {"gloo": Gloo, "mpi": Mpi}
+def _delivering(outputs: Callable[[], Tensor], deliver: Callable[[Tensor], object]) -> Prepared:
+    def call() -> Tensor:
+        output = outputs()
+        deliver(output)
+        return output
+
+    return Prepared(call)
+
+
+PEERS: dict[str, type[Peer]] = {"gloo": Gloo, "mpi": Mpi}
 
 
 def verify(contender: Contender, operation: str) -> None:

@@ -179,10 +179,8 @@ class StandIn(Communicator):
     def broadcast(self, vectors: Vectors, root: int) -> None:
         self._call("broadcast", vectors, vectors, root)
 
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
-        self._call("alltoall", source, target, send_counts, receive_counts)
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
+        self._call("alltoall", source, target, counts)
 
     def reducescatter(
         self,

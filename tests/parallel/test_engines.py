@@ -375,9 +375,9 @@ def test_alltoall(group: RankGroup) -> None:
 
         expected = np.concatenate([sent(sender)[rank] for sender in range(size)])
         target = untouched(data_type, expected.size)
-        received = [counts_of(sender)[rank] for sender in range(size)]
+        counts = [counts_of(sender) for sender in range(size)]
         # The source is longer than the sum of its counts: the rest stays.
-        communicator.alltoall([values(data_type, length + 3, rank)], [target], counts_of(rank), received)
+        communicator.alltoall([values(data_type, length + 3, rank)], [target], counts)
         check(target, expected, "result")
 
     everywhere(group, cases, one)
@@ -544,8 +544,8 @@ def every_collective(size: int) -> dict[str, Callable[[Communicator], None]]:
         communicator.allgather([source], [target], [[length] * size])
 
     def transpose(communicator: Communicator) -> None:
-        source, counts = np.ones(length * size, np.float32), [length] * size
-        communicator.alltoall([source], [np.empty_like(source)], counts, counts)
+        source = np.ones(length * size, np.float32)
+        communicator.alltoall([source], [np.empty_like(source)], [[length] * size] * size)
 
     return {
         "allreduce": reduce_all,

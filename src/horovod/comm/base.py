@@ -155,10 +155,9 @@ class Communicator(ABC):
         """Copy each vector of group rank ``root`` over that of all others. The vectors may be of several dtypes."""
 
     @abstractmethod
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Completion:
-        """Send ``send_counts[r]`` consecutive elements of ``source`` to each rank r; receive in rank order in ``target``.
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
+        """Rank r sends ``counts[r][s]`` consecutive elements of ``source`` to each rank s, which receives them in rank order in
+        ``target``. The counts are the same on all ranks.
 
         Each is one vector. ``source`` may be longer than the sum of its counts; the rest stays."""
 

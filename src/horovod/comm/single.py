@@ -33,10 +33,8 @@ class SingleCommunicator(Communicator):
     def broadcast(self, vectors: Vectors, root: int) -> None:
         pass
 
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
-        np.copyto(target[0], source[0][: send_counts[0]])
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
+        np.copyto(target[0], source[0][: counts[0][0]])
 
     def reducescatter(
         self,

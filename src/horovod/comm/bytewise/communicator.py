@@ -242,18 +242,11 @@ class BytewiseCommunicator(Communicator):
 
             _in_turns(-(-array.size // step), start, lambda index, started: self._collectives.wait(started))
 
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
         sent, received = arrays_of(source)[0], arrays_of(target)[0]
-        outgoing, incoming = split(sent, send_counts), split(received, receive_counts)
+        outgoing, incoming = split(sent, counts[self.rank]), split(received, [row[self.rank] for row in counts])
         step = max(1, self._piece_bytes // sent.itemsize // self.size)
-        # Nobody knows others' counts: each tells its largest.
-        largest = np.zeros(self.size, np.int64)
-        largest[self.rank] = max(send_counts)
-        own = largest[self.rank : self.rank + 1].copy()
-        self._collectives.wait(self._collectives.gather(own.view(np.uint8), _bytes(split(largest, [1] * self.size)), 8))
-        longest = int(largest.max())
+        longest = max(map(max, counts))
         incoming[self.rank][:] = outgoing[self.rank]
 
         def start(index: int) -> Any:

@@ -198,13 +198,11 @@ class ExchangeCommunicator(Communicator):
                     below.append(place + span)
         return None if above is None else (above + root) % size, [(child + root) % size for child in below]
 
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
         exchange = self._exchange
         exchange.begin(Collective.ALLTOALL)
         sent, received = arrays_of(source)[0], arrays_of(target)[0]
-        outgoing, incoming = _offsets(send_counts), _offsets(receive_counts)
+        outgoing, incoming = _offsets(counts[self.rank]), _offsets([row[self.rank] for row in counts])
         marks = [exchange.send(r, as_bytes(sent[outgoing[r] : outgoing[r + 1]])) for r in self._peers]
         marks += [exchange.receive(r, as_bytes(received[incoming[r] : incoming[r + 1]])) for r in self._peers]
         own = self.rank

@@ -210,10 +210,8 @@ class HierarchicalCommunicator(Communicator):
                 np.copyto(own, share)
                 self._inside.allgather([own], [array], [counts])
 
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
-        self._flat.alltoall(source, target, send_counts, receive_counts)
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
+        self._flat.alltoall(source, target, counts)
 
     def reducescatter(
         self,

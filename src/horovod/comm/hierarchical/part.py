@@ -42,11 +42,9 @@ class Part(Communicator):
         with self._numbered():
             return self._communicator.broadcast(vectors, root)
 
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> Completion:
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
         with self._numbered():
-            return self._communicator.alltoall(source, target, send_counts, receive_counts)
+            return self._communicator.alltoall(source, target, counts)
 
     def reducescatter(
         self,

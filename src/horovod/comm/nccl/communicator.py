@@ -145,17 +145,15 @@ class NcclCommunicator(Communicator):
             ]
         )
 
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> NcclEvent:
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> NcclEvent:
         sources, targets = _spans(source), _spans(target)
         itemsize = sources.layout.dtype.itemsize
         calls: list[_Call] = []
-        for name, address, counts in (
-            ("ncclSend", sources.addresses[0], send_counts),
-            ("ncclRecv", targets.addresses[0], receive_counts),
+        for name, address, lengths in (
+            ("ncclSend", sources.addresses[0], counts[self.rank]),
+            ("ncclRecv", targets.addresses[0], [row[self.rank] for row in counts]),
         ):
-            for peer, (start, length) in enumerate(_places(address, [count * itemsize for count in counts])):
+            for peer, (start, length) in enumerate(_places(address, [each * itemsize for each in lengths])):
                 if length:
                     calls.append((name, start, length, library.BYTES, peer))
         return self._carry_out(calls)

@@ -262,48 +262,39 @@ class ShmCommunicator(Communicator):
                 self._counters.wait(root, PACKED, piece)
                 part[:] = self._region(piece, root, array.dtype)[: part.size]
 
-    def alltoall(
-        self, source: Vectors, target: Vectors, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
+    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
         self._counters.check()
         sent, received = arrays_of(source)[0], arrays_of(target)[0]
-        step = self._arena.piece_bytes // sent.itemsize // self.size
-        outgoing, incoming = split(sent, send_counts), split(received, receive_counts)
-        # Nobody knows others' counts: in the first round each tells how many rounds it needs.
-        piece = self._alltoall_round(outgoing, incoming, 0, step, max(1, -(-max(send_counts) // step)))
-        rounds = max(self._counters.read_note(rank, piece & 1) for rank in range(self.size))
+        outgoing, incoming = split(sent, counts[self.rank]), split(received, [row[self.rank] for row in counts])
+        longest = max(map(max, counts))
 
         def streamed() -> None:
-            for number in range(1, rounds):
+            step = self._arena.piece_bytes // sent.itemsize // self.size
+            for number in range(-(-longest // step)):
                 self._alltoall_round(outgoing, incoming, number, step)
 
         self._large.run(
             "alltoall",
-            (rounds - 1) * step * self.size * sent.itemsize,
+            longest * self.size * sent.itemsize,
             self.size,
             self.size,
-            lambda direct: direct.alltoall([part[step:] for part in outgoing], [part[step:] for part in incoming]),
+            lambda direct: direct.alltoall(outgoing, incoming),
             streamed,
         )
         np.copyto(incoming[self.rank], outgoing[self.rank])
 
-    def _alltoall_round(
-        self, outgoing: Sequence[Array], incoming: Sequence[Array], number: int, step: int, note: int = 0
-    ) -> int:
-        """Exchange elements ``[number * step, (number + 1) * step)`` of what goes to each rank; returns the piece's number."""
+    def _alltoall_round(self, outgoing: Sequence[Array], incoming: Sequence[Array], number: int, step: int) -> None:
+        """Exchange elements ``[number * step, (number + 1) * step)`` of what goes to each rank."""
         piece, part, dtype = self._begin(), slice(number * step, (number + 1) * step), outgoing[0].dtype
         region = self._region(piece, self.rank, dtype)
         for rank in self._peers:
             some = outgoing[rank][part]
             region[rank * step : rank * step + some.size] = some
-        if note:
-            self._counters.note(piece & 1, note)
         self._counters.signal(PACKED, piece)
         for rank in self._peers:
             self._counters.wait(rank, PACKED, piece)
             some = incoming[rank][part]
             some[:] = self._region(piece, rank, dtype)[self.rank * step : self.rank * step + some.size]
-        return piece
 
     def reducescatter(
         self,

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall, give_up
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.words import NOTES, PACKED, PROGRESS, REDUCED, Words, word_index
+from horovod.comm.shm.words import PACKED, PROGRESS, REDUCED, Words, word_index
 
 _POISON = 1 << 62
 SHORT_SPIN = 40
@@ -69,13 +69,6 @@ class Counters:
         """
         self.check()
         self._words.values[self._own + PROGRESS] += 1
-
-    def note(self, parity: int, value: int) -> None:
-        """Leave a number for the others, to be read once the piece it belongs to is signalled."""
-        self._words.values[self._own + NOTES + parity] = value
-
-    def read_note(self, rank: int, parity: int) -> int:
-        return self._words.values[word_index(rank, NOTES + parity)]
 
     def wait(self, peer: int, kind: int, value: int, spin: int = SHORT_SPIN) -> None:
         """Return when ``peer``'s counter has reached ``value``, looking ``spin`` times before sleeping.

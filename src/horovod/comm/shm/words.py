@@ -2,11 +2,9 @@
 
 Every rank has a line of 128 bytes with 64-bit words::
 
-    packed | reduced | note 0 | note 1     see horovod.comm.shm.counters
-    proposal | outcome | closed            see horovod.comm.shm.proposals
-    asleep                                 1 while this rank sleeps on a word of another
-    progress                               see horovod.comm.shm.counters
-    given up                               see horovod.comm.shm.proposals
+    packed | reduced | progress                 see horovod.comm.shm.counters
+    proposal | outcome | closed | given up      see horovod.comm.shm.proposals
+    asleep                                      1 while this rank sleeps on a word of another
 
 A wake-up is a system call, which costs as much as a small collective's copies, and mostly no rank sleeps. So a rank that
 writes a word first checks whether any rank sleeps::
@@ -28,13 +26,12 @@ from horovod.comm.shm import futex
 
 PACKED = 0
 REDUCED = 1
-NOTES = 2
-PROPOSAL = 4
-OUTCOME = 5
-CLOSED = 6
+PROGRESS = 2
+PROPOSAL = 3
+OUTCOME = 4
+CLOSED = 5
+GIVEN_UP = 6
 ASLEEP = 7
-PROGRESS = 8
-GIVEN_UP = 9
 
 LINE_WORDS = 16
 WORD = 8

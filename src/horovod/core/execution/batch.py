@@ -254,12 +254,8 @@ def _alltoall(communicator: Communicator, decision: Decision, entry: Entry) -> C
     received = [row[communicator.rank] for row in decision.splits]
     target = output_of(entry, 0, sum(received), communicator.allocate)
     entry.handle.result = received
-    return communicator.alltoall(
-        entry.inputs,
-        target,
-        [split * row_elements for split in entry.request.splits],
-        [split * row_elements for split in received],
-    )
+    counts = [[split * row_elements for split in row] for row in decision.splits]
+    return communicator.alltoall(entry.inputs, target, counts)
 
 
 def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> Completion:

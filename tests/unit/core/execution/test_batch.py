@@ -62,8 +62,8 @@ class Recording(Communicator):
     def broadcast(self, vectors: Any, root: int) -> None:
         self.calls += [("broadcast", array.copy(), root) for array in vectors]
 
-    def alltoall(self, source: Any, target: Any, send_counts: Any, receive_counts: Any) -> None:
-        self.calls.append(("alltoall", source[0].copy(), target[0].size, send_counts, receive_counts))
+    def alltoall(self, source: Any, target: Any, counts: Any) -> None:
+        self.calls.append(("alltoall", source[0].copy(), target[0].size, counts))
 
     def reducescatter(self, inputs: Any, outputs: Any, counts: Any, op: Any, prescale: float, postscale: float) -> None:
         self.calls.append(("reducescatter", [array.copy() for array in inputs], counts, op, prescale, postscale))
@@ -204,7 +204,7 @@ def test_a_joined_rank_takes_part_without_rows() -> None:
     allgather, broadcast, alltoall = communicator.calls
     assert [array.size for array in allgather[1]] == [0] and allgather[2:] == ([12], [[10, 0, 2]])
     assert (broadcast[1].size, broadcast[1].dtype, broadcast[2]) == (10, np.int32, 2)
-    assert (alltoall[1].size, alltoall[2:]) == (0, (0, [0, 0, 0], [0, 0, 0]))
+    assert (alltoall[1].size, alltoall[2:]) == (0, (0, [[8, 0, 2], [0, 0, 0], [0, 0, 6]]))
 
 
 def test_an_allgather_alone_copies_into_what_it_allocates() -> None:
@@ -269,8 +269,8 @@ def test_an_alltoall_receives_its_column_of_the_splits() -> None:
         splits=(1, 2, 3),
     )
     execute(communicator, [0, 1, 2], [(decision_of(entry, splits=((9, 4, 0), (1, 2, 3), (0, 0, 8))), entry)])
-    ((_, _, size, send, receive),) = communicator.calls
-    assert (size, send, receive) == (12, [2, 4, 6], [8, 4, 0])
+    ((_, _, size, counts),) = communicator.calls
+    assert (size, counts) == (12, [[18, 8, 0], [2, 4, 6], [0, 0, 16]])
     assert entry.handle.result == [4, 2, 0]
 
 
