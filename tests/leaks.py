@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Set
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-HARMLESS = ("/dev/urandom", "/dev/null", "/dev/tty", "/dev/pts/")
-"""Descriptors that libraries open once and keep."""
+HARMLESS = re.compile(r"/dev/(urandom|null|tty|pts/)|/proc/\d+/cmdline$")
+"""What descriptors refer to that libraries open once and keep; TensorFlow 2.16 does so with a command line."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Inventory:
         return [
             *(f"thread {name!r}" for _, name in sorted(threads)),
             *(f"child process {pid}: {self.children[pid]}" for pid in sorted(children)),
-            *(f"descriptor {fd}: {target}" for fd, target in sorted(descriptors) if not target.startswith(HARMLESS)),
+            *(f"descriptor {fd}: {target}" for fd, target in sorted(descriptors) if not HARMLESS.match(target)),
         ]
 
     def without(self, children: Set[int], descriptors: Set[int]) -> Inventory:

@@ -32,7 +32,8 @@ class RecordedCuda:
     Attributes:
         calls: names of all calls, in order.
         breaches: of the protocol.
-        device: on which all addresses lie.
+        device: that must be the current one in calls.
+        place: the device on which all addresses lie; the same unless a test changes it.
         memory, events: that there are, by address.
         retained: contexts.
     """
@@ -41,7 +42,7 @@ class RecordedCuda:
         self.calls: list[str] = []
         self.breaches: list[str] = []
         self.streams: dict[int, Stream] = {}
-        self.device = device
+        self.device = self.place = device
         self.retained = 0
         self._thread = threading.local()
         self.events: dict[int, Marker] = {}
@@ -102,7 +103,7 @@ class RecordedCuda:
 
     def cuPointerGetAttribute(self, found: Any, attribute: int, address: int) -> int:
         assert attribute == library.DEVICE_ORDINAL
-        found._obj.value = self.device
+        found._obj.value = self.place
         return SUCCESS
 
     def cuCtxGetStreamPriorityRange(self, least: Any, greatest: Any) -> int:

@@ -56,7 +56,7 @@ class NovoGrad(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.first_moments = self.add_optimizer_variables(variables, "first_moment")
+        self.first_moments = [self.add_variable_from_reference(variable, name="first_moment") for variable in variables]
         self.second_moments = [
             self.add_variable(shape=(), dtype=variable.dtype, name=f"second_moment_{number}")
             for number, variable in enumerate(variables)

@@ -100,11 +100,12 @@ def _run_script(script: str, arguments: list[str], gpus: int) -> Ended:
         layers = [keras.layers.Conv2D(8, 3), keras.layers.BatchNormalization(), keras.layers.ReLU()]
         return keras.Sequential([keras.Input(shape), *layers, keras.layers.Flatten(), keras.layers.Dense(classes)])
 
-    fit, begin = keras.Model.fit, []
+    fit, begin, histories = keras.Model.fit, [], []
 
     def noted(model: Any, *args: Any, **keywords: Any) -> Any:
         begin.extend(weight.numpy() for weight in model.trainable_weights)
-        return fit(model, *args, **keywords)
+        histories.append(fit(model, *args, **keywords))  # before Keras 3.9, evaluate empties model.history
+        return histories[-1]
 
     pinned = mock.Mock()
     patches = [
@@ -131,7 +132,7 @@ def _run_script(script: str, arguments: list[str], gpus: int) -> Ended:
             variables = runpy.run_path(script, run_name="__main__")
     finally:
         hvd.shutdown()
-    model = variables["model"]
+    model, (history,) = variables["model"], histories
     optimizer = model.optimizer
     return Ended(
         "".join(f"{call}\n" for call in pinned.mock_calls) + printed.getvalue(),
@@ -139,9 +140,9 @@ def _run_script(script: str, arguments: list[str], gpus: int) -> Ended:
         np.concatenate(
             [(end.numpy() - start).ravel() for end, start in zip(model.trainable_weights, begin, strict=True)]
         ),
-        list(model.history.epoch),
-        {name: [float(value) for value in values] for name, values in model.history.history.items()},
-        model.history.params["steps"],
+        list(history.epoch),
+        {name: [float(value) for value in values] for name, values in history.history.items()},
+        history.params["steps"],
         (
             type(optimizer).__name__,
             type(optimizer).__module__,

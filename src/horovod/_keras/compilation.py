@@ -26,7 +26,7 @@ def turn_off_xla(model_class: Any) -> None:
 
     @functools.wraps(make)
     def make_train_function(self: Any, force: bool = False) -> Any:
-        if self.jit_compile and not self.run_eagerly and _is_distributed(self.optimizer):
+        if self.jit_compile and not self.run_eagerly and is_distributed(self.optimizer):
             warnings.warn(_TEXT, stacklevel=3)
             self.jit_compile = False
         return make(self, force)
@@ -34,5 +34,6 @@ def turn_off_xla(model_class: Any) -> None:
     model_class.make_train_function = make_train_function
 
 
-def _is_distributed(optimizer: Any) -> bool:
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer of any version of Keras, or the one inside a ``LossScaleOptimizer``, is distributed."""
     return any(hasattr(each, "_horovod") for each in (optimizer, unwrapped(optimizer)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from horovod._keras import compilation, loss_scale, naming
+from horovod._keras import compilation, last_steps, loss_scale, naming
 from horovod._keras.backends import backend
 from horovod._keras.distribution import Distribution
 from horovod._keras.settings import MODULE, Settings
@@ -169,6 +169,8 @@ def _adopt(optimizer: Any, settings: Settings) -> None:
     loss_scale.check_reduced_gradients()
     if backend.name() == "tensorflow":
         compilation.turn_off_xla(keras.Model)
+        if last_steps.are_lost(keras.__version__):
+            last_steps.keep(keras.Model)
 
 
 def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:

@@ -88,7 +88,7 @@ def test_weights_files_restore_the_optimizer_and_an_export_predicts_alike(
         if backend == "tensorflow":
             import tensorflow as tf
 
-            model.export(f"{folder}/{hvd.rank()}", verbose=False)
+            model.export(f"{folder}/{hvd.rank()}")
             x = np.ones((2, 4), np.float32)
             exported = tf.saved_model.load(f"{folder}/{hvd.rank()}")
             served = exported.serve(x)

@@ -132,7 +132,7 @@ import horovod.tensorflow
 
 
 def keras_2(ranks: Any) -> RankPool:
-    return ranks(2, {**env_of("tensorflow"), "TF_USE_LEGACY_KERAS": "1"}, "tensorflow.keras")
+    return ranks(2, env_of("tensorflow", 2), "tensorflow.keras")
 
 
 TENSORFLOW_1 = """
