@@ -27,7 +27,7 @@ _LIBRARIES = {
     "NCCL": ("nccl", GPU, "pip install nvidia-nccl-cu12"),
     "CCL": ("ccl", HOST, "pip install oneccl"),
     "MPI": ("mpi", HOST, "pip install mpi4py mpich"),
-    "Gloo": ("gloo", HOST, "pip install torch"),
+    "Gloo": ("gloo", HOST, "pip install 'torch>=2.3'"),
 }
 """Engines that stand on a library: their name and kind of device in the table of engines."""
 _PROGRAMS = {
