@@ -84,7 +84,11 @@ def render(findings: dict[str, Finding]) -> str:
     lines += [
         f"  tensors in CPU memory travel by: {', '.join(engines) or 'nothing that works here'}",
         "  tensors in GPU memory travel by: "
-        + ("NCCL, in PyTorch and where each rank has a GPU; else " if findings["NCCL"].usable else "")
+        + (
+            "NCCL in PyTorch, Keras on JAX and eager TensorFlow, where each rank has a GPU; else "
+            if findings["NCCL"].usable
+            else ""
+        )
         + "the same, through host memory",
     ]
     return "\n".join(lines)
