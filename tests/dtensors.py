@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 
 import torch
@@ -15,8 +16,9 @@ except (ImportError, AttributeError):
     from torch.distributed import _tensor as dtensor
 
 
+@functools.cache
 def spread_over_a_mesh() -> torch.Tensor:
-    """A DTensor over a mesh of this process alone. The process group that makes it does not outlive the call."""
+    """A DTensor over a mesh of this process alone. The process group that makes it is ended again."""
     with tempfile.TemporaryDirectory() as folder:
         store = distributed.FileStore(f"{folder}/store", 1)
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

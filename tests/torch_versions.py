@@ -29,6 +29,7 @@ needs_fused = needs_torch("2.4", "fused optimizers on the CPU")
 needs_swapping = needs_torch("2.3", "parameters that are swapped by module.to()")
 needs_sixteen_bits = needs_torch("2.3", "linear layers and losses in 16 bits on the CPU")
 needs_adagrad_that_grows = needs_torch("2.13", "state of Adagrad for parameters that come later, perhaps before 2.13")
+needs_lasting_hooks = needs_torch("2.13", "step hooks that torch.compile() does not remove, perhaps before 2.13")
 
 GLOO = ["gloo"] if GlooEngine().installed() else []
 """For tables of engines."""
