@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -45,6 +46,16 @@ def pools() -> Iterator[Pools]:
 def ranks(pools: Pools) -> Callable[..., RankPool]:
     """``ranks(size, env=None, framework=None)``: a pool of rank processes in working order, reused by later tests."""
     return pools.get
+
+
+@pytest.fixture(autouse=True)
+def log_that_can_be_read() -> Iterator[None]:
+    """``init()`` in pytest's own process sends the log elsewhere; that must not outlast the test."""
+    logger = logging.getLogger("horovod")
+    kept = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], _, logger.propagate = kept
+    logger.setLevel(kept[1])  # tells what has asked for it before
 
 
 @pytest.fixture(autouse=True)

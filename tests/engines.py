@@ -5,7 +5,6 @@ An engine is one line in :data:`ENGINES`; the tables of ``tests/parallel/test_en
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import threading
 import time
@@ -29,6 +28,7 @@ from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp.communicator import TcpCommunicator
 from late_oneccl import LateLibrary
 from mpi_ranks import group_under, prefix_of
+from torch_versions import GLOO
 
 _T = TypeVar("_T")
 
@@ -264,7 +264,7 @@ ENGINES: dict[str, Engine] = {
     "hierarchical-in-turns": Engine(_hierarchical_in_turns, sizes=[3, 4, 7], hosts=in_turns, piece=_of_a_batch),
     "hierarchical-gloo": Engine(_hierarchical_gloo, sizes=[3], hosts=blocks),
 }
-if importlib.util.find_spec("torch") is None:
+if not GLOO:
     ENGINES = {name: engine for name, engine in ENGINES.items() if "gloo" not in name}
 ENGINES |= {
     f"mpi-{name}": Engine(make, sizes=sizes, all_types=False)

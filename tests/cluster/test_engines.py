@@ -8,6 +8,7 @@ import pytest
 
 from cluster.conftest import Cluster
 from cluster.test_jobs import results
+from torch_versions import needs_gloo
 
 PROGRAM = """
 import hashlib, json, os, sys, numpy, plain
@@ -36,9 +37,10 @@ GLOO_IN_STEPS = {"HOROVOD_CPU_OPERATIONS": "Gloo", "HOROVOD_HIERARCHICAL_ALLREDU
     ("places", "engines"),
     [
         ("hostA:2,hostB:2", [({}, "hierarchical shm tcp")]),
-        (
+        pytest.param(
             "hostA:2,hostB:1",
             [({}, "hierarchical shm tcp"), (GLOO, "gloo"), (GLOO_IN_STEPS, "hierarchical shm gloo")],
+            marks=needs_gloo,
         ),
         ("hostA:1,hostB:1", [({}, "tcp")]),
     ],

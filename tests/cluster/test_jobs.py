@@ -15,13 +15,14 @@ from cluster.hosts import ADDRESSES, INTERFACES, Hosts
 from cluster.training import PYTORCH, TRAINING, Outcome, outcomes
 from horovod.control.secret import decode_secret
 from ranks import RankPool
+from torch_versions import GLOO
 
 
 def results(text: str) -> list[str]:
     return [line.partition(":")[2] for line in text.splitlines()]
 
 
-ENGINES = ("tcp", "gloo")
+ENGINES = ("tcp", *GLOO)
 KINDS = [*((engine, how) for how in ("in rank order", "in steps") for engine in ENGINES), ("tcp", "of PyTorch")]
 
 

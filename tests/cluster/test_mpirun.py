@@ -12,6 +12,7 @@ import pytest
 import mpi_wheels as mpi
 from cluster.conftest import Cluster
 from cluster.training import TRAINING, Outcome, outcomes
+from torch_versions import GLOO
 
 PATIENCE_SECONDS = 100
 NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
@@ -54,7 +55,7 @@ def lines(text: str, *, start: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "first", "engines"),
-    [(mpi.MPICH, NO_MPI4PY, ["", "gloo"]), (mpi.MPICH, MPI_FIRST, ["", "mpi"]), (mpi.OPEN_MPI, "", ["", "mpi"])],
+    [(mpi.MPICH, NO_MPI4PY, ["", *GLOO]), (mpi.MPICH, MPI_FIRST, ["", "mpi"]), (mpi.OPEN_MPI, "", ["", "mpi"])],
     ids=["MPICH without mpi4py", "MPICH", "Open MPI"],
 )
 def test_a_training_on_two_hosts_has_the_bits_of_one_host(

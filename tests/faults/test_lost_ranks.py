@@ -22,9 +22,10 @@ import numpy as np
 import pytest
 
 from ranks import Death, Pools, RankPool, Templates
+from torch_versions import GLOO
 
 SIZE = 3
-ENGINES = ["shm", "direct", "tcp", "hierarchical", "gloo"]
+ENGINES = ["shm", "direct", "tcp", "hierarchical", *GLOO]
 """``direct``: shm, where ranks read one another's memory. ``hierarchical``: the last rank is taken to be on a host of
 its own."""
 

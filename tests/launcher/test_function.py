@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -29,6 +29,17 @@ def test_results_come_back_by_rank() -> None:
         return here, scale * (here * factor + offset)
 
     assert horovod.run(work, (1,), {"scale": 2}, num_proc=3) == [(0, 2), (1, 22), (2, 42)]
+
+
+def test_results_may_be_of_a_class_of_the_script() -> None:
+    class Place(NamedTuple):
+        rank: int
+        host: str
+
+    def work() -> Place:
+        return Place(int(os.environ["HOROVOD_RANK"]), "here")
+
+    assert [tuple(each) for each in horovod.run(work, num_proc=2)] == [(0, "here"), (1, "here")]
 
 
 def test_one_rank_is_the_default() -> None:

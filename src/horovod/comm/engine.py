@@ -165,7 +165,8 @@ class Engine(ABC):
         return ""
 
     def installed(self) -> str:
-        """The version of the library it stands on, or "" where that is not installed. Imports nothing large."""
+        """The version of the library it stands on, or "" where none is installed that it can use. Imports nothing
+        large."""
         return "built in"
 
     def bootstrap(self, group: Group) -> Bootstrap:

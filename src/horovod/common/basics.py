@@ -172,7 +172,7 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether an engine can move the memory of CUDA devices itself: NCCL is there, for horovod.torch."""
+    """Whether an engine can move the memory of CUDA devices itself: NCCL is there. A GPU need not be."""
     return bool(nccl_built()) and "nccl" in library.find()
 
 

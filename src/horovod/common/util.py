@@ -47,8 +47,9 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework's binding can use a GPU: not in this version."""
-    return False
+    """Whether collectives can move a framework's tensors between GPUs: its binding hands them over, and NCCL is there."""
+    hands_over = ext_base_name in ("torch", "tensorflow")
+    return _reported(f"GPU support of {ext_base_name}", hands_over and basics.nccl_built() > 0, verbose)
 
 
 def _reported(name: str, built: _T, verbose: bool) -> _T:

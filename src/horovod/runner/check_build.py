@@ -27,7 +27,7 @@ _LIBRARIES = {
     "NCCL": ("nccl", GPU, "pip install nvidia-nccl-cu12"),
     "CCL": ("ccl", HOST, "pip install oneccl"),
     "MPI": ("mpi", HOST, "pip install mpi4py mpich"),
-    "Gloo": ("gloo", HOST, "pip install torch"),
+    "Gloo": ("gloo", HOST, "pip install 'torch>=2.3'"),
 }
 """Engines that stand on a library: their name and kind of device in the table of engines."""
 _PROGRAMS = {
@@ -84,7 +84,11 @@ def render(findings: dict[str, Finding]) -> str:
     lines += [
         f"  tensors in CPU memory travel by: {', '.join(engines) or 'nothing that works here'}",
         "  tensors in GPU memory travel by: "
-        + ("NCCL, in PyTorch and where each rank has a GPU; else " if findings["NCCL"].usable else "")
+        + (
+            "NCCL in PyTorch, Keras on JAX and eager TensorFlow, where each rank has a GPU; else "
+            if findings["NCCL"].usable
+            else ""
+        )
         + "the same, through host memory",
     ]
     return "\n".join(lines)

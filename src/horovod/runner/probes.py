@@ -20,6 +20,8 @@ from horovod.core import config
 
 SECONDS = 5.0
 """The time limit of one probe. A framework that takes longer to import, as on a slow disk, is reported as such."""
+JOB_SECONDS = 60.0
+"""The time limit of a job. It is over in less than one, but where the machine is busy or reads Python for the first time."""
 
 
 class Finding(NamedTuple):
@@ -68,9 +70,9 @@ def engine(name: str) -> Finding:
     """Run a job of two ranks whose data travel by this engine."""
     words = ["-m", "horovod.runner.launch", "-np", "2", "-H", "localhost:2"]
     words += [sys.executable, "-m", "horovod.common.trial"]
-    done = _run([sys.executable, *words], {config.CPU_OPERATIONS: name, config.TIMELINE: ""})
+    done = _run([sys.executable, *words], {config.CPU_OPERATIONS: name, config.TIMELINE: ""}, JOB_SECONDS)
     if done is None:
-        return Finding(False, f"a job of two ranks did not end within {SECONDS:g} seconds")
+        return Finding(False, f"a job of two ranks did not end within {JOB_SECONDS:g} seconds")
     if done.returncode:
         said = re.findall(r"^\[\d+\]<stderr>:(\w[\w.]*(?:Error|Exception|Interrupt): .*)$", done.stderr, re.M)
         return Finding(False, f"a job of two ranks failed: {said[0] if said else _last_line(done)}")
@@ -103,8 +105,10 @@ def _version(text: str) -> str:
     return lines[0] if lines else "of unknown version"
 
 
-def _run(command: Sequence[str], extra: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
-    """A command's end; None if it does not end in time."""
+def _run(
+    command: Sequence[str], extra: Mapping[str, str], seconds: float | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """A command's end; None if it does not end in time, by default ``SECONDS``."""
     # As from an ordinary shell: what this process itself may be a rank of is none of the probe's concern.
     inherited = {
         name: value for name, value in os.environ.items() if name not in (config.RANK, config.SIZE, config.SECRET_KEY)
@@ -117,7 +121,7 @@ def _run(command: Sequence[str], extra: Mapping[str, str]) -> subprocess.Complet
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SECONDS,
+            timeout=SECONDS if seconds is None else seconds,
         )
     except subprocess.TimeoutExpired:
         return None

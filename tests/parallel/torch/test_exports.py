@@ -146,7 +146,11 @@ def test_ranks_and_sizes_are_those_of_the_job(job: Any, size: int) -> None:
     def check() -> tuple[Any, ...]:
         hvd.init()  # a second call is harmless
         assert hvd.is_initialized() and hvd.gloo_built() and hvd.gloo_enabled() and not hvd.mpi_enabled()
-        assert not hvd.cuda_built() and not hvd.rocm_built() and not hvd.nccl_built()
+        assert (hvd.cuda_built(), hvd.rocm_built()) == (torch.version.cuda is not None, torch.version.hip is not None)
+        assert (hvd.nccl_built() > 0) == (hvd.cuda_built() or hvd.rocm_built())
+        if hvd.cuda_built():  # that of PyTorch, also where there is no GPU
+            major, minor, patch = torch.cuda.nccl.version()
+            assert hvd.nccl_built() == major * 10000 + minor * 100 + patch
         assert not hvd.ddl_built() and not hvd.ccl_built()
         with pytest.raises(ValueError, match="not enabled"):
             hvd.mpi_threads_supported()

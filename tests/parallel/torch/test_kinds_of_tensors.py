@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import horovod.torch as hvd
+from dtensors import spread_over_a_mesh
 
 OPERATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "allreduce": lambda t: hvd.allreduce(t, op=hvd.Sum),
@@ -40,17 +41,6 @@ REMEMBERS = {
 }  # where its elements come from
 
 
-def spread_over_a_mesh() -> torch.Tensor:
-    """A DTensor. It is given its parts at once, so no process group is needed."""
-    from torch.distributed.tensor import DTensor, Replicate
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
-    local = torch.ones(4)
-    spec = DTensorSpec(mesh, (Replicate(),), tensor_meta=TensorMeta(local.shape, local.stride(), local.dtype))
-    return DTensor(local, spec, requires_grad=False)
-
-
 class Nowhere(torch.Tensor):
     """A tensor whose class says what its elements are, as those of quantisation libraries do."""
 
@@ -79,7 +69,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"lazily conjugated view \(is_conj\(\)\)\. Call \.resolve_conj\(\)",
     ),
     "complex of 16-bit parts": (lambda: torch.ones(4, dtype=torch.complex32), "ComplexHalfTensor is not supported"),
-    "DTensor": (lambda: spread_over_a_mesh(), r"is a DTensor, .*\.to_local\(\), or the whole, \.full_tensor\(\)"),
+    "DTensor": (spread_over_a_mesh, r"is a DTensor, .*\.to_local\(\), or the whole, \.full_tensor\(\)"),
     "parameter of FSDP2": (lambda: torch.nn.Parameter(spread_over_a_mesh()), r"is a DTensor, .*\.full_tensor\(\)"),
     "without memory": (lambda: Nowhere.make(), r"Nowhere, which has no memory of its own"),
     "negative view": (

@@ -418,16 +418,19 @@ def test_host_is_forced_and_what_is_forced_must_exist(job: Job) -> None:
     on(job, "late", 2, check, env={"HOROVOD_GPU_OPERATIONS": "Host"})
 
 
-def test_forced_without_a_gpu_is_an_error_that_says_what_to_install(job: Job) -> None:
+def test_forced_without_a_gpu_is_an_error_that_says_what_to_do(job: Job) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
 
     def check() -> None:
         hvd.shutdown()
         os.environ["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+        if torch.version.cuda or torch.version.hip:
+            why = r"finds no GPU \(it was built for (CUDA|ROCm) \d.*nvidia-smi or rocm-smi"
+        else:
+            why = r"without CUDA.*install"
         with pytest.raises(
-            RuntimeError,
-            match=r"HOROVOD_GPU_OPERATIONS=nccl cannot serve this group: rank 0: .*without CUDA.*install",
+            RuntimeError, match=rf"HOROVOD_GPU_OPERATIONS=nccl cannot serve this group: rank 0: .*{why}"
         ):
             hvd.init()
 

@@ -21,6 +21,7 @@ from regression import (
     network,
     scaled,
 )
+from torch_versions import needs_fused, needs_scaler
 
 CLIP = 0.5
 
@@ -121,23 +122,15 @@ def zeroed_by_the_model(model: nn.Module, optimizer: Any, data: list[Batch], _: 
         optimizer.step()
 
 
-WAYS = [
-    plain,
-    clipped,
-    scaled_and_clipped,
-    scaled,
-    accumulated,
-    unsynchronized,
-    by_closure,
-    closure_that_clips,
-    zeroed_by_the_model,
-]
+WAYS = [plain, clipped, accumulated, unsynchronized, by_closure, closure_that_clips, zeroed_by_the_model]
+SCALED = [scaled_and_clipped, scaled]
 
 
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(SCALED, marks=needs_scaler)], ids=["unscaled", "scaled"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_optimizer_trains_as_one_process_in_every_way_of_stepping(job: Any, size: int) -> None:
+def test_every_optimizer_trains_as_one_process_in_every_way_of_stepping(job: Any, size: int, ways: list[Any]) -> None:
     def check() -> None:
-        for way in WAYS:
+        for way in ways:
             for maker in MAKERS.values():
                 assert_as_alone(way, maker, steps=5)
 
@@ -146,21 +139,27 @@ def test_every_optimizer_trains_as_one_process_in_every_way_of_stepping(job: Any
         job(size, check, env={"HOROVOD_BUCKET_BYTES": "1"})  # a bucket for every parameter
 
 
-IMPLEMENTATIONS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "foreach sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, foreach=True),
-    "foreach adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-4, foreach=True),
-    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
-    "fused adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-4, fused=True),
-    "fused adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, eps=1e-4, fused=True),
-}
+FOREACH: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, foreach=True),
+    lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-4, foreach=True),
+]
+FUSED: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
+    lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-4, fused=True),
+    lambda p: torch.optim.Adagrad(p, lr=0.01, eps=1e-4, fused=True),
+]
 
 
-def test_foreach_and_fused_optimizers_train_as_in_one_process(job: Any) -> None:
+@pytest.mark.parametrize("makers", [FOREACH, pytest.param(FUSED, marks=needs_fused)], ids=["foreach", "fused"])
+@pytest.mark.parametrize(
+    "ways", [[plain, clipped], pytest.param(SCALED, marks=needs_scaler)], ids=["unscaled", "scaled"]
+)
+def test_foreach_and_fused_optimizers_train_as_in_one_process(job: Any, ways: list[Any], makers: list[Any]) -> None:
     """The fused ones unscale gradients themselves, if a gradient scaler tells them to."""
 
     def check() -> None:
-        for way in (plain, clipped, scaled, scaled_and_clipped):
-            for maker in IMPLEMENTATIONS.values():
+        for way in ways:
+            for maker in makers:
                 assert_as_alone(way, maker, steps=5)
 
     job(2, check)

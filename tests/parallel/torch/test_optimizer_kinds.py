@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import horovod.torch as hvd
+from dtensors import spread_over_a_mesh
 from regression import MAKERS, assert_close, assert_same_on_all_ranks, batches, network, train
+from torch_versions import needs_swapping
 
 
 @pytest.mark.parametrize("compression", ["none", "bf16", "powersgd"])
@@ -83,6 +85,7 @@ def test_a_sparse_optimizer_gets_sparse_gradients_though_they_travel_dense(job: 
     job(2, check)
 
 
+@needs_swapping
 def test_a_model_whose_parameters_were_swapped_is_still_reduced(job: Any) -> None:
     def check() -> None:
         model, wanted = network(), network()
@@ -111,20 +114,9 @@ def test_a_model_whose_parameters_were_swapped_is_still_reduced(job: Any) -> Non
 
 def test_sharded_parameters_are_refused(job: Any) -> None:
     def check() -> None:
-        import tempfile
-
-        from torch import distributed
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import distribute_tensor
-
-        with tempfile.NamedTemporaryFile() as file:
-            distributed.init_process_group("gloo", store=distributed.FileStore(file.name, 1), rank=0, world_size=1)
-            try:
-                sharded = nn.Parameter(distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,))))
-                with pytest.raises(ValueError, match=r"'layer\.weight' is a DTensor: FSDP2(.|\n)*without"):
-                    hvd.DistributedOptimizer(torch.optim.SGD([sharded], lr=0.1), [("layer.weight", sharded)])
-            finally:
-                distributed.destroy_process_group()
+        sharded = nn.Parameter(spread_over_a_mesh())
+        with pytest.raises(ValueError, match=r"'layer\.weight' is a DTensor: FSDP2(.|\n)*without"):
+            hvd.DistributedOptimizer(torch.optim.SGD([sharded], lr=0.1), [("layer.weight", sharded)])
 
     job(1, check)
 

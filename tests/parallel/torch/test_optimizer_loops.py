@@ -25,6 +25,7 @@ from regression import (
     network,
     scaled,
 )
+from torch_versions import needs_scaler
 
 CLIP = 0.05
 Loop = Callable[[nn.Module, Any, list[Batch], bool], None]
@@ -116,21 +117,23 @@ LOOPS: list[Loop] = [
     zeroed_at_the_end,
     zeroed_in_place_by_the_model,
     zeroed_by_hand,
-    scaled,
-    scaled_and_clipped,
     accumulated_and_clipped,
     closure_that_clips,
     scaled_by_hand,
 ]
+SCALED: list[Loop] = [scaled, scaled_and_clipped]
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("bucket_bytes", ["1", "1000000"])
-def test_a_loop_without_horovods_calls_trains_as_one_process_does(job: Any, size: int, bucket_bytes: str) -> None:
+@pytest.mark.parametrize("loops", [LOOPS, pytest.param(SCALED, marks=needs_scaler)], ids=["unscaled", "scaled"])
+def test_a_loop_without_horovods_calls_trains_as_one_process_does(
+    job: Any, size: int, bucket_bytes: str, loops: list[Loop]
+) -> None:
     def check() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            for loop in LOOPS:
+            for loop in loops:
                 for maker in ("momentum", "adam"):
                     assert_as_alone(loop, MAKERS[maker], steps=6)
 
@@ -283,11 +286,18 @@ def test_a_gradient_that_is_replaced_while_it_is_reduced_is_an_error(job: Any) -
 
 
 @pytest.mark.parametrize("bucket_bytes", ["1", "1000000"])
-def test_a_layer_whose_gradient_is_removed_does_not_move(job: Any, bucket_bytes: str) -> None:
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(["backward", "synchronize", "unused layer", "zeroed by the model"], id="other moments"),
+        pytest.param(["unscale"], marks=needs_scaler, id="unscale"),
+    ],
+)
+def test_a_layer_whose_gradient_is_removed_does_not_move(job: Any, bucket_bytes: str, moments: list[str]) -> None:
     """And the others' gradients are reduced once, whenever it happens."""
 
     def check() -> None:
-        for when in ("backward", "synchronize", "unscale", "unused layer", "zeroed by the model"):
+        for when in moments:
             model = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False), nn.Linear(1, 1)])
             nn.init.ones_(model[0].weight)
             nn.init.ones_(model[1].weight)
@@ -295,7 +305,7 @@ def test_a_layer_whose_gradient_is_removed_does_not_move(job: Any, bucket_bytes:
                 torch.optim.SGD(model[: 3 if when == "unused layer" else 2].parameters(), lr=1.0, momentum=0.9),
                 op=hvd.Sum,
             )
-            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            scaler: Any = torch.amp.GradScaler("cpu", init_scale=4.0) if when == "unscale" else None
             for _ in range(2):
                 (model if when == "zeroed by the model" else optimizer).zero_grad()
                 loss = model[1](model[0](torch.full((1, 3), hvd.rank() + 1.0))).sum()

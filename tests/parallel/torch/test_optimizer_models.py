@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import horovod.torch as hvd
 from regression import MAKERS, Batch, assert_as_alone, assert_close, assert_same_on_all_ranks, batches, loss_of, network
+from torch_versions import needs_sixteen_bits
 
 
 class Recomputed(nn.Module):
@@ -111,7 +112,9 @@ def test_compiled_models_train_as_in_one_process(job: Any, backend: str, tmp_pat
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [2, 3])
-def test_models_in_sixteen_bits_get_the_float32_average_rounded_once(job: Any, size: int, dtype: torch.dtype) -> None:
+def test_parameters_in_sixteen_bits_get_the_float32_average_rounded_once(
+    job: Any, size: int, dtype: torch.dtype
+) -> None:
     """The reduced gradient is the float32 average, rounded once."""
 
     def check() -> None:
@@ -126,6 +129,15 @@ def test_models_in_sixteen_bits_get_the_float32_average_rounded_once(job: Any, s
         assert torch.allclose(parameter.grad.float(), wanted.float(), rtol=2e-2 if dtype == torch.bfloat16 else 2e-3)
         with optimizer.skip_synchronize():
             optimizer.step()
+
+    job(size, check)
+
+
+@needs_sixteen_bits
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [2, 3])
+def test_models_in_sixteen_bits_train_close_to_one_process(job: Any, size: int, dtype: torch.dtype) -> None:
+    def check() -> None:
         model, wanted_model = network().to(dtype), network().to(dtype)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3), model.named_parameters()

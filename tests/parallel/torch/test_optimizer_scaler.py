@@ -11,7 +11,9 @@ from torch import nn
 
 import horovod.torch as hvd
 from regression import MAKERS, Batch, assert_close, assert_same_on_all_ranks, batches, loss_of, network
+from torch_versions import needs_fused, needs_scaler
 
+pytestmark = needs_scaler
 CLIP = 0.5
 
 
@@ -51,7 +53,7 @@ def clip_between(model: nn.Module, optimizer: Any, scaler: Any) -> None:
 STYLES = [synchronize_first, as_in_one_process, synchronize_second, clip_between]
 
 
-@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+@pytest.mark.parametrize("implementation", ["foreach", pytest.param("fused", marks=needs_fused)])
 @pytest.mark.parametrize("size", [2, 3])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(job: Any, size: int, implementation: str) -> None:
     """That step is skipped by all, in every style; the others are those of one process. Whether averaged or summed."""

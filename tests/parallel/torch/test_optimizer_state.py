@@ -14,6 +14,7 @@ from torch import nn
 
 import horovod.torch as hvd
 from regression import MAKERS, assert_close, assert_same_on_all_ranks, batches, loss_of, network, train
+from torch_versions import needs_lasting_hooks
 
 
 def compressor(kind: str) -> Any:
@@ -188,6 +189,7 @@ def test_a_pickled_optimizer_is_loaded_as_the_wrapped_class(job: Any) -> None:
     job(2, check)
 
 
+@needs_lasting_hooks  # tests before this one compile in the same processes
 @pytest.mark.parametrize("op", ["Average", "Adasum"])
 def test_step_hooks_run_once_a_step(job: Any, op: str) -> None:
     """PyTorch's own hooks, before and after a state dictionary was loaded; they see reduced gradients."""

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.common import util
+from horovod.comm.nccl import library
+from horovod.common import basics, util
 from horovod.common.basics import module_available
 
 OPS = SimpleNamespace(Average=0, Sum=1)
@@ -106,12 +107,22 @@ def test_paths_of_extensions() -> None:
     assert importlib.machinery.EXTENSION_SUFFIXES[0] == util.get_ext_suffix()
 
 
-def test_what_was_built() -> None:
+def test_what_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_places", lambda: iter(()))  # no NCCL, which PyTorch may bring
     assert util.gloo_built() is True
     assert util.ddl_built() is util.ccl_built() is False
     assert util.mpi_built() is module_available("mpi4py")
     assert util.nccl_built() == 0
     assert util.gpu_available("torch") is False
+
+
+@pytest.mark.parametrize(("framework", "answer"), [("torch", True), ("tensorflow", True), ("mxnet", False)])
+def test_with_nccl_frameworks_that_hand_over_their_tensors_can_use_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], framework: str, answer: bool
+) -> None:
+    monkeypatch.setattr(basics, "nccl_built", lambda: 22705)
+    assert util.gpu_available(framework, verbose=True) is answer
+    assert capsys.readouterr().out == f"GPU support of {framework} is {'' if answer else 'not '}available\n"
 
 
 @pytest.mark.parametrize("name", ["mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built"])

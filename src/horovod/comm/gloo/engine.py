@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import ClassVar
 
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
 from horovod.comm.engine import Bootstrap, Engine, Group, version_of
+
+OLDEST = (2, 3)
+"""The oldest PyTorch whose Gloo changes its time limit after it has begun."""
+
+
+def _too_old() -> bool:
+    found = re.match(r"(\d+)\.(\d+)", version_of("torch"))
+    return found is not None and (int(found[1]), int(found[2])) < OLDEST
 
 
 class GlooCommunicator(BytewiseCommunicator):
@@ -22,17 +31,17 @@ class GlooEngine(Engine):
     automatic: ClassVar[bool] = False
 
     def installed(self) -> str:
-        return f"torch {version_of('torch')}" if importlib.util.find_spec("torch") is not None else ""
+        return "" if importlib.util.find_spec("torch") is None or _too_old() else f"torch {version_of('torch')}"
 
     def obstacle(self, group: Group) -> str:
         if importlib.util.find_spec("torch") is None:
             return "PyTorch, which brings Gloo, is not installed: pip install torch"
+        if _too_old():
+            return f"Gloo of PyTorch {version_of('torch')} keeps the time limit it begins with: install PyTorch 2.3 or newer"
         try:
-            from torch.distributed import ProcessGroupGloo
+            from torch.distributed import ProcessGroupGloo  # noqa: F401  tells whether there is one
         except ImportError as error:
             return f"this PyTorch was built without Gloo ({error}): install one from pytorch.org or PyPI"
-        if not hasattr(ProcessGroupGloo, "_set_default_timeout"):
-            return f"Gloo of PyTorch {version_of('torch')} keeps the time limit it begins with: install PyTorch 2.3 or newer"
         return ""
 
     def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> GlooCommunicator:

@@ -141,7 +141,8 @@ class Devices:
         gpus = tuple(name for kind in IN_MEMORY for name in _names(kind))
         missing = ""
         if not gpus:
-            built = torch.version.cuda or torch.version.hip
+            kinds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+            built = " and ".join(f"{kind} {version}" for kind, version in kinds.items() if version)
             missing = (
                 f"PyTorch finds no GPU (it was built for {built}): nvidia-smi or rocm-smi shows whether the driver does, and "
                 "CUDA_VISIBLE_DEVICES may hide it"

@@ -153,6 +153,11 @@ def check_kind(tensor: torch.Tensor) -> DataType:
     return data_type
 
 
+def is_distributed(kind: type) -> bool:
+    """Whether a class is :class:`torch.distributed.tensor.DTensor`. Does not import it; its module had other names before."""
+    return hasattr(kind, "device_mesh") and hasattr(kind, "to_local")
+
+
 def _check_class(tensor: torch.Tensor) -> None:
     """Raise ValueError for a class whose tensors cannot be communicated. Other classes are remembered.
 
@@ -163,7 +168,7 @@ def _check_class(tensor: torch.Tensor) -> None:
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
         _ordinary.add(kind)
         return
-    if hasattr(kind, "full_tensor") and hasattr(kind, "to_local"):
+    if is_distributed(kind):
         raise ValueError(
             f"Tensor is a {kind.__name__}, which is distributed over a device mesh, as by FSDP2 and tensor parallelism. "
             "Pass this rank's part, .to_local(), or the whole, .full_tensor()."
