@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -22,6 +24,7 @@ from horovod.tensorflow.data.compute_service import (  # noqa: E402
 )
 
 NOBODY: Any = {"lo": [("127.0.0.1", 9)]}
+MOMENTS = ("register_dispatcher", "wait_for_dispatcher_registration", "wait_for_shutdown")
 CONFIG = TfDataServiceConfig(2, 3, "compute", NOBODY, make_secret(), timeout=7)
 
 
@@ -92,3 +95,37 @@ def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None
         assert caught.value.code == (0 if arguments == ["--help"] else 2)
         told = "".join(capsys.readouterr())
         assert "usage: python -m horovod.tensorflow.data.compute_worker" in told
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_file_is_gone_before_servers_stop_whenever_the_job_is_ended(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """To stop a server may take longer than a process has that is to end."""
+    happened: list[str] = []
+
+    class Server:
+        target = "grpc://localhost:1"
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def stop(self) -> None:
+            happened.append("a server stops")
+
+    def called(name: str) -> str:
+        if name == moment:
+            raise SystemExit(143)  # a signal handler raises it
+        return "grpc://localhost:1"
+
+    client = mock.Mock(**{f"{name}.side_effect": partial(lambda name, *_: called(name), name) for name in MOMENTS})
+    monkeypatch.setattr(TfDataServiceConfig, "compute_client", lambda config: client)
+    monkeypatch.setattr(compute_service.basics, "rank", lambda: 0)
+    monkeypatch.setattr(compute_service.basics, "size", lambda: 1)
+    for name in ("DispatchServer", "WorkerServer"):
+        monkeypatch.setattr(tf.data.experimental.service, name, Server)
+    with pytest.raises(SystemExit):
+        compute_service.work(
+            replace(CONFIG, dispatchers=1, workers_per_dispatcher=1), lambda: happened.append("the file goes")
+        )
+    assert happened[:2] == ["the file goes", "a server stops"]

@@ -280,7 +280,7 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
 
 
 def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
-    """Run a worker in a job that is initialised. Calls ``ended()`` when the worker stops or fails."""
+    """Run a worker in a job that is initialised. Calls ``ended()``, once or twice, before its servers stop for any reason."""
     rank, size, each = basics.rank(), basics.size(), config.workers_per_dispatcher
     if size != config.dispatchers * each:
         raise ValueError(
@@ -290,7 +290,7 @@ def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
     client, number = config.compute_client(), rank // each
     with ExitStack() as stack:
         if config.dispatcher_side == "compute" and rank % each == 0:
-            stack.enter_context(_dispatcher(client, number))
+            stack.enter_context(_dispatcher(client, number, ended))
         address = client.wait_for_dispatcher_registration(number, config.timeout)
         worker = tf.data.experimental.service.WorkerServer(
             tf.data.experimental.service.WorkerConfig(
@@ -299,31 +299,32 @@ def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
                 dispatcher_timeout_ms=config.timeout * 1000,
             )
         )
-        with _stopping(worker):
-            try:
-                client.register_worker_for_dispatcher(number, rank)
-                client.wait_for_shutdown()
-            finally:
-                ended()  # before the servers stop, which takes up to a minute if a reader keeps its connection
+        with _stopping(worker, ended):
+            client.register_worker_for_dispatcher(number, rank)
+            client.wait_for_shutdown()
         # A dispatcher must stop after its workers, because workers try to reconnect to it.
         barrier().wait()
 
 
 @contextmanager
-def _dispatcher(client: ComputeClient, number: int) -> Iterator[None]:
+def _dispatcher(client: ComputeClient, number: int, ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     """A block with a dispatcher in this process, registered with the address at which other hosts reach this host."""
     server = tf.data.experimental.service.DispatchServer()
-    with _stopping(server):
+    with _stopping(server, ended):
         protocol, _, place = server.target.partition("://")
         client.register_dispatcher(number, f"{protocol}://{client.own_address()}:{place.rpartition(':')[2]}")
         yield
 
 
 @contextmanager
-def _stopping(server: Any) -> Iterator[None]:
-    """A block that stops ``server`` at its end. TensorFlow waits for readers, up to about a minute if one of them hangs."""
+def _stopping(server: Any, ended: Callable[[], None]) -> Iterator[None]:
+    """A block that calls ``ended()`` at its end, and then stops ``server``.
+
+    TensorFlow waits for readers, up to about a minute if one of them hangs. A process that is to end may be killed meanwhile.
+    """
     try:
         yield
     finally:
+        ended()
         with suppress(tf.errors.OpError):  # it ends in any case when its last reference is dropped
             server.stop()
