@@ -26,7 +26,10 @@ from horovod.comm.segments import Segments, source_and_target, split, split_by_r
 from horovod.comm.spans import Vectors, arrays_of
 
 PIECE_BYTES = 8 << 20
-"""Bytes of a batch that one rank contributes at a time."""
+"""Bytes of a batch that one rank contributes to a reduction at a time: the next piece is under way while one is reduced."""
+MOVED_PIECES = 4
+"""So many times as much is moved at a time where nothing is reduced. Between 2 ranks of one host, a broadcast of 64 MB by Gloo
+takes a fifth longer in pieces of 8 MB than at once, and no longer in pieces of 32 MB."""
 
 DIRECT_BYTES = 1 << 20
 """The largest reduction of which every rank gets all contributions: one collective instead of two."""
@@ -72,6 +75,7 @@ class BytewiseCommunicator(Communicator):
         super().__init__(rank, size)
         self._collectives = collectives
         self._piece_bytes = piece_bytes
+        self._moved_bytes = piece_bytes * MOVED_PIECES
         self._workspace = Workspace()
         self._memory: dict[str, Array] = {}
 
@@ -218,7 +222,7 @@ class BytewiseCommunicator(Communicator):
         if not longest:
             return
         dtype = source.dtype
-        step = max(1, self._piece_bytes // dtype.itemsize // self.size)
+        step = max(1, self._moved_bytes // dtype.itemsize // self.size)
 
         def start(index: int) -> _Receipt:
             ranges = [
@@ -234,7 +238,7 @@ class BytewiseCommunicator(Communicator):
 
     def broadcast(self, vectors: Vectors, root: int) -> None:
         for array in arrays_of(vectors):
-            step = max(1, self._piece_bytes // array.itemsize)
+            step = max(1, self._moved_bytes // array.itemsize)
 
             def start(index: int, array: Array = array, step: int = step) -> Any:
                 part = array[index * step : (index + 1) * step]
@@ -245,7 +249,7 @@ class BytewiseCommunicator(Communicator):
     def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
         sent, received = arrays_of(source)[0], arrays_of(target)[0]
         outgoing, incoming = split(sent, counts[self.rank]), split(received, [row[self.rank] for row in counts])
-        step = max(1, self._piece_bytes // sent.itemsize // self.size)
+        step = max(1, self._moved_bytes // sent.itemsize // self.size)
         longest = max(map(max, counts))
         incoming[self.rank][:] = outgoing[self.rank]
 
