@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 
@@ -68,6 +69,12 @@ class Strangers:
         self._stop.set()
         for thread in self._threads:
             thread.join(10)
+
+
+def connections(process: psutil.Process, kind: str) -> list[Any]:
+    """The sockets of a process. psutil has another name for this before 6.0."""
+    found: Any = getattr(process, "net_connections", None) or process.connections
+    return list(found(kind))
 
 
 @contextmanager
@@ -145,10 +152,8 @@ def test_strangers_where_the_ranks_listen(ranks: Ranks) -> None:
     def listening() -> list[tuple[str, int] | str]:
         found: list[tuple[str, int] | str] = []
         for process in processes:
-            ports = [c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-            names = [
-                str(c.laddr).replace("@", "\0") for c in process.net_connections("unix") if "horovod" in str(c.laddr)
-            ]
+            ports = [c.laddr.port for c in connections(process, "tcp") if c.status == psutil.CONN_LISTEN]
+            names = [str(c.laddr).replace("@", "\0") for c in connections(process, "unix") if "horovod" in str(c.laddr)]
             found += [*(("127.0.0.1", port) for port in ports), *names]
         return found
 
@@ -163,7 +168,7 @@ def test_a_running_rank_has_no_open_port(ranks: Ranks) -> None:
         import horovod.torch as hvd
 
         def listening() -> set[str]:
-            return {str(c) for c in psutil.Process().net_connections("all") if c.status == psutil.CONN_LISTEN}
+            return {str(c) for c in connections(psutil.Process(), "all") if c.status == psutil.CONN_LISTEN}
 
         before = listening()  # what an earlier test of this pool has left to the garbage collector
         hvd.init()
