@@ -25,7 +25,8 @@ MXNET_TESTS ?= tests/unit/mxnet tests/parallel/mxnet
 BENCH_ARGUMENTS ?=
 
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10
+SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations 10
 # As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
 export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -70,8 +71,7 @@ test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed he
 	else echo "The tests of horovod.mxnet are skipped: MXNet 1.9.1 and NumPy 1.23 cannot be installed for this Python, here." >&2; fi
 
 test-oldest: $(HAVE_OLDEST)  ## run the tests with the oldest versions that are supported (Python 3.10; downloads 3 GB)
-	PATH=$(abspath $(OLDEST_VENV))/bin:$$PATH $(OLDEST_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile \
-		--no-loadscope-reorder $(OLDEST_TESTS)
+	PATH=$(abspath $(OLDEST_VENV))/bin:$$PATH $(OLDEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
 
 lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff check .
@@ -148,5 +148,5 @@ $(HAVE_OLDEST): pyproject.toml
 	test -x $(OLDEST_VENV)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST_VENV)
 	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -q install uv
 	VIRTUAL_ENV=$(abspath $(OLDEST_VENV)) $(OLDEST_VENV)/bin/uv pip install -q --resolution lowest-direct \
-		-e '.[torch,tensorflow,keras,pytest]' 'pytest-xdist>=3.8'
+		-e '.[torch,tensorflow,keras,pytest]'
 	@mkdir -p $(@D) && touch $@

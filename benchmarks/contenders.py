@@ -102,12 +102,16 @@ class Peer(Contender):
     def __init__(self, same_output: bool = False) -> None:
         self._same_output = same_output
 
-    def _outputs(self, like: Tensor, length: int) -> Callable[[], Tensor]:
-        """Where one call after another delivers."""
-        if not self._same_output:
-            return lambda: like.new_empty(length)
-        output = like.new_zeros(length)
-        return lambda: output
+    def _delivering(self, like: Tensor, length: int, deliver: Callable[[Tensor], object]) -> Prepared:
+        """Calls of ``deliver`` with the tensor of this length to deliver into."""
+        kept = like.new_zeros(length) if self._same_output else None
+
+        def call() -> Tensor:
+            output = like.new_empty(length) if kept is None else kept
+            deliver(output)
+            return output
+
+        return Prepared(call)
 
 
 class Gloo(Peer):
@@ -143,7 +147,7 @@ class Gloo(Peer):
         }
         if operation in into:
             length, deliver = into[operation]
-            return _delivering(self._outputs(tensor, length), lambda output: deliver(output, tensor))
+            return self._delivering(tensor, length, lambda output: deliver(output, tensor))
         raise Unsupported(operation)
 
     def prepare_average(self, tensor: Tensor, name: str) -> Prepared:
@@ -197,7 +201,7 @@ class Mpi(Peer):
         }
         if operation in into:
             length, deliver = into[operation]
-            return _delivering(self._outputs(tensor, length), lambda output: deliver(array, output.numpy()))
+            return self._delivering(tensor, length, lambda output: deliver(array, output.numpy()))
         raise Unsupported(operation)
 
     def prepare_average(self, tensor: Tensor, name: str) -> Prepared:
@@ -213,15 +217,6 @@ class Mpi(Peer):
 
     def prepare_object(self, message: object) -> Prepared:
         return Prepared(lambda: self.world.bcast(message, root=0))
-
-
-def _delivering(outputs: Callable[[], Tensor], deliver: Callable[[Tensor], object]) -> Prepared:
-    def call() -> Tensor:
-        output = outputs()
-        deliver(output)
-        return output
-
-    return Prepared(call)
 
 
 PEERS: dict[str, type[Peer]] = {"gloo": Gloo, "mpi": Mpi}

@@ -52,10 +52,11 @@ def ranks(pools: Pools) -> Callable[..., RankPool]:
 def log_that_can_be_read() -> Iterator[None]:
     """``init()`` in pytest's own process sends the log elsewhere; that must not outlast the test."""
     logger = logging.getLogger("horovod")
-    kept = logger.handlers[:], logger.level, logger.propagate
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
     yield
-    logger.handlers[:], _, logger.propagate = kept
-    logger.setLevel(kept[1])  # tells what has asked for it before
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,9 @@ import torch
 from torch import distributed
 
 try:
-    from torch.distributed import tensor as dtensor  # since PyTorch 2.5
-
-    dtensor.DTensor  # noqa: B018  the module was there before, without it
-except (ImportError, AttributeError):
-    from torch.distributed import _tensor as dtensor
+    from torch.distributed.tensor import DeviceMesh, distribute_tensor
+except ImportError:  # PyTorch before 2.5
+    from torch.distributed._tensor import DeviceMesh, distribute_tensor
 
 
 @functools.cache
@@ -23,7 +21,6 @@ def spread_over_a_mesh() -> torch.Tensor:
         store = distributed.FileStore(f"{folder}/store", 1)
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
-            mesh = dtensor.DeviceMesh("cpu", [0])
-            return dtensor.distribute_tensor(torch.ones(4), mesh)
+            return distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0]))
         finally:
             distributed.destroy_process_group()

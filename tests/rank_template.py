@@ -227,8 +227,7 @@ def end() -> None:
     """End as every process of Python does, but take nothing apart: that copies the memory shared with the template, a second
     of processor time for each rank.
     """
-    # Waits for threads, as at the end of a script. No public function does.
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # type: ignore[attr-defined]  # no public function waits for threads as a script's end does
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

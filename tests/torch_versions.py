@@ -5,23 +5,16 @@ Nothing here imports PyTorch.
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from horovod.comm.engine import version_of
-from horovod.comm.gloo.engine import GlooEngine
-
-
-def torch_is_older_than(version: str) -> bool:
-    """Whether the installed PyTorch is older than a version such as "2.3", or there is none."""
-    installed, wanted = (tuple(map(int, re.findall(r"\d+", text)[:2])) for text in (version_of("torch"), version))
-    return installed < wanted
+from horovod.comm.engine import is_at_least, version_of
+from horovod.comm.gloo.engine import OLDEST, GlooEngine
 
 
 def needs_torch(version: str, what: str) -> pytest.MarkDecorator:
     """Skips a test, or a parameter's, where PyTorch is older. ``what`` came with that version."""
-    return pytest.mark.skipif(torch_is_older_than(version), reason=f"needs PyTorch {version}: {what}")
+    older = not is_at_least(version_of("torch"), version)
+    return pytest.mark.skipif(older, reason=f"needs PyTorch {version}: {what}")
 
 
 needs_scaler = needs_torch("2.3", 'torch.amp.GradScaler("cpu")')
@@ -34,4 +27,4 @@ needs_lasting_hooks = needs_torch("2.13", "step hooks that torch.compile() does 
 GLOO = ["gloo"] if GlooEngine().installed() else []
 """For tables of engines."""
 
-needs_gloo = pytest.mark.skipif(not GLOO, reason="needs PyTorch 2.3: Gloo with a time limit that changes")
+needs_gloo = needs_torch(OLDEST, "Gloo with a time limit that changes")

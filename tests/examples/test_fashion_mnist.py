@@ -248,9 +248,8 @@ def test_step_9_warms_up_and_drops(lab: Callable[..., list[Ended]], tmp_path: Pa
 
 
 def test_step_10_trains_with_novograd(lab: Callable[..., list[Ended]], tmp_path: Path) -> None:
-    first, second = lab(
-        10, "--epochs 6 --warmup-epochs 1 --use-checkpointing"
-    )  # after two, one seed in ten is no better
+    # Six epochs: after two, one network in ten is no better than at its random beginning.
+    first, second = lab(10, "--epochs 6 --warmup-epochs 1 --use-checkpointing")
     assert first.optimizer == second.optimizer == ("NovoGrad", "horovod._keras", pytest.approx(2 * 0.03), 24)
     assert first.weights == second.weights and learned(first)
     first, second = lab(10, "--epochs 7 --warmup-epochs 1 --use-checkpointing")

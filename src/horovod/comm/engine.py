@@ -40,6 +40,19 @@ def version_of(distribution: str) -> str:
         return ""
 
 
+def is_at_least(version: str, wanted: str) -> bool:
+    """Whether a version is ``wanted`` or newer; both as ``major.minor.patch`` with any suffix."""
+
+    def parts(text: str) -> tuple[int, ...]:
+        numbers = []
+        for part in text.split("+")[0].split(".")[:3]:
+            digits = "".join(character for character in part if character.isdigit())
+            numbers.append(int(digits or 0))
+        return tuple(numbers)
+
+    return parts(version) >= parts(wanted)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the user's settings mean for engines; the same on all ranks of a job, but for ``interface`` and ``spins``.
@@ -165,8 +178,7 @@ class Engine(ABC):
         return ""
 
     def installed(self) -> str:
-        """The version of the library it stands on, or "" where none is installed that it can use. Imports nothing
-        large."""
+        """The version of the library it stands on, or "" where it can use none that is installed. Imports nothing large."""
         return "built in"
 
     def bootstrap(self, group: Group) -> Bootstrap:

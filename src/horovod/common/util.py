@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from horovod.comm.engine import version_of
+from horovod.comm.engine import is_at_least, version_of
 from horovod.common import basics
 from horovod.common.basics import module_available
 from horovod.core.errors import HorovodVersionMismatchError, get_version_mismatch_message
@@ -189,12 +189,4 @@ def is_iterable(x: Any) -> bool:
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether version ``ver`` is ``target`` or newer; both as ``major.minor.patch`` with any suffix."""
-
-    def parts(text: str) -> tuple[int, ...]:
-        numbers = []
-        for part in text.split("+")[0].split(".")[:3]:
-            digits = "".join(character for character in part if character.isdigit())
-            numbers.append(int(digits or 0))
-        return tuple(numbers)
-
-    return parts(ver) >= parts(target)
+    return is_at_least(ver, target)

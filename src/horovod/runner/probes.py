@@ -55,7 +55,7 @@ def framework(module: str, binding: str, remedy: str) -> Finding:
     """Import a framework, and Horovod's binding of it."""
     if _spec(module) is None:
         return Finding(False, "not installed", remedy)
-    done = _run([sys.executable, "-c", _IMPORT, module, binding], {"TF_CPP_MIN_LOG_LEVEL": "3"})
+    done = _run([sys.executable, "-c", _IMPORT, module, binding], {"TF_CPP_MIN_LOG_LEVEL": "3"}, SECONDS)
     if done is None:
         return Finding(
             True, f"{_installed(module)}; importing it takes more than {SECONDS:g} s here, and was not tried to its end"
@@ -85,7 +85,7 @@ def program(name: str, arguments: Sequence[str], remedy: str) -> Finding:
         return Finding(False, "not found on the PATH", remedy)
     if not arguments:
         return Finding(True, "found on the PATH")
-    done = _run([name, *arguments], {})
+    done = _run([name, *arguments], {}, SECONDS)
     if done is None:
         return Finding(False, f"it does not answer within {SECONDS:g} seconds")
     text = done.stdout + done.stderr
@@ -105,10 +105,8 @@ def _version(text: str) -> str:
     return lines[0] if lines else "of unknown version"
 
 
-def _run(
-    command: Sequence[str], extra: Mapping[str, str], seconds: float | None = None
-) -> subprocess.CompletedProcess[str] | None:
-    """A command's end; None if it does not end in time, by default ``SECONDS``."""
+def _run(command: Sequence[str], extra: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str] | None:
+    """A command's end; None if it does not end in time."""
     # As from an ordinary shell: what this process itself may be a rank of is none of the probe's concern.
     inherited = {
         name: value for name, value in os.environ.items() if name not in (config.RANK, config.SIZE, config.SECRET_KEY)
@@ -121,7 +119,7 @@ def _run(
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SECONDS if seconds is None else seconds,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired:
         return None

@@ -145,7 +145,7 @@ class Wait(torch.autograd.Function):
         deadline = time.monotonic() + 20
         bucket = ctx.seen[0].buckets[0]  # the last parameter's
         while time.monotonic() < deadline and not (bucket.handle and bucket.handle.done()):
-            time.sleep(0.001)
+            time.sleep(0.001)  # the reduction runs on another thread
         ctx.seen.append(bool(bucket.handle and bucket.handle.done()))
         return grads[0], None
 

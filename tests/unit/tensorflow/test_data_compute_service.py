@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,9 @@ from horovod.tensorflow.data.compute_service import (  # noqa: E402
 )
 
 NOBODY: Any = {"lo": [("127.0.0.1", 9)]}
-MOMENTS = ("register_dispatcher", "wait_for_dispatcher_registration", "wait_for_shutdown")
+ADDRESS = "grpc://localhost:1"
+SERVERS = ("DispatchServer", "WorkerServer")
+CALLS = ("register_dispatcher", "wait_for_dispatcher_registration", "wait_for_shutdown")
 CONFIG = TfDataServiceConfig(2, 3, "compute", NOBODY, make_secret(), timeout=7)
 
 
@@ -97,35 +101,46 @@ def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None
         assert "usage: python -m horovod.tensorflow.data.compute_worker" in told
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.fixture
+def leaving() -> Iterator[None]:
+    """SIGTERM as in a compute job."""
+    before = signal.signal(signal.SIGTERM, compute_worker._leave)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("moment", [*SERVERS, *CALLS])
 def test_the_file_is_gone_before_servers_stop_whenever_the_job_is_ended(
-    monkeypatch: pytest.MonkeyPatch, moment: str
+    monkeypatch: pytest.MonkeyPatch, leaving: None, moment: str
 ) -> None:
-    """To stop a server may take longer than a process has that is to end."""
+    """To stop a server may take longer than a process has that is to end. A server that has not started must not be dropped."""
     happened: list[str] = []
 
-    class Server:
-        target = "grpc://localhost:1"
+    def called(name: str, *_: object) -> str:
+        if name == moment:
+            signal.raise_signal(signal.SIGTERM)
+        return ADDRESS
 
-        def __init__(self, *_: object) -> None:
-            pass
+    class Server:
+        target = ADDRESS
+
+        def __init__(self, name: str, *_: object) -> None:
+            called(name)
+            happened.append("a server starts")
 
         def stop(self) -> None:
             happened.append("a server stops")
 
-    def called(name: str) -> str:
-        if name == moment:
-            raise SystemExit(143)  # a signal handler raises it
-        return "grpc://localhost:1"
-
-    client = mock.Mock(**{f"{name}.side_effect": partial(lambda name, *_: called(name), name) for name in MOMENTS})
+    client = mock.Mock(**{f"{name}.side_effect": partial(called, name) for name in CALLS})
     monkeypatch.setattr(TfDataServiceConfig, "compute_client", lambda config: client)
     monkeypatch.setattr(compute_service.basics, "rank", lambda: 0)
     monkeypatch.setattr(compute_service.basics, "size", lambda: 1)
-    for name in ("DispatchServer", "WorkerServer"):
-        monkeypatch.setattr(tf.data.experimental.service, name, Server)
+    for name in SERVERS:
+        monkeypatch.setattr(tf.data.experimental.service, name, partial(Server, name))
     with pytest.raises(SystemExit):
         compute_service.work(
             replace(CONFIG, dispatchers=1, workers_per_dispatcher=1), lambda: happened.append("the file goes")
         )
-    assert happened[:2] == ["the file goes", "a server stops"]
+    started = 1 if moment in ("DispatchServer", "register_dispatcher", "wait_for_dispatcher_registration") else 2
+    assert happened[: started + 2] == ["a server starts"] * started + ["the file goes", "a server stops"]
+    assert happened.count("a server stops") == started

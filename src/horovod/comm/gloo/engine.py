@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from typing import ClassVar
 
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
-from horovod.comm.engine import Bootstrap, Engine, Group, version_of
+from horovod.comm.engine import Bootstrap, Engine, Group, is_at_least, version_of
 
-OLDEST = (2, 3)
+OLDEST = "2.3"
 """The oldest PyTorch whose Gloo changes its time limit after it has begun."""
 
 
 def _too_old() -> bool:
-    found = re.match(r"(\d+)\.(\d+)", version_of("torch"))
-    return found is not None and (int(found[1]), int(found[2])) < OLDEST
+    version = version_of("torch")
+    return version != "" and not is_at_least(version, OLDEST)
 
 
 class GlooCommunicator(BytewiseCommunicator):
@@ -37,7 +36,8 @@ class GlooEngine(Engine):
         if importlib.util.find_spec("torch") is None:
             return "PyTorch, which brings Gloo, is not installed: pip install torch"
         if _too_old():
-            return f"Gloo of PyTorch {version_of('torch')} keeps the time limit it begins with: install PyTorch 2.3 or newer"
+            installed = version_of("torch")
+            return f"Gloo of PyTorch {installed} keeps the time limit it begins with: install PyTorch {OLDEST} or newer"
         try:
             from torch.distributed import ProcessGroupGloo  # noqa: F401  tells whether there is one
         except ImportError as error:

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from horovod.core import config
 from horovod.runner import worker_environment
@@ -67,6 +67,10 @@ class WholeJob(Job):
         inherited = {name: value for name, value in self._launcher_environment.items() if name not in _OF_A_RANK}
         return {**inherited, **self._asked, **self._threads(), **self._memory, **rendezvous}
 
+    def _unreachable(self) -> Mapping[str, str]:
+        """Hosts that cannot be reached, and why. Asked when the program has failed, and no rank has reported a failure."""
+        return {}
+
     def _notices(self) -> Sequence[str]:
         """One line for each flag that this program has no use for."""
         return ()
@@ -114,8 +118,11 @@ class WholeJob(Job):
             if options.verbose:
                 output.say(f"horovodrun: {self._describe(command, variables)}")
             plans: list[Plans] = [(variables, [ProcessPlan(CHILD, command, {}, reads_input)])]
-            found = supervisor.run([agent], lambda: plans, self._seconds)
-            return outcome(found, self.program, self._reported_failure())
+            ended = outcome(
+                supervisor.run([agent], lambda: plans, self._seconds), self.program, self._reported_failure()
+            )
+            unexplained = ended.failed and not ended.interrupted and ended.culprit is None
+            return replace(ended, unreachable=self._unreachable()) if unexplained else ended
 
     def dry_run(self) -> str:
         """What :meth:`run` would start, in words. Starts nothing.
@@ -182,6 +189,8 @@ class WholeJobOutcome(Outcome):
     """How the program ended. ``culprit`` is known only if the runtime of a rank has reported a failure."""
 
     program: str = ""
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    """Hosts that cannot be reached, and why."""
 
     @property
     def failed(self) -> bool:
@@ -194,6 +203,7 @@ class WholeJobOutcome(Outcome):
             lines.append(f"horovodrun: the job failed: {self.program} ended with exit code {self.exit}.")
             if self.culprit is not None:
                 lines.append(f"Rank {self.culprit} failed first. Reason: {self.reason}")
+            lines += [f"Host {host} cannot be reached by ssh: {reason}" for host, reason in self.unreachable.items()]
         return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common import basics
+from horovod.core.execution.signal_deferral import with_signals_deferred
 from horovod.core.lifecycle import context
 from horovod.core.submission.collectives import barrier
 from horovod.runner.common.service.compute_service import Addresses, ComputeClient
@@ -292,14 +293,12 @@ def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
         if config.dispatcher_side == "compute" and rank % each == 0:
             stack.enter_context(_dispatcher(client, number, ended))
         address = client.wait_for_dispatcher_registration(number, config.timeout)
-        worker = tf.data.experimental.service.WorkerServer(
-            tf.data.experimental.service.WorkerConfig(
-                dispatcher_address=address.partition("://")[2],
-                worker_address=f"{client.own_address()}:%port%",
-                dispatcher_timeout_ms=config.timeout * 1000,
-            )
+        settings = tf.data.experimental.service.WorkerConfig(
+            dispatcher_address=address.partition("://")[2],
+            worker_address=f"{client.own_address()}:%port%",
+            dispatcher_timeout_ms=config.timeout * 1000,
         )
-        with _stopping(worker, ended):
+        with _running(lambda: tf.data.experimental.service.WorkerServer(settings), ended):
             client.register_worker_for_dispatcher(number, rank)
             client.wait_for_shutdown()
         # A dispatcher must stop after its workers, because workers try to reconnect to it.
@@ -309,22 +308,25 @@ def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
 @contextmanager
 def _dispatcher(client: ComputeClient, number: int, ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     """A block with a dispatcher in this process, registered with the address at which other hosts reach this host."""
-    server = tf.data.experimental.service.DispatchServer()
-    with _stopping(server, ended):
+    with _running(tf.data.experimental.service.DispatchServer, ended) as server:
         protocol, _, place = server.target.partition("://")
         client.register_dispatcher(number, f"{protocol}://{client.own_address()}:{place.rpartition(':')[2]}")
         yield
 
 
 @contextmanager
-def _stopping(server: Any, ended: Callable[[], None]) -> Iterator[None]:
-    """A block that calls ``ended()`` at its end, and then stops ``server``.
+def _running(start: Callable[[], Any], ended: Callable[[], None]) -> Iterator[Any]:
+    """A block with the server that ``start()`` returns. However it ends, calls ``ended()`` and then stops the server.
 
     TensorFlow waits for readers, up to about a minute if one of them hangs. A process that is to end may be killed meanwhile.
     """
+    servers: list[Any] = []
     try:
-        yield
+        # TensorFlow crashes when a server is dropped before it has started, as by the exception of a signal handler.
+        with_signals_deferred(lambda: servers.append(start()))
+        yield servers[0]
     finally:
         ended()
-        with suppress(tf.errors.OpError):  # it ends in any case when its last reference is dropped
-            server.stop()
+        for server in servers:
+            with suppress(tf.errors.OpError):  # it ends in any case when its last reference is dropped
+                server.stop()

@@ -89,8 +89,8 @@ def _compute_service(options: argparse.Namespace) -> Iterator[TfDataServiceConfi
         config = TfDataServiceConfig(
             options.dispatchers, workers, options.dispatcher_side, service.addresses(), key, options.timeout
         )
-        config.write(options.configfile)
         try:
+            config.write(options.configfile)
             print(f"compute service with {size} workers; training jobs read {options.configfile}", flush=True)
             yield config
         finally:

@@ -153,7 +153,7 @@ def check_kind(tensor: torch.Tensor) -> DataType:
     return data_type
 
 
-def is_distributed(kind: type) -> bool:
+def is_dtensor(kind: type) -> bool:
     """Whether a class is :class:`torch.distributed.tensor.DTensor`. Does not import it; its module had other names before."""
     return hasattr(kind, "device_mesh") and hasattr(kind, "to_local")
 
@@ -168,7 +168,7 @@ def _check_class(tensor: torch.Tensor) -> None:
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
         _ordinary.add(kind)
         return
-    if is_distributed(kind):
+    if is_dtensor(kind):
         raise ValueError(
             f"Tensor is a {kind.__name__}, which is distributed over a device mesh, as by FSDP2 and tensor parallelism. "
             "Pass this rank's part, .to_local(), or the whole, .full_tensor()."

@@ -17,7 +17,7 @@ from horovod.core.process_set import ProcessSet
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compressor
 from horovod.torch.compression.bucket_compression import BucketCompressor
-from horovod.torch.ops.tensors import is_distributed
+from horovod.torch.ops.tensors import is_dtensor
 from horovod.torch.optimizer.parameter_names import parameter_names
 
 
@@ -38,7 +38,7 @@ def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
     Raises:
         ValueError: they cannot. The text says what to do.
     """
-    if is_distributed(type(parameter)):
+    if is_dtensor(type(parameter)):
         raise ValueError(
             f"parameter {name!r} is a DTensor: FSDP2 (fully_shard) or tensor parallelism communicates its gradients "
             "already. Use the optimizer without DistributedOptimizer, or the model without them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 from horovod.runner.agent.messages import Exit
 from horovod.runner.output.outcome import Failure, Outcome
@@ -34,5 +35,7 @@ def test_the_last_words() -> None:
     assert bad.describe() == "horovodrun: the job failed: mpirun ended with exit code 137 (killed by SIGKILL)."
     named = outcome(Outcome({CHILD: Exit(1)}), "mpirun", Failure(2, "it raised ValueError"))
     assert named.describe().splitlines()[1] == "Rank 2 failed first. Reason: it raised ValueError"
+    lost = replace(outcome(Outcome({CHILD: Exit(255)}), "mpirun", None), unreachable={"far": "its name is unknown"})
+    assert lost.describe().splitlines()[1:] == ["Host far cannot be reached by ssh: its name is unknown"]
     stopped = outcome(Outcome({CHILD: Exit(143, signal.SIGTERM)}, interrupted=signal.SIGINT), "mpirun", None)
     assert (stopped.failed, stopped.status, stopped.describe()) == (True, 130, "horovodrun: ended by SIGINT")

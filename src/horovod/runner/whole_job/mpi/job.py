@@ -15,9 +15,11 @@ from pathlib import Path
 from horovod.core import config
 from horovod.runner import worker_environment
 from horovod.runner.errors import UsageError
+from horovod.runner.hosts.allocation import allocation
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
 from horovod.runner.reach import ssh
+from horovod.runner.reach.check import unreachable
 from horovod.runner.whole_job.base import WholeJob
 from horovod.runner.whole_job.mpi import command, kinds
 from horovod.runner.whole_job.mpi.command import Launch
@@ -26,6 +28,8 @@ _CHOSEN_SHELL = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUN
 """Each says how ``mpirun`` reaches other hosts. The user, or Kubernetes' MPI Operator, may have set it."""
 _FORWARDABLE = re.compile(r"(?!OMPI_|PMIX_|PRTE_|PMI_|HYDRA_|I_MPI_HYDRA|MPI_LOCAL)[A-Za-z_][A-Za-z0-9_]*")
 """Variables that ``mpirun`` can pass to other hosts. MPI's own variables are excluded: ``mpirun`` sets them for its ranks."""
+_CHECK_SECONDS = 15.0
+"""How long the check may take that finds unreachable hosts after a failure; longer than ssh takes to give one up."""
 _LAST_VARIABLE = "HYDRA_LAST_VARIABLE"
 """Hydra of MPICH 5.0 does not forward the last variable of its environment, so an unused one is added as the last."""
 
@@ -69,6 +73,13 @@ class MpiJob(WholeJob):
     def _of_ranks(self, rendezvous: Mapping[str, str]) -> dict[str, str]:
         """Without PYTHONUNBUFFERED: ``mpirun`` labels each piece that arrives, even a part of a line."""
         return super()._variables({name: value for name, value in rendezvous.items() if name != "PYTHONUNBUFFERED"})
+
+    def _unreachable(self) -> dict[str, str]:
+        # mpirun may lose what ssh says, and MPICH's names no host. In an allocation of Slurm, mpirun uses srun.
+        slurm = allocation(self._launcher_environment)
+        if not self._launch.shell or slurm is not None:
+            return {}
+        return unreachable(self._launch.shell, self._elsewhere, _CHECK_SECONDS)
 
     def _notices(self) -> list[str]:
         return command.without_effect(self._mpi, self._launch)
