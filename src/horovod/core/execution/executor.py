@@ -13,9 +13,11 @@ from horovod.core.execution.batch import Batch, Entry, execute, size_of
 from horovod.core.execution.cpu_affinity import Placement
 from horovod.core.execution.device_engines import DeviceEngines
 from horovod.core.execution.open_events import OpenEvents
-from horovod.core.execution.progress import QUICK_BYTES
 from horovod.core.submission.devices import moves
 from horovod.core.submission.in_flight import InFlight
+
+_PLACED_BYTES = 4 << 20
+"""For a larger batch the worker thread moves to cores of its own. The move takes some microseconds."""
 
 kept: list[Entry] = []
 """Failed requests whose tensors an engine may still read: their memory is not given back."""
@@ -64,7 +66,7 @@ class Executor:
         Raises:
             PeerFailure, DeviceFailure, Aborted: it could not be carried out; the handles are left to :meth:`fail`.
         """
-        if driven or size_of(batch) <= QUICK_BYTES:
+        if driven or size_of(batch) <= _PLACED_BYTES:
             self._run(batch)
         else:
             with self._placement.at_work():
