@@ -24,6 +24,7 @@ Words of the arena's counters, each with one writer::
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,11 +38,13 @@ from horovod.comm.shm.arena import PROPOSAL_BYTES, Arena
 from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, word_index
 from horovod.comm.spans import Vectors
 
-IDENTITY_BYTES = 1000
-"""How long the description of a collective may be."""
-
 _HEAD_BYTES = 1 << 10
-_NOTE = slice(_HEAD_BYTES - 8, _HEAD_BYTES)
+_NOTE_BYTES = 8
+
+
+def fits(identity: bytes, notes: Sequence[int]) -> bool:
+    """Whether a proposal can hold the description of a collective and this rank's numbers."""
+    return len(identity) + _NOTE_BYTES * len(notes) <= _HEAD_BYTES
 
 
 class Proposals:
@@ -73,13 +76,13 @@ class Proposals:
 
     # For every rank.
 
-    def propose(self, identity: bytes, vectors: Vectors, note: int = 0) -> int:
+    def propose(self, identity: bytes, vectors: Vectors, notes: Sequence[int] = ()) -> int:
         """Take part in the present try, whose number is returned.
 
         Args:
-            identity: what must be the same on all ranks, at most ``IDENTITY_BYTES``; none may be the beginning of another.
+            identity: what must be the same on all ranks; none may be the beginning of another.
             vectors: this rank's contribution, of one dtype, together at most ``data_bytes``; none if the engine is to move it.
-            note: a number of this rank for the others, see :meth:`notes`.
+            notes: numbers of this rank for the others, see :meth:`notes`. They and ``identity`` must fit (:func:`fits`).
         """
         outcome = self._words.values[self._outcome]
         number = (outcome >> 1) + 1
@@ -89,7 +92,8 @@ class Proposals:
             source.read(0, source.length, self._contributions(source.dtype)[self._rank][: source.length])
         head = self._heads[slot][self._rank]
         head[: len(identity)] = identity
-        head[_NOTE] = note.to_bytes(8, "little")
+        if notes:
+            head[_HEAD_BYTES - _NOTE_BYTES * len(notes) :] = array("Q", notes).tobytes()
         self._words.publish(self._proposal, number)
         return number
 
@@ -115,9 +119,10 @@ class Proposals:
         self._words.publish(self._given_up, number)
         return self.over(number)
 
-    def notes(self) -> list[int]:
-        """After a success: everybody's notes, by rank."""
-        return [int.from_bytes(head[_NOTE], "little") for head in self._heads[self._slot]]
+    def notes(self, count: int) -> tuple[tuple[int, ...], ...]:
+        """After a success: the ``count`` notes that everybody has made, by rank."""
+        place = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
+        return tuple(tuple(head[place].cast("Q")) for head in self._heads[self._slot])
 
     def allreduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         """After a success: reduce everybody's contribution into ``outputs``, as an engine's allreduce does."""
@@ -138,6 +143,18 @@ class Proposals:
         start = 0
         for contribution, count in zip(self._contributions(output.dtype), counts, strict=True):
             output[start : start + count] = contribution[:count]
+            start += count
+
+    def alltoall(self, output: Array, counts: Sequence[Sequence[int]]) -> None:
+        """After a success: concatenate what everybody's contribution has for this rank into ``output``.
+
+        Args:
+            counts: ``counts[r][s]`` consecutive elements of rank r's contribution go to rank s.
+        """
+        start = 0
+        for contribution, row in zip(self._contributions(output.dtype), counts, strict=True):
+            begin, count = sum(row[: self._rank]), row[self._rank]
+            output[start : start + count] = contribution[begin : begin + count]
             start += count
 
     # For the leader.

@@ -71,9 +71,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def identity(self) -> bytes:
-        """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather."""
+        """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather or alltoall."""
         tensors = self.tensors
-        if self.operation is Operation.ALLGATHER:
+        if self.operation in (Operation.ALLGATHER, Operation.ALLTOALL):
             tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
         return encode(
             (

@@ -72,14 +72,16 @@ class Executor:
             with self._placement.at_work():
                 self._run(batch)
 
-    def carry_out_alone(self, entry: Entry, rows: tuple[tuple[int, ...], ...] = ()) -> None:
+    def carry_out_alone(
+        self, entry: Entry, rows: tuple[tuple[int, ...], ...] = (), splits: tuple[tuple[int, ...], ...] = ()
+    ) -> None:
         """Run a quick request that all ranks have agreed on without an order, and complete it.
 
         Args:
-            rows: as in :class:`Decision`.
+            rows, splits: as in :class:`Decision`.
         """
         request = entry.request
-        self._run([(Decision(-1, request.name, request.operation, rows), entry)])
+        self._run([(Decision(-1, request.name, request.operation, rows, splits), entry)])
 
     def complete_alone(self, entry: Entry) -> None:
         """Complete a request that ran without an order and without the engine."""

@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from horovod.comm.shm.proposals import IDENTITY_BYTES, Proposals
-from horovod.comm.spans import arrays_of
+from horovod.comm.shm.proposals import Proposals, fits
+from horovod.comm.spans import Vectors, arrays_of
 from horovod.core.coordination.messages import Operation, Request, Succeeded, encode
 from horovod.core.execution.batch import Entry, output_of, scaling
 from horovod.core.execution.connections import Connections
@@ -30,11 +30,14 @@ from horovod.core.execution.waiting import SLEEP_SECONDS, SLEEPS, Polls
 from horovod.core.submission.handle import Handle
 from horovod.core.submission.in_flight import InFlight
 
-COMPUTED = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.BROADCAST, Operation.BARRIER})
+_BY_ROWS = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
+"""Where ranks need the others' numbers of rows."""
+
+COMPUTED = frozenset({Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER}) | _BY_ROWS
 """Computed from contributions in shared memory where these are small."""
 
 OPERATIONS = COMPUTED | {Operation.REDUCESCATTER}
-"""What each rank knows all about from its own request, or, for an allgather, from one number of every rank."""
+"""What each rank knows all about from its own request, and from the numbers of rows in the others' proposals."""
 
 
 class FastPath:
@@ -92,22 +95,25 @@ class FastPath:
         request = entry.request
         if request.operation not in OPERATIONS:
             return False
-        if request.operation is Operation.ALLGATHER and (len(request.tensors) != 1 or not request.tensors[0].shape):
+        if request.operation in _BY_ROWS and (len(request.tensors) != 1 or not request.tensors[0].shape):
             return False
         identity = request.identity
-        if len(identity) > IDENTITY_BYTES:
+        if not fits(identity, _rows(request)):
             return False
         self._unresolved = None
         return (self._lead if self._proposals.leads else self._follow)(entry, identity)
 
     def _contributes(self, entry: Entry) -> bool:
         """Whether this rank's contribution goes into its proposal: on all ranks or on none if their requests are alike; for an
-        allgather, this rank's rows decide."""
-        return (
-            entry.request.operation in COMPUTED
-            and entry.size() <= self._proposals.data_bytes
-            and _of_one_type(entry.request)
-        )
+        allgather or alltoall, this rank's rows decide."""
+        request = entry.request
+        if request.operation in _BY_ROWS:
+            return self._fit(_rows(request), request)
+        return request.operation in COMPUTED and entry.size() <= self._proposals.data_bytes and _of_one_type(request)
+
+    def _fit(self, rows: Sequence[int], request: Request) -> bool:
+        """Whether a proposal can hold so many rows of the request's tensor."""
+        return sum(rows) * _row_elements(request) * request.tensors[0].data_type.itemsize <= self._proposals.data_bytes
 
     def finish(self, entry: Entry) -> None:
         """Carry out what all ranks have agreed on, the entry of this rank's last proposal, and complete it.
@@ -115,23 +121,30 @@ class FastPath:
         Raises:
             PeerFailure, Aborted: the engine could not run it.
         """
-        if entry.request.operation is Operation.ALLGATHER:
-            self._finish_allgather(entry)
+        if entry.request.operation in _BY_ROWS:
+            self._finish_by_rows(entry)
         elif self._contributed:
             self._compute(entry)
             self._executor.complete_alone(entry)
         else:
             self._executor.carry_out_alone(entry)
 
-    def _finish_allgather(self, entry: Entry) -> None:
-        tensor, rows = entry.request.tensors[0], self._proposals.notes()
-        row_elements = math.prod(tensor.shape[1:])
-        if max(rows) * row_elements * tensor.data_type.itemsize > self._proposals.data_bytes:
-            self._executor.carry_out_alone(entry, (tuple(rows),))
+    def _finish_by_rows(self, entry: Entry) -> None:
+        request, gathers = entry.request, entry.request.operation is Operation.ALLGATHER
+        everybodys = self._proposals.notes(len(_rows(request)))
+        sizes = (tuple(rows for (rows,) in everybodys),) if gathers else everybodys
+        if not all(self._fit(rows, request) for rows in everybodys):
+            self._executor.carry_out_alone(entry, *((sizes, ()) if gathers else ((), sizes)))
             return
-        entry.handle.result = (tuple(rows),)
-        output = arrays_of(output_of(entry, 0, sum(rows)))[0]
-        self._proposals.allgather(output, [row_elements * each for each in rows])
+        row_elements = _row_elements(request)
+        counts = [[row_elements * rows for rows in each] for each in sizes]
+        received = list(sizes[0]) if gathers else [row[self._index] for row in sizes]
+        entry.handle.result = sizes if gathers else received
+        output = arrays_of(output_of(entry, 0, sum(received)))[0]
+        if gathers:
+            self._proposals.allgather(output, counts[0])
+        else:
+            self._proposals.alltoall(output, counts)
         self._executor.complete_alone(entry)
 
     def _disturbed(self) -> bool:
@@ -218,14 +231,16 @@ class FastPath:
         return number
 
     def _propose(self, entry: Entry, identity: bytes) -> int:
-        request, arrays = entry.request, entry.inputs
-        rows = request.tensors[0].shape[0] if request.operation is Operation.ALLGATHER else 0
+        request = entry.request
+        vectors: Vectors = entry.inputs
         self._contributed = self._contributes(entry)
         if not self._contributed:
-            arrays = ()
+            vectors = ()
         elif request.operation is Operation.BROADCAST:
-            arrays = entry.outputs if self._ranks[self._index] == request.root else ()
-        self._last = self._proposals.propose(identity, arrays, rows)
+            vectors = entry.outputs if self._ranks[self._index] == request.root else ()
+        elif request.operation is Operation.ALLTOALL:  # not the rows that go to nobody
+            vectors = [arrays_of(vectors)[0][: sum(request.splits) * _row_elements(request)]]
+        self._last = self._proposals.propose(identity, vectors, _rows(request))
         return self._last
 
     def _compute(self, entry: Entry) -> None:
@@ -234,6 +249,17 @@ class FastPath:
             self._proposals.allreduce(entry.outputs, *scaling(request, len(self._ranks)))
         elif request.operation is Operation.BROADCAST:
             self._proposals.broadcast(entry.outputs, self._ranks.index(request.root))
+
+
+def _rows(request: Request) -> tuple[int, ...]:
+    """What the other ranks must know of this rank's rows: how many there are, or how many go to each rank."""
+    if request.operation is Operation.ALLGATHER:
+        return request.tensors[0].shape[:1]
+    return request.splits
+
+
+def _row_elements(request: Request) -> int:
+    return math.prod(request.tensors[0].shape[1:])
 
 
 def _of_one_type(request: Request) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.shm import futex
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.proposals import IDENTITY_BYTES, Proposals
+from horovod.comm.shm.proposals import Proposals, fits
 from unit.control.together import Together, together, wait_until
 
 Group = list[Proposals]
@@ -249,22 +249,40 @@ def test_broadcast(group: Group, root: int) -> None:
 def test_allgather_of_parts_of_any_length(group: Group) -> None:
     counts = [3 * (rank % 3) for rank in range(len(group))]
     for rank, proposals in enumerate(group):
-        proposals.propose(b"x", [np.full(counts[rank], rank, np.int32)], counts[rank] // 3)
+        proposals.propose(b"x", [np.full(counts[rank], rank, np.int32)], [counts[rank] // 3])
     assert decided(group)
     for proposals in group:
-        assert proposals.notes() == [count // 3 for count in counts]
+        assert proposals.notes(1) == tuple((count // 3,) for count in counts)
         output = np.full(sum(counts), -1, np.int32)
         proposals.allgather(output, counts)
         assert output.tolist() == [rank for rank, count in enumerate(counts) for _ in range(count)]
 
 
-def test_identities_and_data_as_long_as_they_may_be(group: Group) -> None:
-    identity = bytes(number % 251 for number in range(IDENTITY_BYTES))
-    arrays = [np.full(group[0].data_bytes, rank, np.uint8) for rank in range(len(group))]
+def test_what_a_rank_has_for_each_rank(group: Group) -> None:
+    size = len(group)
+    counts = [[(sender + receiver) % 3 for receiver in range(size)] for sender in range(size)]
+    for sender, proposals in enumerate(group):
+        sent = [100 * sender + receiver for receiver, count in enumerate(counts[sender]) for _ in range(count)]
+        proposals.propose(b"x", [np.array(sent, np.int32)], counts[sender])
+    assert decided(group)
+    for receiver, proposals in enumerate(group):
+        assert proposals.notes(size) == tuple(map(tuple, counts))
+        column = [row[receiver] for row in counts]
+        output = np.full(sum(column), -1, np.int32)
+        proposals.alltoall(output, counts)
+        assert output.tolist() == [100 * sender + receiver for sender, count in enumerate(column) for _ in range(count)]
+
+
+def test_identities_notes_and_data_as_long_as_they_may_be(group: Group) -> None:
+    size = len(group)
+    identity = bytes(number % 251 for number in range(1024 - 8 * size))
+    assert fits(identity, range(size)) and not fits(identity + b"x", range(size))
+    arrays = [np.full(group[0].data_bytes, rank, np.uint8) for rank in range(size)]
     for proposals, array in zip(group, arrays, strict=True):
-        proposals.propose(identity, [array])
+        proposals.propose(identity, [array], [2**63 - rank for rank in range(size)])
     assert decided(group, identity)
     for proposals in group:
+        assert proposals.notes(size) == (tuple(2**63 - rank for rank in range(size)),) * size
         target = np.zeros(group[0].data_bytes, np.uint8)
         proposals.allreduce([target], ReduceOp.MAX, 1.0, 1.0)
         assert set(target) == {len(group) - 1}

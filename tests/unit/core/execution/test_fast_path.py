@@ -98,9 +98,10 @@ def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple
             assert gathered(rank, index + turn % 2, 3, awaited).tolist() == [
                 float(each) for each in range(size) for _ in range(3 * (each + turn % 2))
             ]
+            dealt(rank, turn, awaited=awaited)
 
     on_every_rank(ranks, script)
-    for name in ("x", "b", "g", "barrier.noname"):
+    for name in ("x", "b", "g", "s", "barrier.noname"):
         counts = {index: successes.count((index, name)) for index in range(size)}
         assert len(set(counts.values())) == 1  # all ranks take the same way
         assert counts[0] > 0
@@ -121,6 +122,56 @@ def gathered(rank: Rank, rows: int, columns: int, awaited: bool = False) -> Arra
     (received,) = handle.result
     assert received[rank.worker.index] == rows and sum(received) * columns == made[0].size
     return made[0]
+
+
+def sent(sender: int, receiver: int, turn: int, many: int = 1) -> int:
+    """How many rows go from a rank to another: ``many`` times as many from the rank whose turn it is."""
+    return (sender + receiver + turn) % 3 * (many if sender == turn % 3 else 1)
+
+
+def dealt(rank: Rank, turn: int, many: int = 1, columns: int = 2, awaited: bool = True) -> None:
+    """An alltoall of rows of 10 s + r from rank s to rank r; each rank has one row more, which goes to nobody."""
+    index, size = rank.worker.index, len(rank.worker.ranks)
+    splits = tuple(sent(index, receiver, turn, many) for receiver in range(size))
+    rows = np.repeat(np.array([*(10 * index + receiver for receiver in range(size)), -1], np.float32), [*splits, 1])
+    made: list[Array] = []
+
+    def allocate(_: int, total: int) -> Array:
+        made.append(np.full(total * columns, -2, np.float32))
+        return made[0]
+
+    spec = (TensorSpec("s", DataType.FLOAT32, (len(rows), columns)),)
+    request = Request(Operation.ALLTOALL, "s", spec, splits=splits)
+    handle = rank.submit(request, np.repeat(rows, columns), allocate=allocate, awaited=awaited)
+    handle.wait()
+    received = [sent(sender, index, turn, many) for sender in range(size)]
+    assert list(handle.result) == received
+    expected = np.repeat([10 * sender + index for sender in range(size)], received)
+    np.testing.assert_array_equal(made[0], np.repeat(expected, columns))
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_of_an_alltoall_may_differ_and_other_dimensions_may_not(
+    process_set: Set, orders: list[str], successes: list[tuple[int, str]], size: int
+) -> None:
+    ranks = asleep(process_set.whole(size, proposals=True))
+
+    def script(rank: Rank) -> None:
+        for turn in range(12):
+            dealt(rank, turn)
+            dealt(rank, turn, many=5_000)  # too many for the proposal of one rank
+
+    on_every_rank(ranks, script)
+    assert orders == []
+    assert len(successes) >= 12 * size and set(successes) == {(index, "s") for index in range(size)}
+
+    def mismatched(rank: Rank) -> None:
+        with pytest.raises(HorovodInternalError, match="Mismatched"):
+            dealt(rank, 0, columns=1 + rank.worker.index)
+
+    on_every_rank(ranks, mismatched)
+    on_every_rank(ranks, script)
 
 
 @pytest.mark.usefixtures("patient")
