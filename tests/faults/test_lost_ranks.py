@@ -283,7 +283,7 @@ def test_a_process_that_nothing_in_python_can_run_in_is_waited_for(pools: Pools)
 def test_a_rank_that_answers_but_is_stuck_in_a_collective(pools: Pools) -> None:
     jobs = [(engine, victim) for engine, victim in JOBS if victim < 2]
     found = side_by_side(pools.templates, jobs, work_on, "stick", SHORT_TIMEOUT, without_victim=False)
-    for (_, victim), texts in found.items():
-        assert len(texts) == SIZE and len(set(texts)) == 1
+    for (engine, victim), texts in found.items():
+        assert len(texts) == SIZE and len(set(texts)) == 1, "\n".join([engine, *texts])
         reason = "it made no progress in a collective for 3 seconds"
         assert re.match(rf"Horovod: rank {victim} \(host \w+, process \d+\) failed: {reason}", texts[0]), texts[0]

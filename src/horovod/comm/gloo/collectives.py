@@ -97,6 +97,7 @@ class GlooCollectives(ByteCollectives):
         self._attendance = Attendance(sockets)
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
+        self._check()
         source, target = self._joined(sends), self._joined(receives)
         if source.buffer is not None:
             np.concatenate(source.parts, out=source.data)
@@ -124,9 +125,16 @@ class GlooCollectives(ByteCollectives):
         return _Joined(counts, parts, buffer[: sum(counts)], buffer)
 
     def broadcast(self, data: Array, root: int) -> _Started:
+        self._check()
         options = distributed.BroadcastOptions()
         options.rootRank = root
         return self._start(self._group.broadcast([torch.from_numpy(bytes_at(address_of(data), data.size))], options))
+
+    def _check(self) -> None:
+        """Start nothing after an abort: Gloo waits for ever for what it has received a part of when a connection ends."""
+        if self._aborted:
+            self._stop()
+            raise Aborted("this communicator was aborted")
 
     def _start(self, work: Any, source: _Joined | None = None, target: _Joined | None = None) -> _Started:
         self._number += 1

@@ -1,0 +1,30 @@
+"""Gloo's collectives on bytes, by ranks inside this one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from engines import group_of
+from horovod.comm.base import Aborted
+from horovod.comm.reduction import ReduceOp
+from torch_versions import needs_gloo
+
+pytestmark = needs_gloo
+
+
+@pytest.mark.parametrize("call", ["allreduce", "broadcast"])
+def test_nothing_is_started_after_an_abort(call: str) -> None:
+    """A peer that receives a part of it before the connections end would wait for the rest for ever."""
+    with group_of("gloo", 2) as (first, _):
+        array = np.ones(1_000_000, np.float32)
+        calls: dict[str, Callable[[], object]] = {
+            "allreduce": lambda: first.allreduce([array], [array], ReduceOp.SUM, 1.0, 1.0),
+            "broadcast": lambda: first.broadcast([array], 0),
+        }
+        first.abort()
+        with pytest.raises(Aborted):
+            calls[call]()
+        assert first._collectives._number == 0  # type: ignore[attr-defined]
