@@ -196,7 +196,9 @@ class GlooCollectives(ByteCollectives):
         return sockets_of(self._store.own.values(), self._store.others.values())
 
     def _stop(self) -> None:
-        """End what is under way, so that nobody touches its memory any more."""
+        """End what is under way, so that nobody touches its memory any more. Waits for it only once."""
+        if self._group in _left:
+            return
         if not all(work.is_completed() for work in self._open):
             shut_down(self._sockets())
         deadline = time.monotonic() + _SHUT_DOWN_SECONDS
@@ -208,7 +210,7 @@ class GlooCollectives(ByteCollectives):
                     pass  # it has failed, or has still to
         if all(work.is_completed() for work in self._open):
             self._open.clear()
-        elif self._group not in _left:
+        else:
             _left.append(self._group)
             _log.error(
                 "rank %d of the group: Gloo has not ended its operations; they may still use tensors of collectives that have "

@@ -108,12 +108,13 @@ class FastPath:
         allgather or alltoall, this rank's rows decide."""
         request = entry.request
         if request.operation in _BY_ROWS:
-            return self._fit(_rows(request), request)
+            return self._all_fit([_rows(request)], request)
         return request.operation in COMPUTED and entry.size() <= self._proposals.data_bytes and _of_one_type(request)
 
-    def _fit(self, rows: Sequence[int], request: Request) -> bool:
-        """Whether a proposal can hold so many rows of the request's tensor."""
-        return sum(rows) * _row_elements(request) * request.tensors[0].data_type.itemsize <= self._proposals.data_bytes
+    def _all_fit(self, notes: Sequence[Sequence[int]], request: Request) -> bool:
+        """Whether the rows that each rank contributes, the sum of its notes, fit into its proposal."""
+        row_bytes = _row_elements(request) * request.tensors[0].data_type.itemsize
+        return max(map(sum, notes)) * row_bytes <= self._proposals.data_bytes
 
     def finish(self, entry: Entry) -> None:
         """Carry out what all ranks have agreed on, the entry of this rank's last proposal, and complete it.
@@ -121,30 +122,37 @@ class FastPath:
         Raises:
             PeerFailure, Aborted: the engine could not run it.
         """
-        if entry.request.operation in _BY_ROWS:
-            self._finish_by_rows(entry)
+        if entry.request.operation is Operation.ALLGATHER:
+            self._finish_allgather(entry)
+        elif entry.request.operation is Operation.ALLTOALL:
+            self._finish_alltoall(entry)
         elif self._contributed:
             self._compute(entry)
             self._executor.complete_alone(entry)
         else:
             self._executor.carry_out_alone(entry)
 
-    def _finish_by_rows(self, entry: Entry) -> None:
-        request, gathers = entry.request, entry.request.operation is Operation.ALLGATHER
-        everybodys = self._proposals.notes(len(_rows(request)))
-        sizes = (tuple(rows for (rows,) in everybodys),) if gathers else everybodys
-        if not all(self._fit(rows, request) for rows in everybodys):
-            self._executor.carry_out_alone(entry, *((sizes, ()) if gathers else ((), sizes)))
+    def _finish_allgather(self, entry: Entry) -> None:
+        notes = self._proposals.notes(1)
+        rows = tuple(note for (note,) in notes)
+        if not self._all_fit(notes, entry.request):
+            self._executor.carry_out_alone(entry, rows=(rows,))
             return
-        row_elements = _row_elements(request)
-        counts = [[row_elements * rows for rows in each] for each in sizes]
-        received = list(sizes[0]) if gathers else [row[self._index] for row in sizes]
-        entry.handle.result = sizes if gathers else received
+        entry.handle.result = (rows,)
+        output = arrays_of(output_of(entry, 0, sum(rows)))[0]
+        row_elements = _row_elements(entry.request)
+        self._proposals.allgather(output, [row_elements * each for each in rows])
+        self._executor.complete_alone(entry)
+
+    def _finish_alltoall(self, entry: Entry) -> None:
+        splits = self._proposals.notes(len(self._ranks))
+        if not self._all_fit(splits, entry.request):
+            self._executor.carry_out_alone(entry, splits=splits)
+            return
+        entry.handle.result = received = [row[self._index] for row in splits]
         output = arrays_of(output_of(entry, 0, sum(received)))[0]
-        if gathers:
-            self._proposals.allgather(output, counts[0])
-        else:
-            self._proposals.alltoall(output, counts)
+        row_elements = _row_elements(entry.request)
+        self._proposals.alltoall(output, [[row_elements * each for each in row] for row in splits])
         self._executor.complete_alone(entry)
 
     def _disturbed(self) -> bool:

@@ -6,9 +6,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from horovod.runner.reach import ssh
+
+_EXIT_SECONDS = 1.0
 
 
 def unreachable(command: Sequence[str], hosts: Sequence[str], seconds: float) -> dict[str, str]:
@@ -31,8 +33,7 @@ def unreachable(command: Sequence[str], hosts: Sequence[str], seconds: float) ->
                 )
             except OSError:
                 return {}  # no ssh can be run here, or not so many: nothing is known
-            cleanup.callback(process.wait)
-            cleanup.callback(process.kill)
+            cleanup.callback(_end, process)
             tried.append((host, process, errors))
         for host, process, errors in tried:
             try:
@@ -44,3 +45,9 @@ def unreachable(command: Sequence[str], hosts: Sequence[str], seconds: float) ->
                 errors.seek(0)
                 found[host] = ssh.explain(status, errors.read().decode(errors="replace"))
     return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):  # it waits inside the kernel; the launcher does not wait with it
+        process.wait(_EXIT_SECONDS)

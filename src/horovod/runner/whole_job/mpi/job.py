@@ -15,7 +15,7 @@ from pathlib import Path
 from horovod.core import config
 from horovod.runner import worker_environment
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts.allocation import allocation
+from horovod.runner.job import batch_job
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
 from horovod.runner.reach import ssh
@@ -76,8 +76,7 @@ class MpiJob(WholeJob):
 
     def _unreachable(self) -> dict[str, str]:
         # mpirun may lose what ssh says, and MPICH's names no host. In an allocation of Slurm, mpirun uses srun.
-        slurm = allocation(self._launcher_environment)
-        if not self._launch.shell or slurm is not None:
+        if not self._launch.shell or batch_job(self._launcher_environment):
             return {}
         return unreachable(self._launch.shell, self._elsewhere, _CHECK_SECONDS)
 
