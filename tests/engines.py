@@ -5,6 +5,7 @@ An engine is one line in :data:`ENGINES`; the tables of ``tests/parallel/test_en
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from horovod.comm.base import Communicator, give_up
 from horovod.comm.bytewise.communicator import PIECE_BYTES
+from horovod.comm.engine import Bootstrap, Group
 from horovod.comm.gloo.engine import GlooCommunicator
 from horovod.comm.hierarchical.communicator import PIECE_BYTES as HIERARCHICAL_PIECE_BYTES
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
@@ -24,6 +26,9 @@ from horovod.comm.oneccl.collectives import OneCclCollectives
 from horovod.comm.oneccl.engine import OneCclCommunicator
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
+from horovod.comm.shm.engine import SharedProposals
+from horovod.comm.shm.memory import created
+from horovod.comm.shm.proposals import Proposals, memory_bytes
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp.communicator import TcpCommunicator
 from late_oneccl import LateLibrary
@@ -128,6 +133,16 @@ def _shm(size: int, timeout: timedelta, piece_bytes: int = 0, reading: str = "ne
     views = [Arena.attach(arena.descriptor, arena.length, arena.piece_bytes) for _ in range(size)]
     arena.close()
     return [ShmCommunicator(rank, size, view, timeout, reading) for rank, view in enumerate(views)]
+
+
+def proposals_of(size: int, contributions: bool = True) -> list[Proposals]:
+    """The proposals of all ranks of a group, each with a mapping of its own."""
+    kind, descriptor = SharedProposals(contributions), created(memory_bytes(size))
+    try:
+        hosts = ("here",) * size
+        return [kind.build(Group(rank, size, hosts), Bootstrap(descriptor=descriptor), 0.0) for rank in range(size)]
+    finally:
+        os.close(descriptor)
 
 
 def _shm_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:

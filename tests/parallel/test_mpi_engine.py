@@ -183,6 +183,54 @@ os._exit(0)  # MPI would wait for what was sent
     assert sorted(found) == ["rank 0 does not read", "rank 0 has {7.0}", "rank 1 reads"], done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_a_rank_that_is_out_of_step_is_found(tmp_path: Path, wheel: str) -> None:
+    """Rank 0 waits for ten numbers of a broadcast; rank 1 sends something else, once for each communicator."""
+    program = """
+from datetime import timedelta
+from mpi4py import MPI
+from horovod.comm.base import PeerFailure
+from horovod.comm.engine import MpiRanks
+from horovod.comm.mpi.engine import MpiCommunicator
+from horovod.comm.mpi.exchange import MpiExchange
+from horovod.comm.mpi.runtime import communicator_of
+
+world = MPI.COMM_WORLD
+new = lambda: [np.full(10, world.rank, np.float32)]
+wrong = [
+    lambda communicator: communicator.allgather(new(), [np.zeros(20, np.float32)], [[10, 10]]),
+    lambda communicator: [communicator.barrier(), communicator.broadcast(new(), 1)],
+    lambda communicator: communicator.broadcast([new()[0][:9]], 1),
+    lambda communicator: communicator.broadcast([np.zeros(11, np.float32)], 1),
+]
+for number, other in enumerate(wrong, 1):
+    exchange = MpiExchange(communicator_of(MpiRanks(None, 2, (0, 1)), number), timedelta(seconds=30))
+    communicator = MpiCommunicator(world.rank, 2, exchange)
+    if world.rank == 0:
+        try:
+            communicator.broadcast(new(), 1)
+        except PeerFailure as failure:
+            say(failure.rank, failure.reason)
+    else:
+        import threading
+        threading.Timer(1, communicator.abort).start()
+        try:
+            other(communicator)
+        except Exception:
+            pass
+world.Barrier()
+os._exit(0)  # MPI would wait for what was sent
+"""
+    done = play(tmp_path, wheel, program, size=2)
+    found = [line.removeprefix("1 ") for line in done.stdout.splitlines() if " out of step" in line]
+    assert found == [
+        "it is out of step: it sent part of allgather number 1 (40 bytes) where broadcast number 1 (40 bytes) was due",
+        "it is out of step: it sent part of barrier number 1 (0 bytes) where broadcast number 1 (40 bytes) was due",
+        "it is out of step: it sent part of broadcast number 1 (36 bytes) where broadcast number 1 (40 bytes) was due",
+        "it is out of step: it sent more bytes than were due",
+    ], done.stdout + done.stderr
+
+
 def test_without_an_mpi_launcher_the_error_says_how_to_start() -> None:
     program = "from horovod.comm.engine import Group, MpiRanks; from horovod.comm.mpi.engine import MpiEngine\n"
     program += "print(MpiEngine().obstacle(Group(0, 2, ('a', 'a'), mpi=MpiRanks(None, 2, (0, 1)))))"

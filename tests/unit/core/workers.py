@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import make_group
+from engines import make_group, proposals_of
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
-from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
 from horovod.control.channel import Channel
@@ -197,6 +196,7 @@ class Set:
         ranks: Sequence[int] | None = None,
         start: bool = True,
         proposals: bool = False,
+        contributions: bool = True,
         **settings: Any,
     ) -> list[Rank]:
         ranks = ranks or range(size)
@@ -205,7 +205,7 @@ class Set:
         links = [{member: pair[0] for member, pair in pairs.items()}]
         links += [{0: pairs[member][1]} for member in range(1, size)]
         config = Config(**settings)
-        fast_paths = self.proposals_of(size) if proposals else [None] * size
+        fast_paths = self.proposals_of(size, contributions) if proposals else [None] * size
         made = [
             self.worker(ranks, index, links[index], group[index], config, fast_paths[index]) for index in range(size)
         ]
@@ -214,11 +214,12 @@ class Set:
                 rank.worker.start()
         return made
 
-    def proposals_of(self, size: int) -> list[Proposals]:
-        """The proposals of all ranks of one arena, all in this process."""
-        arena = Arena.create(size)
-        self._stack.callback(arena.close)
-        return [Proposals(arena, rank, size) for rank in range(size)]
+    def proposals_of(self, size: int, contributions: bool = True) -> list[Proposals]:
+        """The proposals of all ranks, all in this process."""
+        made = proposals_of(size, contributions)
+        for proposals in made:
+            self._stack.callback(proposals.close)
+        return made
 
     def part(
         self, index: int, size: int, start: bool = True, proposals: Proposals | None = None, **settings: Any

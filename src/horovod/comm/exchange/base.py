@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -109,14 +109,16 @@ class Exchange(ABC, Generic[FlowT]):
 
 def mismatch(found: bytes, expected: bytes) -> str:
     """What is wrong with a header that is not the expected one."""
-    magic, collective, number, length = HEADER.unpack(found)
-    if magic != MAGIC or collective not in tuple(Collective):
+    magic, *meaning = HEADER.unpack(found)
+    if magic != MAGIC or meaning[0] not in tuple(Collective):
         return "it sent bytes that are not part of any collective"
+    return out_of_step(meaning, HEADER.unpack(expected)[1:])
+
+
+def out_of_step(found: Sequence[int], expected: Sequence[int]) -> str:
+    """What is wrong where a peer sends part of another collective; both as collective, number and bytes."""
 
     def describe(collective: int, number: int, length: int) -> str:
         return f"{Collective(collective).name.lower()} number {number} ({length} bytes)"
 
-    return (
-        f"it is out of step: it sent part of {describe(collective, number, length)}"
-        f" where {describe(*HEADER.unpack(expected)[1:])} was due"
-    )
+    return f"it is out of step: it sent part of {describe(*found)} where {describe(*expected)} was due"

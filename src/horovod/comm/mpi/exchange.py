@@ -1,12 +1,13 @@
-"""Framed bytes to and from all peers at once over MPI: the :class:`~horovod.comm.exchange.base.Exchange` of ``mpi``.
+"""Bytes to and from all peers at once over MPI: the :class:`~horovod.comm.exchange.base.Exchange` of ``mpi``.
 
 MPI carries, and Horovod reduces: results have the same bits as with Horovod's own engines, for every data type, and no
 message is longer than :data:`CHUNK_BYTES`, so nothing is limited by what MPI's counts can hold. Messages go between
 pairs of ranks, so a rank that does not come is known by name.
 
+* A transfer has no header. The tag of its messages says what they are part of, and MPI says how long they are.
 * A wait tests requests and sleeps a little between, longer and longer, so that it can be aborted; MPI can do neither.
   That also is what makes MPI's own progress.
-* Large messages go straight from and to where their bytes lie. When a wait fails, MPI takes back what was to be received, so
+* What lies in one place is sent from there and received there. When a wait fails, MPI takes back what was to be received, so
   that it writes into no tensor later. It never takes back what was sent: :meth:`MpiExchange.may_still_read`.
 """
 
@@ -24,21 +25,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod.comm.base import OnStall, PeerFailure, Stall, give_up
-from horovod.comm.exchange.base import HEADER, Exchange, Mark, mismatch
+from horovod.comm.exchange.base import Exchange, Mark, out_of_step
 from horovod.comm.mpi import runtime
 
-CHUNK_BYTES = 2 << 20
-"""The longest message, and the largest piece of a reduction."""
-
-TOGETHER_BYTES = 32 << 10
-"""A transfer that is no longer is one message with its header; else the header has one of its own."""
+CHUNK_BYTES = 8 << 20
+"""The longest message. A peer that is waited for must end one in the time that a stall takes."""
 
 WINDOW = 4
 """Messages that are under way at most in one direction between two ranks."""
 
-_TAG = 1
-_LOOKS, _LOOKS_WITH_A_CORE = 50, 1000
-"""Tests in a row before a wait sleeps: about as long as a small message takes; a piece, where the rank has a core to itself."""
+_NUMBERS = 1 << 12
+"""Numbers of collectives in a tag, which MPI guarantees 15 bits."""
+_COLLECTIVES = 1 << 3
+_TESTS = 8
+"""Tests of each message in a row, before the wait looks at anything else."""
+_LOOKS, _LOOKS_WITH_A_CORE = 6, 300
+"""Such rows before a wait sleeps: about as long as a small message takes; a piece, where the rank has a core to itself."""
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 500e-6
 _WITHDRAW_SECONDS = 2.0
@@ -48,98 +50,81 @@ _log = logging.getLogger("horovod.comm")
 
 
 class _Message(NamedTuple):
-    """One that is posted: its request, what MPI reads or writes, and where that belongs if it is memory of this module."""
+    """One that is posted.
+
+    Attributes:
+        data: what MPI reads or writes; a place in a tensor if there is one place, else memory of this module.
+        places: where the data are from, or belong.
+        tag: what it is part of.
+    """
 
     request: Any
     data: memoryview
     places: Sequence[memoryview]
+    tag: int
 
 
-def _lengths(size: int) -> Iterator[int]:
-    """The messages of one transfer, the same on both sides."""
-    if size <= TOGETHER_BYTES:
-        yield size
-        return
-    yield HEADER.size
-    for start in range(HEADER.size, size, CHUNK_BYTES):
-        yield min(CHUNK_BYTES, size - start)
+def _cut(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """What each message of a transfer consists of. There is at least one message. Both sides cut at the same bytes."""
+    places: list[memoryview] = []
+    room, cut = CHUNK_BYTES, False
+    for buffer in buffers:
+        while buffer.nbytes >= room:
+            yield [*places, buffer[:room]]
+            buffer = buffer[room:]
+            places, room, cut = [], CHUNK_BYTES, True
+        if buffer.nbytes:
+            places.append(buffer)
+            room -= buffer.nbytes
+    if places or not cut:
+        yield places
 
 
 class _Flow:
-    """One direction of the traffic with one peer."""
+    """One direction of the traffic with one peer.
 
-    def __init__(self, peer: int) -> None:
+    Attributes:
+        queued, done: how many messages there have been, and how many of them are over.
+        waiting: the messages that are not posted yet, each with its tag.
+        status: what MPI says of a message that has come; None where nothing is received.
+    """
+
+    def __init__(self, peer: int, status: Any = None) -> None:
         self.peer = peer
+        self.status = status
         self.queued = 0
         self.done = 0
-        self.buffers: deque[memoryview] = deque()  # what is not posted yet
-        self.lengths: deque[int] = deque()  # of the messages in which it goes
+        self.waiting: deque[tuple[list[memoryview], int]] = deque()
         self.active: deque[_Message] = deque()  # posted, in order
         self.free: list[memoryview] = []
         self.stamp = 0.0
         self.stalls = 0
 
-    def append(self, buffers: Iterable[memoryview]) -> int:
-        """Queue one transfer, which begins with its header."""
-        before = self.queued
-        for buffer in buffers:
-            if buffer.nbytes:
-                self.buffers.append(buffer)
-                self.queued += buffer.nbytes
-        self.lengths.extend(_lengths(self.queued - before))
+    def append(self, buffers: Iterable[memoryview], tag: int) -> int:
+        """Queue one transfer. Returns how many messages must be over when it is."""
+        for places in _cut(buffers):
+            self.waiting.append((places, tag))
+            self.queued += 1
         return self.queued
 
-    def take(self) -> tuple[memoryview, Sequence[memoryview]]:
-        """The memory of the next message, and where its bytes belong if that is not there."""
-        length = self.lengths.popleft()
-        places, missing = [], length
-        while missing:
-            buffer = self.buffers.popleft()
-            if buffer.nbytes > missing:
-                self.buffers.appendleft(buffer[missing:])
-                buffer = buffer[:missing]
-            places.append(buffer)
-            missing -= buffer.nbytes
+    def memory_of(self, places: list[memoryview]) -> memoryview:
+        """What MPI is to read or write for a message."""
         if len(places) == 1:
-            return places[0], ()
+            return places[0]
         slot = self.free.pop() if self.free else np.empty(CHUNK_BYTES, np.uint8).data
-        return slot[:length], places
+        return slot[: sum(place.nbytes for place in places)]
 
     def finish(self) -> _Message:
         """The first message is over."""
         message = self.active.popleft()
-        self.done += message.data.nbytes
+        self.done += 1
         self.stamp, self.stalls = time.monotonic(), 0
         return message
 
     def release(self, message: _Message) -> None:
         """Its memory may serve another."""
-        if message.places:
+        if len(message.places) != 1:
             self.free.append(memoryview(message.data.obj))  # the whole array that it is a part of
-
-
-class _Incoming(_Flow):
-    """What comes from a peer, and what its headers must be."""
-
-    def __init__(self, peer: int) -> None:
-        super().__init__(peer)
-        self.headers: deque[tuple[int, memoryview, bytes]] = deque()  # place in the flow, buffer, what it must hold
-
-    def expect(self, header: bytes, buffers: Iterable[memoryview]) -> int:
-        found = memoryview(bytearray(len(header)))
-        self.headers.append((self.queued + len(header), found, header))
-        return self.append([found, *buffers])
-
-    def arrived(self, message: _Message) -> None:
-        """Put a message where it belongs, and look at the headers that have come by now."""
-        start = 0
-        for place in message.places:
-            place[:] = message.data[start : start + place.nbytes]
-            start += place.nbytes
-        while self.headers and self.headers[0][0] <= self.done:
-            _, found, expected = self.headers.popleft()
-            if found != expected:
-                raise PeerFailure(self.peer, mismatch(bytes(found), expected))
 
 
 class MpiExchange(Exchange[_Flow]):
@@ -147,7 +132,7 @@ class MpiExchange(Exchange[_Flow]):
 
     Args:
         communicator: an mpi4py intracommunicator of the group, for this exchange alone. Owned from now on.
-        stall_timeout: how long a peer that is waited for may move no byte, before
+        stall_timeout: how long a peer that is waited for may end no message, before
         on_stall: is told.
         spins: the rank has a core to itself.
     """
@@ -156,7 +141,7 @@ class MpiExchange(Exchange[_Flow]):
         self, communicator: Any, stall_timeout: timedelta, on_stall: OnStall = give_up, spins: bool = False
     ) -> None:
         super().__init__()
-        self._mpi = runtime.started()
+        self._mpi = mpi = runtime.started()
         self._communicator = communicator
         self._calls = runtime.calls()
         self._stall_timeout = stall_timeout.total_seconds()
@@ -165,18 +150,23 @@ class MpiExchange(Exchange[_Flow]):
         rank, size = communicator.Get_rank(), communicator.Get_size()
         peers = [peer for peer in range(size) if peer != rank]
         self._outgoing = {peer: _Flow(peer) for peer in peers}
-        self._incoming = {peer: _Incoming(peer) for peer in peers}
+        self._incoming = {peer: _Flow(peer, mpi.Status()) for peer in peers}
         self._busy: set[_Flow] = set()
 
     def send(self, rank: int, *buffers: memoryview) -> Mark[_Flow]:
-        flow = self._outgoing[rank]
-        self._busy.add(flow)
-        return flow, flow.append([memoryview(self._header(buffers)), *buffers])
+        return self._queue(self._outgoing[rank], buffers)
 
     def receive(self, rank: int, *buffers: memoryview) -> Mark[_Flow]:
-        flow = self._incoming[rank]
-        self._busy.add(flow)
-        return flow, flow.expect(self._header(buffers), buffers)
+        return self._queue(self._incoming[rank], buffers)
+
+    def _queue(self, flow: _Flow, buffers: Sequence[memoryview]) -> Mark[_Flow]:
+        mark = flow.append(buffers, self._number % _NUMBERS * _COLLECTIVES + self._collective)
+        try:
+            self._post(flow)
+        except BaseException:
+            self._withdraw()
+            raise
+        return flow, mark
 
     def wait(self, marks: Iterable[Mark[_Flow]]) -> None:
         try:
@@ -193,7 +183,9 @@ class MpiExchange(Exchange[_Flow]):
             flow.stamp, flow.stalls = now, 0
         looks, sleep = 0, _SHORTEST_SLEEP
         while missing:
-            if self._move():
+            ended = self._test()
+            if ended is not None:
+                self._finish(ended)
                 looks, sleep = 0, _SHORTEST_SLEEP
                 missing = [mark for mark in missing if mark[0].done < mark[1]]
                 continue
@@ -210,38 +202,68 @@ class MpiExchange(Exchange[_Flow]):
                 silent.stamp, silent.stalls = now, silent.stalls + 1
                 self._on_stall(Stall(silent.peer, silent.stalls * self._stall_timeout, silent.stalls))
 
-    def _move(self) -> bool:
-        """Post what can be posted, and take note of what is over; whether that was anything."""
-        moved = False
+    def _test(self) -> _Flow | None:
+        """Look a few times whether the first message of a flow is over. The flow where it is."""
+        heads = [(flow, flow.active[0].request.Test) for flow in self._busy]
         with self._calls:
-            for flow in list(self._busy):
-                try:
-                    moved |= self._advance(flow)
-                except self._mpi.Exception as error:
-                    raise PeerFailure(flow.peer, f"MPI reports: {error.Get_error_string()}") from error
-        return moved
+            for _ in range(_TESTS):
+                for flow, test in heads:
+                    try:
+                        if test(flow.status):
+                            return flow
+                    except self._mpi.Exception as error:
+                        raise self._failure(flow, error) from error
+        return None
 
-    def _advance(self, flow: _Flow) -> bool:
-        moved, incoming = False, isinstance(flow, _Incoming)
-        while flow.active and flow.active[0].request.Test():
-            message = flow.finish()
-            if isinstance(flow, _Incoming):
-                flow.arrived(message)
-            flow.release(message)
-            moved = True
-        post = self._communicator.Irecv if incoming else self._communicator.Isend
-        while flow.lengths and len(flow.active) < WINDOW:
-            data, places = flow.take()
-            if not incoming:
-                start = 0
-                for place in places:
-                    data[start : start + place.nbytes] = place
-                    start += place.nbytes
-            flow.active.append(_Message(post([data, self._mpi.BYTE], flow.peer, _TAG), data, places))
-            moved = True
-        if not flow.active:
+    def _finish(self, flow: _Flow) -> None:
+        """Take note that a flow's first message is over, and post the next."""
+        message = flow.finish()
+        if flow.status is not None:
+            self._arrived(flow, message)
+        flow.release(message)
+        self._post(flow)
+
+    def _arrived(self, flow: _Flow, message: _Message) -> None:
+        """Put what has come where it belongs, if it is what was due."""
+        tag, length = flow.status.Get_tag(), flow.status.Get_count(self._mpi.BYTE)
+        if (tag, length) != (message.tag, message.data.nbytes):
+            raise PeerFailure(
+                flow.peer, out_of_step((*_meaning(tag), length), (*_meaning(message.tag), message.data.nbytes))
+            )
+        if len(message.places) > 1:
+            start = 0
+            for place in message.places:
+                place[:] = message.data[start : start + place.nbytes]
+                start += place.nbytes
+
+    def _post(self, flow: _Flow) -> None:
+        """Hand to MPI what may be under way."""
+        while flow.waiting and len(flow.active) < WINDOW:
+            places, tag = flow.waiting.popleft()
+            data = flow.memory_of(places)
+            with self._calls:
+                try:
+                    if flow.status is not None:
+                        request = self._communicator.Irecv([data, self._mpi.BYTE], flow.peer, self._mpi.ANY_TAG)
+                    else:
+                        if len(places) > 1:
+                            start = 0
+                            for place in places:
+                                data[start : start + place.nbytes] = place
+                                start += place.nbytes
+                        request = self._communicator.Isend([data, self._mpi.BYTE], flow.peer, tag)
+                except self._mpi.Exception as error:
+                    raise self._failure(flow, error) from error
+            flow.active.append(_Message(request, data, places, tag))
+        if flow.active:
+            self._busy.add(flow)
+        else:
             self._busy.discard(flow)
-        return moved
+
+    def _failure(self, flow: _Flow, error: Any) -> PeerFailure:
+        if flow.status is not None and error.Get_error_class() == self._mpi.ERR_TRUNCATE:
+            return PeerFailure(flow.peer, "it is out of step: it sent more bytes than were due")
+        return PeerFailure(flow.peer, f"MPI reports: {error.Get_error_string()}")
 
     def _withdraw(self) -> None:
         """After a failure: have MPI write into nobody's memory any more."""
@@ -290,3 +312,8 @@ class MpiExchange(Exchange[_Flow]):
             else:
                 self._communicator.Free()
         self._busy.clear()
+
+
+def _meaning(tag: int) -> tuple[int, int]:
+    """The collective, and its number, of which a message with this tag is a part."""
+    return tag % _COLLECTIVES, tag // _COLLECTIVES

@@ -1,35 +1,23 @@
-"""The shared memory of one group of ranks on one host.
+"""The shared memory through which the engine of one host moves data. n ranks, pieces of P bytes::
 
-The memory has no name: the first rank makes it with ``memfd_create`` and passes the descriptor, so nothing is left behind
-however the ranks end, and no limit of ``/dev/shm`` applies. n ranks, pieces of P bytes::
-
-    words      by which ranks wait for each other, see horovod.comm.shm.words
-    proposals  two slots, each with a block of every rank, see horovod.comm.shm.proposals
-    slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
-    slot 1     the same: piece k lives in slot k mod 2
+words      by which ranks wait for each other, see horovod.comm.shm.words
+slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
+slot 1     the same: piece k lives in slot k mod 2
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from horovod.comm.datatypes import Array
-from horovod.comm.shm import futex
-from horovod.comm.shm.words import LINE_WORDS, WORD
+from horovod.comm.shm.memory import SharedMemory, created, duplicated, in_pages
+from horovod.comm.shm.words import WORD, word_bytes
 from horovod.comm.spans import VECTORS
 
-PROPOSAL_BYTES = 20 << 10
-"""The block of one rank in one slot of the proposals."""
-
 DEFAULT_PIECE = 1 << 20
-_PAGE = mmap.PAGESIZE
 
 # ssize_t preadv(int descriptor, const struct iovec *places, int count, off_t start)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,42 +38,21 @@ def _check_copied(position: int, stop: int) -> None:
         raise OSError(f"tensors were copied to or from shared memory short of {stop - position} bytes{_ADVICE}")
 
 
-def _round_up(value: int, to: int) -> int:
-    return -(-value // to) * to
-
-
-def _word_bytes(size: int) -> int:
-    return _round_up(size * LINE_WORDS * WORD, _PAGE)
-
-
-class Arena:
+class Arena(SharedMemory):
     """The mapped memory, as one rank sees it. Made by :meth:`create` on one rank and :meth:`attach` on the others.
 
     Attributes:
-        length: bytes in all.
         piece_bytes: P above.
-        descriptor: of the memory; -1 once it is closed.
     """
 
     def __init__(self, descriptor: int, length: int, piece_bytes: int) -> None:
-        self.descriptor = descriptor
-        self.length = length
+        super().__init__(descriptor, length)
         self.piece_bytes = piece_bytes
-        self._map = mmap.mmap(descriptor, length)
-        self._map.madvise(mmap.MADV_DONTFORK)  # a forked child must neither see nor keep this memory
-        self.bytes: Array = np.frombuffer(self._map, np.uint8)
-        self.address = int(self.bytes.ctypes.data)
-        self.words = memoryview(self._map).cast("Q")
 
     @staticmethod
     def header_bytes(size: int) -> int:
         """How far the slots of the pieces are from the beginning."""
-        return _word_bytes(size) + _round_up(2 * size * PROPOSAL_BYTES, _PAGE)
-
-    def proposal_block(self, slot: int, rank: int, size: int) -> Array:
-        """The bytes of one rank's block in one of the two slots of the proposals."""
-        start = _word_bytes(size) + (slot * size + rank) * PROPOSAL_BYTES
-        return self.bytes[start : start + PROPOSAL_BYTES]
+        return in_pages(word_bytes(size))
 
     @classmethod
     def create(cls, size: int, piece_bytes: int = 0) -> Arena:
@@ -97,17 +64,9 @@ class Arena:
         Raises:
             OSError: the kernel refuses, or has no futexes this code can use.
         """
-        if not futex.available:
-            raise OSError(f"shared memory engine: no futex on {sys.platform}")
-        piece = _round_up(piece_bytes or DEFAULT_PIECE, _PAGE)
+        piece = in_pages(piece_bytes or DEFAULT_PIECE)
         length = cls.header_bytes(size) + 2 * (size + 1) * piece
-        descriptor = os.memfd_create("horovod", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(descriptor, length)
-            return cls(descriptor, length, piece)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        return cls(created(length), length, piece)
 
     @classmethod
     def attach(cls, descriptor: int, length: int, piece_bytes: int) -> Arena:
@@ -116,16 +75,7 @@ class Arena:
         Raises:
             OSError, ValueError: it cannot be mapped, or is not what was announced.
         """
-        if not futex.available:
-            raise OSError(f"shared memory engine: no futex on {sys.platform}")
-        if os.fstat(descriptor).st_size != length:
-            raise ValueError("the memory has another size than was announced")
-        own = os.dup(descriptor)
-        try:
-            return cls(own, length, piece_bytes)
-        except BaseException:
-            os.close(own)
-            raise
+        return cls(duplicated(descriptor, length), length, piece_bytes)
 
     # The kernel copies what is scattered over many places: in a third of the time in which Python goes over arrays of a few
     # kilobytes. A place is an address and a number of bytes (``iovec``), a row of ``places``.
@@ -156,15 +106,3 @@ class Arena:
             some: Sequence[Any] = targets[first : first + VECTORS]  # NumPy declares buffers for newer Pythons only
             start += os.preadv(self.descriptor, some, start)
         _check_copied(start, stop)
-
-    def close(self) -> None:
-        """Let go of the memory; it is freed when the last rank has."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-        self.words.release()
-        del self.bytes
-        try:
-            self._map.close()
-        except BufferError:
-            pass  # somebody still looks at a part of it; the mapping goes with the last view

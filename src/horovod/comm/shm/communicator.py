@@ -37,7 +37,6 @@ from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters
 from horovod.comm.shm.large import SCATTERED, Large
 from horovod.comm.shm.pieces import Pieces
-from horovod.comm.shm.proposals import Proposals
 from horovod.comm.shm.words import PACKED, REDUCED
 from horovod.comm.spans import Vectors, arrays_of
 
@@ -362,10 +361,6 @@ class ShmCommunicator(Communicator):
 
     def abort(self) -> None:
         self._counters.abort()
-
-    def proposals(self) -> Proposals:
-        """What small collectives of this group can be agreed on with, in the same arena."""
-        return Proposals(self._arena, self.rank, self.size)
 
     def descriptors(self) -> list[int]:
         return [self._arena.descriptor]

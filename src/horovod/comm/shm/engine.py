@@ -1,4 +1,4 @@
-"""How shared memory is chosen and built: one rank makes the arena, and passes its descriptor to the others."""
+"""How shared memory is chosen and built: one rank makes it, and passes its descriptor to the others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import msgspec
 from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
+from horovod.comm.shm.memory import SharedMemory, created, duplicated
+from horovod.comm.shm.proposals import Proposals, memory_bytes
 
 
 class _ArenaSize(msgspec.Struct, array_like=True):
@@ -46,8 +48,7 @@ class ShmEngine(Engine):
             arena.close()
 
     def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> ShmCommunicator:
-        if bootstrap.descriptor < 0:
-            raise EngineError("no descriptor can be passed to it: it runs in another network namespace or container")
+        _check_passed(bootstrap)
         sizes, settings = _decode(bootstrap.data), group.settings
         try:
             arena = Arena.attach(bootstrap.descriptor, sizes.arena_bytes, sizes.piece_bytes)
@@ -56,3 +57,28 @@ class ShmEngine(Engine):
         return ShmCommunicator(
             group.rank, group.size, arena, settings.stall_timeout, settings.direct, group.on_stall, settings.spins
         )
+
+
+class SharedProposals:
+    """The memory of the proposals, built by the ranks of one host in the steps of an :class:`~horovod.comm.engine.Engine`.
+
+    Args:
+        contributions: as of :class:`~horovod.comm.shm.proposals.Proposals`.
+    """
+
+    def __init__(self, contributions: bool) -> None:
+        self._contributions = contributions
+
+    def bootstrap(self, group: Group) -> Bootstrap:
+        return Bootstrap(descriptor=created(memory_bytes(group.size)))
+
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Proposals:
+        _check_passed(bootstrap)
+        length = memory_bytes(group.size)
+        memory = SharedMemory(duplicated(bootstrap.descriptor, length), length)
+        return Proposals(memory, group.rank, group.size, self._contributions)
+
+
+def _check_passed(bootstrap: Bootstrap) -> None:
+    if bootstrap.descriptor < 0:
+        raise EngineError("no descriptor can be passed to it: it runs in another network namespace or container")

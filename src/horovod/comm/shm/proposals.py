@@ -5,7 +5,8 @@ request, byte by byte, and its contribution if that is small. The group's first 
 either the proposals are alike, and every rank computes the result from the contributions, or runs the collective with the
 engine; or the try has failed, and every rank announces its request.
 
-Words of the arena's counters, each with one writer::
+The proposals have a shared memory of their own, whichever engine the ranks have: words, and two slots with a block of every
+rank. The words, each with one writer::
 
     proposal  of every rank: the number of the try that it takes part in
     outcome   of the leader: how many tries are over, times two, plus one if an odd number of them succeeded
@@ -34,12 +35,23 @@ from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.segments import Segments
 from horovod.comm.shm import futex
-from horovod.comm.shm.arena import PROPOSAL_BYTES, Arena
-from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, word_index
+from horovod.comm.shm.memory import SharedMemory, in_pages
+from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, word_bytes, word_index
 from horovod.comm.spans import Vectors
 
+_BLOCK_BYTES = 20 << 10
 _HEAD_BYTES = 1 << 10
 _NOTE_BYTES = 8
+
+
+def memory_bytes(size: int) -> int:
+    """How much memory the proposals of ``size`` ranks take. What nobody touches is never there."""
+    return in_pages(word_bytes(size)) + in_pages(2 * size * _BLOCK_BYTES)
+
+
+def _block(memory: SharedMemory, slot: int, rank: int, size: int) -> Array:
+    start = in_pages(word_bytes(size)) + (slot * size + rank) * _BLOCK_BYTES
+    return memory.bytes[start : start + _BLOCK_BYTES]
 
 
 def fits(identity: bytes, notes: Sequence[int]) -> bool:
@@ -51,14 +63,20 @@ class Proposals:
     """One rank's end of it. One thread at a time may use it, but for :meth:`over` and :meth:`closed`.
 
     Args:
-        arena: attached by every rank.
+        memory: of ``memory_bytes(size)`` bytes, mapped by every rank; owned from now on.
         rank, size: this rank in the group; rank 0 is the leader.
+        contributions: whether small contributions are part of a proposal; else the engine moves everything.
+
+    Attributes:
+        leads: whether this rank is the leader.
+        data_bytes: how large a contribution may be.
     """
 
-    def __init__(self, arena: Arena, rank: int, size: int) -> None:
+    def __init__(self, memory: SharedMemory, rank: int, size: int, contributions: bool = True) -> None:
         self.leads = rank == 0
-        self.data_bytes = PROPOSAL_BYTES - _HEAD_BYTES
-        self._words = Words(arena.words, arena.address, rank, size)
+        self.data_bytes = _BLOCK_BYTES - _HEAD_BYTES if contributions else 0
+        self._memory = memory
+        self._words = Words(memory.words, memory.address, rank, size)
         self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._proposal, self._outcome, self._closed = (
@@ -66,7 +84,7 @@ class Proposals:
             word_index(0, OUTCOME),
             word_index(0, CLOSED),
         )
-        self._blocks = [[arena.proposal_block(slot, each, size) for each in range(size)] for slot in range(2)]
+        self._blocks = [[_block(memory, slot, each, size) for each in range(size)] for slot in range(2)]
         self._heads = [[block[:_HEAD_BYTES].data for block in row] for row in self._blocks]
         self._typed: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
         self._workspace = Workspace()
@@ -233,9 +251,14 @@ class Proposals:
             self._typed[key] = found
         return found
 
-    def release(self) -> None:
-        """Forget the arena."""
+    def descriptors(self) -> list[int]:
+        """Open file descriptors, which a forked child must close."""
+        return [self._memory.descriptor]
+
+    def close(self) -> None:
+        """Let go of the memory."""
         self._typed.clear()
         self._blocks.clear()
         self._heads.clear()
         self._words.release()
+        self._memory.close()

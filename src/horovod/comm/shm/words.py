@@ -1,6 +1,7 @@
 """The words of shared memory by which ranks wait for each other: each written by one rank, read and waited for by others.
 
-Every rank has a line of 128 bytes with 64-bit words::
+They stand at the beginning of a shared memory. Every rank has a line of 128 bytes with 64-bit words. A memory uses
+those for its purpose::
 
     packed | reduced | progress                 see horovod.comm.shm.counters
     proposal | outcome | closed | given up      see horovod.comm.shm.proposals
@@ -41,6 +42,11 @@ _FUTEX_BITS = 0xFFFFFFFF
 
 LONGEST_SLEEP_SECONDS = 1.0
 """The longest sleep. Who waits longer looks again in between."""
+
+
+def word_bytes(size: int) -> int:
+    """How much memory the words of ``size`` ranks take."""
+    return size * LINE_WORDS * WORD
 
 
 def word_index(rank: int, kind: int) -> int:

@@ -209,13 +209,14 @@ class WorkerThread:
         if self._thread.is_alive():
             return
         if self._proposals is not None:
-            self._proposals.release()
+            self._proposals.close()
         self.executor.close()
         self._connections.close()
 
     def descriptors(self) -> list[int]:
         """The descriptors that a forked child must close."""
-        return [*self._connections.descriptors(), *self.communicator.descriptors()]
+        shared = [] if self._proposals is None else self._proposals.descriptors()
+        return [*self._connections.descriptors(), *self.communicator.descriptors(), *shared]
 
     def drive(self, handle: Handle) -> None:
         """Carry out a quick collective on the calling thread, which waits for it; or return before it is done."""

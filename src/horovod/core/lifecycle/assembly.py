@@ -20,7 +20,7 @@ from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.coordination.role import Watch
 from horovod.core.execution.cpu_affinity import Placement
 from horovod.core.execution.worker import WorkerThread
-from horovod.core.lifecycle.engine_building import ExchangeOverConnections, build_engine
+from horovod.core.lifecycle.engine_building import ExchangeOverConnections, build_engine, build_proposals
 
 CONTROL = "control"
 DATA = "data"
@@ -71,7 +71,17 @@ def assemble(
     connections = {list(ranks).index(key.peer): sockets[key] for key in control_connections(group, ranks, rank)}
     builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi)
     communicator = builder.build(ranks, connections, DATA)
-    proposals = communicator.proposals() if isinstance(communicator, ShmCommunicator) else None
+    try:
+        proposals = build_proposals(
+            Group(index, len(ranks), tuple(endpoints[member].host for member in ranks)),
+            isinstance(communicator, ShmCommunicator),  # a forced engine moves the smallest tensor, too
+            ExchangeOverConnections(ranks, connections, index == 0, deadline),
+            deadline,
+        )
+    except BaseException:
+        communicator.abort()
+        communicator.close()
+        raise
     channels = {member: Channel(connection) for member, connection in connections.items()}
     return WorkerThread(
         str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals

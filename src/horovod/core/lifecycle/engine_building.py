@@ -13,14 +13,16 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from horovod.comm.base import Communicator, DeviceFailure
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, EngineError, Group
 from horovod.comm.select import Support, candidates, cannot, engine, obstacles
+from horovod.comm.shm.engine import SharedProposals
+from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import HOST
 from horovod.control.dial import receive_exactly
@@ -148,6 +150,21 @@ class ExchangeOverCommunicator:
         return array.tobytes(), -1
 
 
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+BuiltT = TypeVar("BuiltT", bound=Closable)
+BuiltT_co = TypeVar("BuiltT_co", bound=Closable, covariant=True)
+
+
+class Kind(Protocol[BuiltT_co]):
+    """What is built in the steps of an :class:`~horovod.comm.engine.Engine`."""
+
+    def bootstrap(self, group: Group) -> Bootstrap: ...
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> BuiltT_co: ...
+
+
 _decode_support = msgspec.msgpack.Decoder(Support).decode
 
 
@@ -191,7 +208,7 @@ def build_engine(
     rest = candidates(support, variable, names, device)
     failures: dict[str, tuple[int, str]] = {}
     for name in rest:
-        communicator, failure = _try(name, group, exchange, deadline, device)
+        communicator, failure = _try(engine(name, device), group, exchange, deadline)
         if communicator is not None:
             if group.rank == 0:
                 why = _why(failures, support[exchange.ranks[0]].obstacles, name)
@@ -210,6 +227,26 @@ def build_engine(
         raise cannot(variable, forced_somewhere, *failures[last])
     rank, obstacle = failures[last]
     raise EngineError(f"no engine can serve this group; {last}: rank {rank}: {obstacle}")
+
+
+def build_proposals(group: Group, contributions: bool, exchange: MemberExchange, deadline: float) -> Proposals | None:
+    """The shared memory in which the members agree on collectives without messages; None where they share none.
+
+    Every member must call it.
+
+    Args:
+        contributions: as of :class:`~horovod.comm.shm.proposals.Proposals`.
+        deadline: ``time.monotonic`` by which all members must have answered.
+
+    Raises:
+        OSError, msgspec.DecodeError: a member did not answer, or not as it should.
+    """
+    if group.size == 1 or len(set(group.hosts)) > 1:
+        return None
+    proposals, (rank, obstacle) = _try(SharedProposals(contributions), group, exchange, deadline)
+    if proposals is None and group.rank == 0:
+        _log.info("a process set of %d ranks agrees by messages alone: rank %d: %s", group.size, rank, obstacle)
+    return proposals
 
 
 def build_for_members(
@@ -263,10 +300,9 @@ def _build_anew(
 
 
 def _try(
-    name: str, group: Group, exchange: MemberExchange, deadline: float, device: str
-) -> tuple[Communicator | None, tuple[int, str]]:
+    kind: Kind[BuiltT], group: Group, exchange: MemberExchange, deadline: float
+) -> tuple[BuiltT | None, tuple[int, str]]:
     """Build one engine; None, and the first rank that could not with its reason, where that failed on any."""
-    kind = engine(name, device)
     message, own_descriptor = _own_bootstrap(kind, group)
     try:
         body, descriptor = exchange.broadcast(msgspec.msgpack.encode(message), own_descriptor)
@@ -277,15 +313,15 @@ def _try(
         message = _decode_bootstrap(body)
         if message.obstacle:
             return None, (exchange.ranks[0], message.obstacle)
-        communicator, obstacle = _build(kind, group, Bootstrap(message.data, descriptor), deadline)
+        built, obstacle = _build(kind, group, Bootstrap(message.data, descriptor), deadline)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-    failure = _first_failure(communicator, obstacle, exchange)
-    return (communicator, (0, "")) if failure is None else (None, failure)
+    failure = _first_failure(built, obstacle, exchange)
+    return (built, (0, "")) if failure is None else (None, failure)
 
 
-def _own_bootstrap(kind: Engine, group: Group | None) -> tuple[_BootstrapMessage, int]:
+def _own_bootstrap(kind: Kind[Closable], group: Group | None) -> tuple[_BootstrapMessage, int]:
     """What the first member hands out, and an open descriptor or -1. Other ranks have nothing to say."""
     if group is None or group.rank != 0:
         return _BootstrapMessage(b""), -1
@@ -296,26 +332,25 @@ def _own_bootstrap(kind: Engine, group: Group | None) -> tuple[_BootstrapMessage
     return _BootstrapMessage(made.data), made.descriptor
 
 
-def _build(kind: Engine, group: Group, bootstrap: Bootstrap, deadline: float) -> tuple[Communicator | None, str]:
-    """This rank's communicator, or None and why it could not be built."""
+def _build(kind: Kind[BuiltT], group: Group, bootstrap: Bootstrap, deadline: float) -> tuple[BuiltT | None, str]:
+    """What this rank has built, or None and why it could not be built."""
     try:
         return kind.build(group, bootstrap, deadline), ""
     except (EngineError, OSError, ValueError, RuntimeError) as error:
         return None, str(error) or repr(error)
 
 
-def _first_failure(
-    communicator: Communicator | None, obstacle: str, exchange: MemberExchange
-) -> tuple[int, str] | None:
-    """The first rank that failed and why, or None. All ranks call it; where one failed, the communicator is released."""
+def _first_failure(built: Closable | None, obstacle: str, exchange: MemberExchange) -> tuple[int, str] | None:
+    """The first rank that failed and why, or None. All ranks call it; where one failed, what this one built is released."""
     failed: list[tuple[int, str]] | None = None
     try:
         outcomes = [each.decode() for each in exchange.allgather(obstacle.encode())]
         failed = [(rank, outcome) for rank, outcome in zip(exchange.ranks, outcomes, strict=True) if outcome]
     finally:
-        if communicator is not None and failed != []:
-            communicator.abort()
-            communicator.close()
+        if built is not None and failed != []:
+            if isinstance(built, Communicator):
+                built.abort()
+            built.close()
     return failed[0] if failed else None
 
 

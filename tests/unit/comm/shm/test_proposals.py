@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from engines import proposals_of
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.shm import futex
-from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.proposals import Proposals, fits
 from unit.control.together import Together, together, wait_until
 
@@ -24,11 +24,9 @@ def make() -> Iterator[Callable[[int], Group]]:
     with ExitStack() as stack:
 
         def made(size: int) -> Group:
-            arena = Arena.create(size)
-            stack.callback(arena.close)
-            group = [Proposals(arena, rank, size) for rank in range(size)]
+            group = proposals_of(size)
             for proposals in group:
-                stack.callback(proposals.release)
+                stack.callback(proposals.close)
             return group
 
         yield made

@@ -108,6 +108,41 @@ def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple
     assert all(not rank.worker._requests._known and not rank.worker._requests._unannounced for rank in ranks)
 
 
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("size", [2, 3])
+def test_without_contributions_the_engine_moves_the_smallest_tensor(
+    process_set: Set, orders: list[str], successes: list[tuple[int, str]], size: int
+) -> None:
+    ranks = asleep(process_set.whole(size, "tcp", proposals=True, contributions=False))
+    moved: list[list[str]] = [[] for _ in ranks]
+
+    def script(rank: Rank) -> None:
+        index = rank.worker.index
+        array, empty = ones(index), ones(length=0)
+        rank.submit(allreduce_request("x", (4,)), array, awaited=True).wait()
+        assert array[0] == sum(range(size))
+        rank.submit(allreduce_request("nothing", (0,)), empty, awaited=True).wait()
+        array = ones(index)
+        spec = (TensorSpec("b", DataType.FLOAT32, (4,)),)
+        rank.submit(Request(Operation.BROADCAST, "b", spec, root=size - 1), array, awaited=True).wait()
+        assert array[0] == size - 1
+        rank.submit(Request(Operation.BARRIER, "barrier.noname", transient=True), awaited=True).wait()
+        for more in range(2):
+            assert gathered(rank, index + more, 3, awaited=True).tolist() == [
+                float(each) for each in range(size) for _ in range(3 * (each + more))
+            ]
+        dealt(rank, 1)
+
+    for rank, calls in zip(ranks, moved, strict=True):
+        rank.communicator.before = lambda calls=calls: calls.append(threading.current_thread().name)
+    on_every_rank(ranks, script)
+    assert not orders
+    assert sorted(set(successes)) == sorted(
+        (rank, name) for rank in range(size) for name in ("nothing", "barrier.noname")
+    )
+    assert [len(calls) for calls in moved] == [5] * size  # x, b, g twice, s
+
+
 def gathered(rank: Rank, rows: int, columns: int, awaited: bool = False) -> Array:
     """What an allgather of so many rows of every rank's number makes."""
     made: list[Array] = []

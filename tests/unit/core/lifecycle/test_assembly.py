@@ -182,6 +182,34 @@ def test_no_memory_to_share_means_sockets(members: Members, monkeypatch: pytest.
     assert engines_of(members.assemble([0, 1])) == ["tcp"] * 2
 
 
+def proposals_of(outcomes: Sequence[WorkerThread | BaseException]) -> list[int | None]:
+    """How large a contribution to a proposal may be, by rank; None where there are no proposals."""
+    workers = [outcome for outcome in outcomes if isinstance(outcome, WorkerThread)]
+    return [None if worker._proposals is None else worker._proposals.data_bytes for worker in workers]
+
+
+def test_ranks_of_one_host_agree_through_shared_memory_whatever_engine_is_forced(members: Members) -> None:
+    outcomes = members.assemble([0, 1, 2], ["tcp"] * 3)
+    assert engines_of(outcomes) == ["tcp"] * 3
+    assert proposals_of(outcomes) == [0] * 3  # the engine moves the smallest tensor, too
+
+
+def test_small_tensors_travel_with_proposals_where_memory_is_the_engine(members: Members) -> None:
+    assert all(proposals_of(members.assemble([0, 1])))
+
+
+def test_ranks_of_several_hosts_agree_by_messages(members: Members) -> None:
+    assert proposals_of(members.assemble([0, 1], hosts=["one", "two"])) == [None] * 2
+
+
+def test_ranks_that_can_pass_no_descriptor_agree_by_messages(
+    members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "horovod.core"):
+        assert proposals_of(members.assemble([0, 1], ["tcp"] * 2, control=loopback_pair)) == [None] * 2
+    assert "a process set of 2 ranks agrees by messages alone: rank 1: no descriptor can be passed to it" in caplog.text
+
+
 @pytest.mark.parametrize("engines", [["tcp", "tcp"], ["tcp", ""], ["", "tcp"]])
 def test_one_wish_is_everybodys(members: Members, engines: list[str]) -> None:
     assert engines_of(members.assemble([0, 1], engines)) == ["tcp"] * 2
