@@ -142,12 +142,12 @@ class Proposals:
         place = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
         return tuple(tuple(head[place].cast("Q")) for head in self._heads[self._slot])
 
-    def allreduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
-        """After a success: reduce everybody's contribution into ``outputs``, as an engine's allreduce does."""
+    def reduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float, first: int = 0) -> None:
+        """After a success: reduce everybody's contribution, from element ``first`` on, into ``outputs``, as an engine does."""
         if not outputs:
             return
         target = Segments(outputs)
-        contributions = [each[: target.length] for each in self._contributions(target.dtype)]
+        contributions = [each[first : first + target.length] for each in self._contributions(target.dtype)]
         target.reduce(0, target.length, contributions, op, prescale, postscale, self._workspace)
 
     def broadcast(self, outputs: Vectors, root: int) -> None:

@@ -21,9 +21,9 @@ import math
 from collections.abc import Sequence
 
 from horovod.comm.shm.proposals import Proposals, fits
-from horovod.comm.spans import Vectors, arrays_of
+from horovod.comm.spans import Vectors, arrays_of, vector_of
 from horovod.core.coordination.messages import Operation, Request, Succeeded, encode
-from horovod.core.execution.batch import Entry, output_of, scaling
+from horovod.core.execution.batch import Entry, output_of, scaling, shard_rows
 from horovod.core.execution.connections import Connections
 from horovod.core.execution.executor import Executor
 from horovod.core.execution.waiting import SLEEP_SECONDS, SLEEPS, Polls
@@ -33,10 +33,7 @@ from horovod.core.submission.in_flight import InFlight
 _BY_ROWS = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
 """Where ranks need the others' numbers of rows."""
 
-COMPUTED = frozenset({Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER}) | _BY_ROWS
-"""Computed from contributions in shared memory where these are small."""
-
-OPERATIONS = COMPUTED | {Operation.REDUCESCATTER}
+OPERATIONS = _BY_ROWS | {Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER, Operation.REDUCESCATTER}
 """What each rank knows all about from its own request, and from the numbers of rows in the others' proposals."""
 
 
@@ -109,7 +106,7 @@ class FastPath:
         request = entry.request
         if request.operation in _BY_ROWS:
             return self._all_fit([_rows(request)], request)
-        return request.operation in COMPUTED and entry.size() <= self._proposals.data_bytes and _of_one_type(request)
+        return entry.size() <= self._proposals.data_bytes and _of_one_type(request)
 
     def _all_fit(self, notes: Sequence[Sequence[int]], request: Request) -> bool:
         """Whether the rows that each rank contributes, the sum of its notes, fit into its proposal."""
@@ -254,9 +251,21 @@ class FastPath:
     def _compute(self, entry: Entry) -> None:
         request = entry.request
         if request.operation is Operation.ALLREDUCE:
-            self._proposals.allreduce(entry.outputs, *scaling(request, len(self._ranks)))
+            self._proposals.reduce(entry.outputs, *scaling(request, len(self._ranks)))
+        elif request.operation is Operation.REDUCESCATTER:
+            self._compute_shards(entry)
         elif request.operation is Operation.BROADCAST:
             self._proposals.broadcast(entry.outputs, self._ranks.index(request.root))
+
+    def _compute_shards(self, entry: Entry) -> None:
+        start, size = 0, len(self._ranks)
+        how = scaling(entry.request, size)
+        for index, tensor in enumerate(entry.request.tensors):
+            rows, *others = tensor.shape
+            row_elements = math.prod(others)
+            before = sum(shard_rows(rows, size)[: self._index])
+            self._proposals.reduce(vector_of(entry.outputs, index), *how, start + before * row_elements)
+            start += rows * row_elements
 
 
 def _rows(request: Request) -> tuple[int, ...]:

@@ -154,7 +154,10 @@ def make_request(
     splits: tuple[int, ...] = (),
     device: str = HOST,
 ) -> Request:
-    """The request of one call: named, described and checked for being sendable. Parameters are the caller's to check."""
+    """The request of one call: named, described and checked for being sendable. Parameters are the caller's to check.
+
+    A call with a name gets the request of the last call of that name, if they are the same.
+    """
     given = full_name(prefix, name)
     called = given or _counted_name(prefix, process_set_id, operation)
     specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in labelled(called, tensors))
@@ -171,7 +174,10 @@ def make_request(
         caller=caller(),
         transient=not given,
     )
-    return sendable(request)
+    if not given:
+        return sendable(request)
+    prepared = recall(called, request) or remember(called, Prepared(request, sendable(request)))
+    return prepared.request
 
 
 def factors(prescale: float, postscale: float) -> tuple[float, float]:

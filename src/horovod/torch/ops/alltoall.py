@@ -20,12 +20,18 @@ Splits = torch.Tensor | Sequence[int] | None
 
 
 def _start(
-    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, awaited: bool = False
+    tensor: torch.Tensor,
+    splits: Splits,
+    name: str | None,
+    process_set: ProcessSet,
+    awaited: bool = False,
+    output_alone: bool = False,
 ) -> int:
     """Start the alltoall, and return its handle.
 
     Args:
         awaited: the caller waits for the result next.
+        output_alone: the result is the received rows, without their numbers.
     """
     rows, number = split_rows(splits), set_id(process_set)
     memory = memory_of([tensor])
@@ -34,7 +40,9 @@ def _start(
     grow = memory.grow([tensor], outputs)
     handle = collectives.alltoall("alltoall", name, source, rows, grow, number, awaited)
 
-    def result(done: Handle) -> tuple[torch.Tensor, torch.Tensor]:
+    def result(done: Handle) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if output_alone:
+            return outputs[0]
         device = splits.device if isinstance(splits, torch.Tensor) else None
         return outputs[0], torch.tensor(done.result, dtype=torch.int32, device=device)
 
@@ -81,8 +89,7 @@ def alltoall(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """The received rows; if ``splits`` is given, a tuple of them and the number of rows from each rank. Differentiable."""
-    if tracked(tensor):
-        output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch's
-    else:
-        output, received = synchronize(_start(tensor, splits, name, process_set, awaited=True))
+    if not tracked(tensor):
+        return synchronize(_start(tensor, splits, name, process_set, awaited=True, output_alone=splits is None))
+    output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch's
     return output if splits is None else (output, received)

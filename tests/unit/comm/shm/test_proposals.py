@@ -64,7 +64,7 @@ def sums(group: Group, length: int = 5) -> list[list[float]]:
     found = []
     for proposals in group:
         target = np.zeros(length, np.float32)
-        proposals.allreduce([target], ReduceOp.SUM, 1.0, 1.0)
+        proposals.reduce([target], ReduceOp.SUM, 1.0, 1.0)
         found.append(target.tolist())
     return found
 
@@ -201,7 +201,7 @@ def test_several_tensors_of_any_length(group: Group, lengths: Sequence[int]) -> 
     assert decided(group)
     for proposals in group:
         outputs = [np.full(length, -1.0) for length in lengths]
-        proposals.allreduce(outputs, ReduceOp.SUM, 1.0, 1.0)
+        proposals.reduce(outputs, ReduceOp.SUM, 1.0, 1.0)
         for output in outputs:
             np.testing.assert_array_equal(output, np.arange(len(output)) * sum(range(len(group))))
 
@@ -217,7 +217,7 @@ def test_every_type_and_operation(group: Group, dtype: type, op: ReduceOp) -> No
     expected = fold.reduce(np.stack(values), dtype=dtype)
     for proposals in group:
         target = np.zeros(3, dtype)
-        proposals.allreduce([target], op, 1.0, 1.0)
+        proposals.reduce([target], op, 1.0, 1.0)
         np.testing.assert_array_equal(target, expected)
 
 
@@ -227,7 +227,7 @@ def test_factors_and_an_output_that_is_the_input(pair: Group) -> None:
         proposals.propose(b"x", [array])
     assert decided(pair)
     for proposals, array in zip(pair, arrays, strict=True):
-        proposals.allreduce([array], ReduceOp.SUM, 2.0, 0.25)
+        proposals.reduce([array], ReduceOp.SUM, 2.0, 0.25)
         assert array.tolist() == [1.5] * 3
 
 
@@ -282,7 +282,7 @@ def test_identities_notes_and_data_as_long_as_they_may_be(group: Group) -> None:
     for proposals in group:
         assert proposals.notes(size) == (tuple(2**63 - rank for rank in range(size)),) * size
         target = np.zeros(group[0].data_bytes, np.uint8)
-        proposals.allreduce([target], ReduceOp.MAX, 1.0, 1.0)
+        proposals.reduce([target], ReduceOp.MAX, 1.0, 1.0)
         assert set(target) == {len(group) - 1}
 
 
@@ -317,7 +317,7 @@ def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch
 
     def check(rank: int, turn: int) -> None:
         target = np.zeros(9, np.int64)
-        group[rank].allreduce([target], ReduceOp.SUM, 1.0, 1.0)
+        group[rank].reduce([target], ReduceOp.SUM, 1.0, 1.0)
         assert set(target) == {turn * len(group) + sum(range(len(group)))}
 
     found = together(leader, *[lambda rank=rank: member(rank) for rank in range(1, len(group))], seconds=60)

@@ -99,9 +99,10 @@ def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple
                 float(each) for each in range(size) for _ in range(3 * (each + turn % 2))
             ]
             dealt(rank, turn, awaited=awaited)
+            reduced_shards(rank, turn, awaited)
 
     on_every_rank(ranks, script)
-    for name in ("x", "b", "g", "s", "barrier.noname"):
+    for name in ("x", "b", "g", "s", "r", "barrier.noname"):
         counts = {index: successes.count((index, name)) for index in range(size)}
         assert len(set(counts.values())) == 1  # all ranks take the same way
         assert counts[0] > 0
@@ -157,6 +158,21 @@ def gathered(rank: Rank, rows: int, columns: int, awaited: bool = False) -> Arra
     (received,) = handle.result
     assert received[rank.worker.index] == rows and sum(received) * columns == made[0].size
     return made[0]
+
+
+def reduced_shards(rank: Rank, turn: int, awaited: bool = True) -> None:
+    """A reducescatter of two tensors, the average of whose ranks is known."""
+    index, size = rank.worker.index, len(rank.worker.ranks)
+    shapes = [(size + 1, 2), (2 * size - 1, 3)]
+    wholes = [np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + turn for shape in shapes]
+    specs = tuple(TensorSpec(f"r{number}", DataType.FLOAT32, shape) for number, shape in enumerate(shapes))
+    inputs = [(whole + index).reshape(-1) for whole in wholes]
+    expected = [np.array_split(whole + (size - 1) / 2, size)[index].reshape(-1) for whole in wholes]
+    outputs = [np.full(part.size, -1, np.float32) for part in expected]
+    request = Request(Operation.REDUCESCATTER, "r", specs, ReduceOp.AVERAGE)
+    rank.submit(request, *inputs, outputs=outputs, awaited=awaited).wait()
+    for output, part in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(output, part, rtol=1e-6)
 
 
 def sent(sender: int, receiver: int, turn: int, many: int = 1) -> int:

@@ -126,9 +126,10 @@ def test_submissions_coalesce_after_an_announcement_while_an_answer_is_due(reque
     asleep(requests)  # nothing is in flight
     requests.add(entry(), held=False, awaited=False)
     requests.take()
+    announced = time.monotonic()  # or later, however busy the machine is
     requests.announced(coalesce=True)
     assert requests.begin_wait(busy=False) == COALESCE_MILLISECONDS
-    assert not requests.add(entry("soon", since=time.monotonic()), held=False, awaited=False)
+    assert not requests.add(entry("soon", since=announced), held=False, awaited=False)
     assert requests.add(entry("later", since=time.monotonic() + 2 * COALESCE_SECONDS), held=False, awaited=False)
     requests.take()
     requests.announced(coalesce=False)

@@ -11,7 +11,13 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.core.coordination.messages import Operation, Request, TensorSpec
 from horovod.core.submission import requests
-from horovod.core.submission.requests import allreduce_call, allreduce_request, prepared_allreduce, sendable
+from horovod.core.submission.requests import (
+    allreduce_call,
+    allreduce_request,
+    make_request,
+    prepared_allreduce,
+    sendable,
+)
 
 ONE = [("x", DataType.FLOAT32, (4,))]
 SPEC = (TensorSpec("x", DataType.FLOAT32, (4,)),)
@@ -74,6 +80,18 @@ def test_a_call_with_a_name_gets_the_request_of_the_last_one(number: int) -> Non
     first, again = (call() for _ in range(2))
     assert again is first
     assert call(scale=2.0).postscale == 2.0
+
+
+def test_a_movement_with_a_name_gets_the_request_of_the_last_one() -> None:
+    def call(rows: int = 4, splits: tuple[int, ...] = (1, 3), name: str = "tokens") -> Request:
+        tensors = [TensorSpec("x", DataType.FLOAT32, (rows,))]
+        return make_request(Operation.ALLTOALL, "alltoall", name, 0, tensors, splits=splits)
+
+    first, again = (call() for _ in range(2))
+    assert again is first
+    others = [call(rows=5), call(splits=(2, 2)), call(name="labels")]
+    assert [each.tensors[0].shape for each in others] == [(5,), (4,), (4,)]
+    assert [each.splits for each in others] == [(1, 3), (2, 2), (1, 3)]
 
 
 def test_ranks_may_gather_different_numbers_of_rows() -> None:
