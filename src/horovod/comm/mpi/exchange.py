@@ -80,6 +80,14 @@ def _cut(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         yield places
 
 
+def _parts(data: memoryview, places: Sequence[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
+    """The part of a message for each of its places; none where the only place is the message."""
+    start = 0
+    for place in places if len(places) > 1 else ():
+        yield place, data[start : start + place.nbytes]
+        start += place.nbytes
+
+
 class _Flow:
     """One direction of the traffic with one peer.
 
@@ -162,6 +170,7 @@ class MpiExchange(Exchange[_Flow]):
     def _queue(self, flow: _Flow, buffers: Sequence[memoryview]) -> Mark[_Flow]:
         mark = flow.append(buffers, self._number % _NUMBERS * _COLLECTIVES + self._collective)
         try:
+            self._check()  # nothing is posted after an abort
             self._post(flow)
         except BaseException:
             self._withdraw()
@@ -230,11 +239,8 @@ class MpiExchange(Exchange[_Flow]):
             raise PeerFailure(
                 flow.peer, out_of_step((*_meaning(tag), length), (*_meaning(message.tag), message.data.nbytes))
             )
-        if len(message.places) > 1:
-            start = 0
-            for place in message.places:
-                place[:] = message.data[start : start + place.nbytes]
-                start += place.nbytes
+        for place, part in _parts(message.data, message.places):
+            place[:] = part
 
     def _post(self, flow: _Flow) -> None:
         """Hand to MPI what may be under way."""
@@ -246,11 +252,8 @@ class MpiExchange(Exchange[_Flow]):
                     if flow.status is not None:
                         request = self._communicator.Irecv([data, self._mpi.BYTE], flow.peer, self._mpi.ANY_TAG)
                     else:
-                        if len(places) > 1:
-                            start = 0
-                            for place in places:
-                                data[start : start + place.nbytes] = place
-                                start += place.nbytes
+                        for place, part in _parts(data, places):
+                            part[:] = place
                         request = self._communicator.Isend([data, self._mpi.BYTE], flow.peer, tag)
                 except self._mpi.Exception as error:
                     raise self._failure(flow, error) from error
@@ -275,6 +278,7 @@ class MpiExchange(Exchange[_Flow]):
                         message.request.Cancel()
                         left.append(message)
                 flow.active.clear()
+                self._busy.discard(flow)
         deadline = time.monotonic() + _WITHDRAW_SECONDS
         while True:
             with self._calls:

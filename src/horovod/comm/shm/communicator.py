@@ -253,12 +253,12 @@ class ShmCommunicator(Communicator):
         for start in range(0, array.size, step):
             part = array[start : start + step]
             if self.rank == root:
-                piece = self._begin()
+                piece = self._begin(LONG_SPIN)
                 self._region(piece, root, array.dtype)[: part.size] = part
                 self._counters.signal(PACKED, piece)
             else:
                 piece = self._pieces.skip()
-                self._counters.wait(root, PACKED, piece)
+                self._counters.wait(root, PACKED, piece, LONG_SPIN)
                 part[:] = self._region(piece, root, array.dtype)[: part.size]
 
     def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:

@@ -19,7 +19,8 @@ SHORT_SPIN = 40
 """Looks at a counter before sleeping: about two microseconds, what a sleep and a wake-up would cost at least."""
 
 LONG_SPIN = 600
-"""The same, about thirty microseconds, for a small collective on which a rank waits with nothing else to do."""
+"""The same, about thirty microseconds, where a rank waits with nothing else to do: in a small reduction, and in a broadcast,
+where some ranks write while others read."""
 
 
 class Counters:

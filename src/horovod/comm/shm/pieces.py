@@ -12,7 +12,7 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.counters import Counters
+from horovod.comm.shm.counters import SHORT_SPIN, Counters
 from horovod.comm.shm.words import PACKED
 
 
@@ -48,9 +48,13 @@ class Pieces:
             region = self._typed[key] = self._regions[piece & 1][owner].view(dtype)
         return region
 
-    def begin(self) -> int:
-        """The number of the next piece, once its slot is free to be written by this rank."""
-        self._counters.wait_all(PACKED, self._packed)
+    def begin(self, spin: int = SHORT_SPIN) -> int:
+        """The number of the next piece, once its slot is free to be written by this rank.
+
+        Args:
+            spin: as of :meth:`Counters.wait`.
+        """
+        self._counters.wait_all(PACKED, self._packed, spin)
         self._packed += 1
         return self._packed
 
