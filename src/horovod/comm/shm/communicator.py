@@ -331,8 +331,6 @@ class ShmCommunicator(Communicator):
         postscale: float,
     ) -> None:
         step = self._arena.piece_bytes // dtype.itemsize // self.size
-        result = self._workspace.array(2, dtype, min(step, longest))
-        own = self._workspace.array(3, dtype, min(step, longest))
         for start in range(0, longest, step):
             piece = self._begin()
             region = self._region(piece, self.rank, dtype)
@@ -344,14 +342,16 @@ class ShmCommunicator(Communicator):
             self._counters.wait_all(PACKED, piece)
             length = min(start + step, target.length) - start
             if length > 0:
-                shards[self.rank].read(start, start + length, own[:length])
+                own = shards[self.rank].whole(start, start + length)
+                if own is None:
+                    own = self._workspace.array(3, dtype, length)
+                    shards[self.rank].read(start, start + length, own)
                 contributions = [
                     self._region(piece, rank, dtype)[self.rank * step : self.rank * step + length]
                     for rank in range(self.size)
                 ]
-                contributions[self.rank] = own[:length]
-                reduce_into(result[:length], contributions, op, prescale, postscale, self._workspace)
-                target.write(start, start + length, result[:length])
+                contributions[self.rank] = own
+                target.reduce(start, start + length, contributions, op, prescale, postscale, self._workspace)
 
     def barrier(self) -> None:
         self._counters.check()
