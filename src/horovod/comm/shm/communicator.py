@@ -35,6 +35,7 @@ from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments, shard_bounds, source_and_target, split, split_by_rank
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters
+from horovod.comm.shm.direct import Direct
 from horovod.comm.shm.large import SCATTERED, Large
 from horovod.comm.shm.pieces import Pieces
 from horovod.comm.shm.words import PACKED, REDUCED
@@ -225,7 +226,7 @@ class ShmCommunicator(Communicator):
             if start < stop:
                 source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
             self._counters.signal(PACKED, piece)
-            for rank in range(self.size):
+            for rank in (self.rank, *self._peers):  # while the others pack
                 target = targets[rank]
                 stop = min(start + step, target.length)
                 if rank != self.rank:
@@ -272,15 +273,20 @@ class ShmCommunicator(Communicator):
             for number in range(-(-longest // step)):
                 self._alltoall_round(outgoing, incoming, number, step)
 
+        def directly(direct: Direct) -> bool:
+            if not direct.alltoall(outgoing, incoming):
+                return False
+            np.copyto(incoming[self.rank], outgoing[self.rank])
+            return True
+
         self._large.run(
             "alltoall",
             longest * self.size * sent.itemsize,
             self.size,
             self.size,
-            lambda direct: direct.alltoall(outgoing, incoming),
+            directly,
             streamed,
         )
-        np.copyto(incoming[self.rank], outgoing[self.rank])
 
     def _alltoall_round(self, outgoing: Sequence[Array], incoming: Sequence[Array], number: int, step: int) -> None:
         """Exchange elements ``[number * step, (number + 1) * step)`` of what goes to each rank."""
@@ -290,6 +296,7 @@ class ShmCommunicator(Communicator):
             some = outgoing[rank][part]
             region[rank * step : rank * step + some.size] = some
         self._counters.signal(PACKED, piece)
+        incoming[self.rank][part] = outgoing[self.rank][part]  # while the others pack
         for rank in self._peers:
             self._counters.wait(rank, PACKED, piece)
             some = incoming[rank][part]
