@@ -227,7 +227,7 @@ os._exit(0)  # MPI would wait for what was sent
         "it is out of step: it sent part of allgather number 1 (40 bytes) where broadcast number 1 (40 bytes) was due",
         "it is out of step: it sent part of barrier number 1 (0 bytes) where broadcast number 1 (40 bytes) was due",
         "it is out of step: it sent part of broadcast number 1 (36 bytes) where broadcast number 1 (40 bytes) was due",
-        "it is out of step: it sent more bytes than were due",
+        "it is out of step: it sent more bytes than were due, part of broadcast number 1 (40 bytes)",
     ], done.stdout + done.stderr
 
 

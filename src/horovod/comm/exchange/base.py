@@ -110,15 +110,16 @@ class Exchange(ABC, Generic[FlowT]):
 def mismatch(found: bytes, expected: bytes) -> str:
     """What is wrong with a header that is not the expected one."""
     magic, *meaning = HEADER.unpack(found)
-    if magic != MAGIC or meaning[0] not in tuple(Collective):
-        return "it sent bytes that are not part of any collective"
-    return out_of_step(meaning, HEADER.unpack(expected)[1:])
+    return out_of_step(meaning if magic == MAGIC else (), HEADER.unpack(expected)[1:])
 
 
 def out_of_step(found: Sequence[int], expected: Sequence[int]) -> str:
     """What is wrong where a peer sends part of another collective; both as collective, number and bytes."""
+    if not found or found[0] not in tuple(Collective):
+        return "it sent bytes that are not part of any collective"
+    return f"it is out of step: it sent part of {described(*found)} where {described(*expected)} was due"
 
-    def describe(collective: int, number: int, length: int) -> str:
-        return f"{Collective(collective).name.lower()} number {number} ({length} bytes)"
 
-    return f"it is out of step: it sent part of {describe(*found)} where {describe(*expected)} was due"
+def described(collective: int, number: int, length: int) -> str:
+    """A part of a collective, for errors."""
+    return f"{Collective(collective).name.lower()} number {number} ({length} bytes)"

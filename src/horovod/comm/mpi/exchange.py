@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod.comm.base import OnStall, PeerFailure, Stall, give_up
-from horovod.comm.exchange.base import Exchange, Mark, out_of_step
+from horovod.comm.exchange.base import Exchange, Mark, described, out_of_step
 from horovod.comm.mpi import runtime
 
 CHUNK_BYTES = 8 << 20
@@ -264,8 +264,10 @@ class MpiExchange(Exchange[_Flow]):
             self._busy.discard(flow)
 
     def _failure(self, flow: _Flow, error: Any) -> PeerFailure:
-        if flow.status is not None and error.Get_error_class() == self._mpi.ERR_TRUNCATE:
-            return PeerFailure(flow.peer, "it is out of step: it sent more bytes than were due")
+        if flow.status is not None and flow.active and error.Get_error_class() == self._mpi.ERR_TRUNCATE:
+            due = flow.active[0]
+            expected = described(*_meaning(due.tag), due.data.nbytes)
+            return PeerFailure(flow.peer, f"it is out of step: it sent more bytes than were due, part of {expected}")
         return PeerFailure(flow.peer, f"MPI reports: {error.Get_error_string()}")
 
     def _withdraw(self) -> None:

@@ -1,8 +1,12 @@
-"""The shared memory through which the engine of one host moves data. n ranks, pieces of P bytes::
+"""The shared memory through which the engine of one host moves data.
 
-words      by which ranks wait for each other, see horovod.comm.shm.words
-slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
-slot 1     the same: piece k lives in slot k mod 2
+It has three parts, for n ranks and pieces of P bytes::
+
+    words      by which ranks wait for each other, see horovod.comm.shm.words
+    slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
+    slot 1     the same
+
+Piece k lives in slot k mod 2.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ def created(length: int) -> int:
     Raises:
         OSError: the kernel refuses, or has no futexes this code can use.
     """
-    if not futex.available:
-        raise OSError(f"shared memory: no futex on {sys.platform}")
+    _check_futexes()
     descriptor = os.memfd_create("horovod", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, length)
@@ -44,11 +43,15 @@ def duplicated(descriptor: int, length: int) -> int:
     Raises:
         OSError, ValueError: it cannot be used here, or is not what was announced.
     """
-    if not futex.available:
-        raise OSError(f"shared memory: no futex on {sys.platform}")
+    _check_futexes()
     if os.fstat(descriptor).st_size != length:
         raise ValueError("the memory has another size than was announced")
     return os.dup(descriptor)
+
+
+def _check_futexes() -> None:
+    if not futex.available:
+        raise OSError(f"shared memory: no futex on {sys.platform}")
 
 
 class SharedMemory:
@@ -69,10 +72,10 @@ class SharedMemory:
         self.length = length
         try:
             self._map = mmap.mmap(descriptor, length)
+            self._map.madvise(mmap.MADV_DONTFORK)  # a forked child must neither see nor keep this memory
         except BaseException:
             os.close(descriptor)
             raise
-        self._map.madvise(mmap.MADV_DONTFORK)  # a forked child must neither see nor keep this memory
         self.bytes: Array = np.frombuffer(self._map, np.uint8)
         self.address = int(self.bytes.ctypes.data)
         self.words = memoryview(self._map).cast("Q")

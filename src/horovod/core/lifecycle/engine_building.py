@@ -151,6 +151,8 @@ class ExchangeOverCommunicator:
 
 
 class Closable(Protocol):
+    """What can be built, and released where another member could not build it."""
+
     def close(self) -> None: ...
 
 

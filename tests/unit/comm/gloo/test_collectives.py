@@ -29,7 +29,7 @@ def test_nothing_is_started_after_an_abort(call: str) -> None:
         first.abort()
         with pytest.raises(Aborted):
             calls[call]()
-        assert first._collectives._number == 0  # type: ignore[attr-defined]
+        assert first._collectives._number == 0
 
 
 def test_an_operation_that_never_ends_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_an_operation_that_never_ends_is_waited_for_once(monkeypatch: pytest.Mon
     work = mock.Mock(**{"is_completed.return_value": False, "wait.side_effect": RuntimeError("its slice is over")})
     with group_of("gloo", 2) as (first, _):
         first.abort()
-        collectives = first._collectives  # type: ignore[attr-defined]
+        collectives = first._collectives
         with pytest.raises(Aborted):
             collectives.wait(collectives._start(work))
         waits = work.wait.call_count
