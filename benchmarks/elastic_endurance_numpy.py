@@ -17,8 +17,8 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
 from horovod.common.objects import broadcast_object
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
 
 SAMPLES, FEATURES = 512, 64
 

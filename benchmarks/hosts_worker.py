@@ -18,8 +18,8 @@ from workloads import resnet50_parameters
 from cluster import plain
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
 
 SOCKET, WHOLE, RESNET, DIRECTLY = "socket", "whole", "resnet", "directly"
 

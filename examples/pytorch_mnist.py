@@ -18,6 +18,7 @@ step computes the same gradient whatever the number of ranks, and the losses of 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -32,7 +33,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
@@ -288,8 +288,14 @@ def say(text: str) -> None:
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[], None]]:
     """A moving bar on rank 0's terminal; nothing on other ranks, nor where the output goes to a file or a launcher."""
+    shown = hvd.rank() == 0 and sys.stdout.isatty()
+    if not shown or importlib.util.find_spec("rich") is None:  # it comes with the extra "examples"
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True, disable=hvd.rank() != 0 or not sys.stdout.isatty()) as progress:
+    with Progress(*columns, transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda: progress.advance(task)
 

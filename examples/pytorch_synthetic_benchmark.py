@@ -28,7 +28,7 @@ def main() -> None:
     hvd.init()
     device = torch.device("cpu")
     if torch.cuda.is_available() and not options.no_cuda:
-        device = torch.device("cuda", hvd.local_rank())
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
         torch.cuda.set_device(device)
     torch.manual_seed(hvd.rank())  # every rank has other random images
 

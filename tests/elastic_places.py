@@ -34,15 +34,20 @@ class Places:
         self.news = HostUpdateResult.no_update
         self.before = dict(os.environ)
 
-    def next(self, reason: Any) -> None:
+    def next(self, reason: Any, *, has_state: bool = False, keeps_state: bool = False) -> None:
+        before = self.rounds[self.number] if self.number >= 0 else []
         self.number += 1
         members = self.rounds[self.number]
+        self._same_state = keeps_state and set(members) <= set(before)  # all ranks of a test are interrupted together
         if self.process not in members:
             raise SystemExit(0)
         for name in (config.RANK, config.LOCAL_RANK):
             os.environ[name] = str(members.index(self.process))
         for name in (config.SIZE, config.LOCAL_SIZE):
             os.environ[name] = str(len(members))
+
+    def same_state(self) -> bool:
+        return self._same_state
 
     def poll(self) -> HostUpdateResult:
         news, self.news = self.news, HostUpdateResult.no_update

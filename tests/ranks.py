@@ -489,7 +489,7 @@ def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 def _serve_rendezvous(secret: bytes) -> tuple[str, int]:
     """Runs in the pool's own process beside the ranks, and serves until that ends."""
-    from horovod.control.rendezvous_server import RendezvousServer
+    from horovod.control.rendezvous.server import RendezvousServer
 
     server = RendezvousServer(secret, host="127.0.0.1", port=0)
     server.start()

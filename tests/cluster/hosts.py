@@ -205,6 +205,11 @@ class Hosts:
         """Processes of a host with ``text`` in their command lines."""
         return sorted(pid for pid, line in self.processes(name).items() if text in line)
 
+    def agents(self, name: str) -> list[int]:
+        """The launcher's agent on a host, without the shell that started it."""
+        found = self.processes(name).items()
+        return sorted(pid for pid, line in found if "agent.program" in line and "/bin/sh" not in line)
+
     def await_nothing(self, seconds: float) -> None:
         """Fail unless everything ends on both hosts within ``seconds``."""
         deadline = time.monotonic() + seconds

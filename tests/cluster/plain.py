@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.common import basics
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
 
 init, shutdown, rank, size = basics.init, basics.shutdown, basics.rank, basics.size
 

@@ -53,3 +53,17 @@ def test_a_launcher_without_a_network_for_a_while_still_begins_the_next_round(cl
     assert results(cluster) == {0: [3, 2], 1: [3, 2]}
     (reason,) = re.findall(r"Process 2 \(.*\) exit with status code (.*?)\. ", done.stderr)
     assert reason == "137 (killed by SIGKILL)"
+
+
+def test_a_host_whose_agent_gets_sigterm_is_left_behind(cluster: Cluster) -> None:
+    """An orderly shutdown of one machine signals the agent there; its ranks are another matter."""
+    process = cluster.start("-H", "hostA:2,hostB:1", "--min-np", "2", "python", cluster.script(RANK))
+    cluster.await_line(process, "trains with 3", times=3)
+    agent = cluster.hosts.agents("hostB")[-1]
+    os.kill(agent, signal.SIGTERM)
+    cluster.await_line(process, "trains with 2", times=2)
+    (cluster.folder / "end").touch()
+    done = cluster.finish(process, WAITING_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "the agent of hostB got SIGTERM: that host counts as lost." in done.stderr
+    assert "has not confirmed" not in done.stderr and "not answered" not in done.stderr

@@ -57,7 +57,7 @@ def ranks(hosts: Hosts) -> list[int]:
 
 
 def agent(hosts: Hosts) -> list[int]:
-    return [pid for pid in hosts.find("hostB", "agent.program") if "/bin/sh" not in hosts.processes("hostB")[pid]]
+    return hosts.agents("hostB")
 
 
 def sshd(hosts: Hosts) -> list[int]:

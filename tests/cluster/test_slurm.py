@@ -167,7 +167,7 @@ def test_steps_side_by_side_and_one_after_the_other_are_jobs_of_their_own(nodes:
 
 
 def test_a_secret_in_the_environment_replaces_munge(nodes: Nodes) -> None:
-    without = "from horovod.control import munge; munge._LIBRARY = 'libmunge.so.none'"
+    without = "from horovod.control.rendezvous import munge; munge._LIBRARY = 'libmunge.so.none'"
     (nodes.folder / "without.py").write_text(f"{without}\n{RANK}")
     srun = ("srun", "-N2", "--ntasks-per-node=1", "python", "without.py", "1")
     done = nodes.run(*srun, HOROVOD_SECRET_KEY="any text that nobody can guess")
@@ -193,7 +193,7 @@ def test_a_network_that_leads_nowhere_is_left_out_under_srun(nodes: Nodes) -> No
 EAVESDROP = """
 import os, socket, sys
 sys.path.append(sys.argv[3])
-from horovod.control.munge import Munge, MungeError
+from horovod.control.rendezvous.munge import Munge, MungeError
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as server:
     preface = server.recv(6)
     credential = server.recv(int.from_bytes(preface[4:], "big"))
@@ -298,9 +298,7 @@ def test_a_killed_rank_of_srun_is_named_by_all_others(nodes: Nodes) -> None:
     os.kill(nodes.slurm.hosts.find("hostB", "python rank.py")[-1], signal.SIGKILL)
     done = finish(process)
     assert done.returncode == 128 + signal.SIGKILL
-    named = re.findall(
-        r"^(\d): .*HorovodInternalError: Horovod: rank (\d) \(host n2, process \d+\) failed", done.stderr, re.M
-    )
+    named = re.findall(r"^(\d): .*RankLostError: Horovod: rank (\d) \(host n2, process \d+\) failed", done.stderr, re.M)
     killed = {rank for _, rank in named}
     assert len(killed) == 1 and {teller for teller, _ in named} == set("0123") - killed, done.stderr
 

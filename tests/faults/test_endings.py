@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import horovod
-from horovod.control.rendezvous_server import RendezvousServer
+from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 
 SCRIPT = """

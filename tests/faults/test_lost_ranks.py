@@ -102,8 +102,8 @@ def reduce(name: str, elements: int) -> None:
     from horovod.comm.datatypes import DataType
     from horovod.comm.reduction import ReduceOp
     from horovod.core.lifecycle import context
+    from horovod.core.requests.tensor import Tensor
     from horovod.core.submission import collectives
-    from horovod.core.submission.tensor import Tensor
 
     array = np.ones(elements, np.float32)
     tensor = Tensor(array, DataType.FLOAT32, (elements,))
@@ -139,7 +139,7 @@ def place() -> None:
 def work(blow: Blow) -> Survival:
     """Reduce until something happens."""
     from horovod.common import basics
-    from horovod.core.errors import HorovodInternalError
+    from horovod.core.errors import RankLostError
     from horovod.core.lifecycle import context
     from leaks import Inventory, left_behind
 
@@ -151,7 +151,8 @@ def work(blow: Blow) -> Survival:
     for step in range(blow.allreduce + 1):
         try:
             reduce(f"step{step}", ELEMENTS)
-        except HorovodInternalError as error:
+        except RankLostError as error:
+            assert str(error).startswith(f"Horovod: rank {error.ranks[0]} ") and error.reason in str(error)
             errors.append(str(error))
     context.shutdown()
     assert not context.is_initialized()

@@ -34,8 +34,8 @@ def work(engine: str, elements: int, marker: str) -> str:
     from horovod.common import basics
     from horovod.core.errors import HorovodInternalError
     from horovod.core.lifecycle import context
+    from horovod.core.requests.tensor import Tensor
     from horovod.core.submission import collectives
-    from horovod.core.submission.tensor import Tensor
 
     basics.init()
     generation = context.current()

@@ -215,6 +215,48 @@ def test_the_reset_limit_ends_the_job(launcher: Launcher, tmp_path: Path) -> Non
     assert "number of resets during elastic job exceeded limit: 1" in ended.stderr
 
 
+# What goes wrong in each round, before any step is completed.
+FAILS_AGAIN = """
+import sys
+from horovod.common import basics
+from horovod.common.elastic import ObjectState, Reset, run_fn
+from horovod.common.objects import allgather_object, broadcast_object
+
+basics.init()
+rounds = 0
+
+def train(state):
+    global rounds
+    rounds += 1
+    print(f"round {rounds} trains", flush=True)
+    if sys.argv[1] == "disagree":
+        broadcast_object(1, root_rank=basics.rank(), name="x")
+    elif basics.rank() == basics.size() - 1:
+        raise KeyError("no such column")
+    allgather_object(1)
+    state.commit()
+
+run_fn(train, Reset(basics.shutdown, basics.init))(ObjectState(broadcast_object, basics.rank))
+"""
+
+
+def test_ranks_that_disagree_end_an_elastic_job_at_once(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS_AGAIN)
+    ended = launcher.run("-H", "localhost:2", "--min-np", "1", "python", "fails.py", "disagree")
+    assert ended.returncode == 1
+    assert ended.stdout.count("trains") == 2 and "round 2" not in ended.stdout + ended.stderr
+    assert "horovodrun: the job ended: Mismatched BROADCAST root ranks" in ended.stderr
+
+
+def test_a_script_that_raises_the_same_in_three_rounds_ends_an_elastic_job(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS_AGAIN)
+    ended = launcher.run("-H", "localhost:5", "--min-np", "1", "python", "fails.py", "raise")
+    assert ended.returncode == 1
+    assert "round 3 trains" in ended.stdout and "round 4" not in ended.stdout + ended.stderr
+    assert "3 rounds in a row have ended by the same exception of the script" in ended.stderr
+    assert "KeyError: 'no such column'" in ended.stderr
+
+
 def test_a_command_that_fails_everywhere_ends_the_job_with_its_exit_code(launcher: Launcher) -> None:
     ended = launcher.run("-H", "localhost:2", "--min-np", "1", "sh", "-c", "exit 7")
     assert ended.returncode == 7, ended.stderr

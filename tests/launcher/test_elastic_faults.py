@@ -108,7 +108,7 @@ from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
 from horovod.common.objects import broadcast_object
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests.tensor import Tensor
 import elastic_faults
 
 folder, steps, process = Path(sys.argv[1]), 6 * int(sys.argv[4]), os.getpid()

@@ -6,6 +6,8 @@ Hosts are agents on this machine, which a stand-in for ssh starts.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -169,3 +171,38 @@ def test_a_job_whose_only_host_cannot_be_reached_says_so(launcher: Launcher, tmp
     assert ended.returncode == 255, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "host unreachable cannot take part: " in ended.stderr
+
+
+def test_what_runs_on_the_launchers_own_host_after_it_came_back_ends_with_the_job(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    windows = ["localhost:1\nalpha:1\n", "alpha:1\n", "alpha:1\nlocalhost:1\n"]
+    command = prepare(tmp_path, "localhost:1\n", phases=windows, seconds=2.0, hosts=["never"])
+    script = tmp_path / "train.py"
+    says = (
+        'if state.phase == len(phases) and len(hosts) == 2:\n            print("together again", flush=True)\n        '
+    )
+    script.write_text(script.read_text().replace("decision = found", says + "decision = found", 1))
+    process = launcher.start("--min-np", "1", *command, HOROVOD_SSH_COMMAND=str(tmp_path / "shell"))
+    launcher.await_line(process, "together again", times=2)
+    process.send_signal(signal.SIGINT)
+    assert finish(process).returncode == 130
+    launcher.await_nothing(5)
+
+
+def test_an_agent_that_gets_sigterm_is_a_lost_host(launcher: Launcher, tmp_path: Path) -> None:
+    """Each agent sees its own processes alone, as on a host of its own: it ends all that it finds of the job."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this machine allows no namespaces of processes")
+    phases = ["alpha:1\nbeta:1\ngamma:1\n"]
+    command = prepare(tmp_path, "alpha:1\nbeta:1\n", phases=phases, seconds=1.0, hosts=["alpha", "gamma"])
+    shell, script = tmp_path / "shell", tmp_path / "train.py"
+    shell.write_text(shell.read_text().replace("exec /bin/sh", f"exec {' '.join(unshare)} /bin/sh"))
+    ends = 'if (host, state.step) == ("beta", 5):\n            os.kill(os.getppid(), signal.SIGTERM)\n        '
+    text = script.read_text()
+    script.write_text(text.replace("found = allgather_object((", ends + "found = allgather_object((", 1))
+    ended = launcher.run("--min-np", "1", *command, HOROVOD_SSH_COMMAND=str(shell))
+    assert ended.returncode == 0, ended.stderr
+    assert "the agent of beta got SIGTERM: that host counts as lost." in ended.stderr
+    assert sorted(result.host for result in results(tmp_path).values()) == ["alpha", "gamma"]

@@ -94,7 +94,7 @@ def test_a_rank_that_does_well_may_end_before_the_others(launcher: Launcher) -> 
 
 ACCUSE = """
 import os, sys, time
-from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.secret import decode_secret
 rank, ending = int(os.environ["HOROVOD_RANK"]), sys.argv[1]
 if rank == 0:

@@ -68,7 +68,7 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import cross_size, init, rank
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests.tensor import Tensor
 init()
 values, result = numpy.arange(5, dtype=numpy.float32) * (rank() + 1), numpy.empty(5, numpy.float32)
 source, target = (Tensor(array, DataType.FLOAT32, (5,)) for array in (values, result))

@@ -36,7 +36,10 @@ def test_ranks_in_init_hear_at_once_of_one_that_ended(launcher: Launcher, ending
     status, err = run(launcher, 3, f"if rank == 1:\n    {ending}\ninit()")
     assert status != 0
     for waiting in (0, 2):
-        assert f"[{waiting}]<stderr>:horovod.control.rendezvous.RendezvousError: hvd.init() cannot complete" in err
+        assert (
+            f"[{waiting}]<stderr>:horovod.control.rendezvous.messages.RendezvousError: hvd.init() cannot complete"
+            in err
+        )
     assert f"rank 1 of 3 has ended ({told}) instead of calling it" in err
     assert "horovodrun: the job failed. Rank 1 failed first (localhost, local rank 1)." in err
     assert "Process name: 1" in err
@@ -103,7 +106,9 @@ def test_a_rank_that_ends_is_missed_only_by_those_who_list_it(launcher: Launcher
     program = "if rank == 3:\n    sys.exit(0)\ninit(comm=[0, 1] if rank < 2 else [3, 2]); shutdown()"
     status, err = run(launcher, 4, program)
     assert status == 1
-    assert "[2]<stderr>:horovod.control.rendezvous.RendezvousError: hvd.init(comm=[3, 2]) cannot complete" in err
+    assert (
+        "[2]<stderr>:horovod.control.rendezvous.messages.RendezvousError: hvd.init(comm=[3, 2]) cannot complete" in err
+    )
     assert "Rank 3 failed first" in err
     assert "[0]<stderr>" not in err and "[1]<stderr>" not in err
 

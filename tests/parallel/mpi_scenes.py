@@ -20,8 +20,8 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.common import basics
 from horovod.common import interface as hvd
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
 
 WORLD = MPI.COMM_WORLD
 

@@ -17,8 +17,8 @@ def total(name: str, value: float) -> float:
     """The sum of ``value`` over the ranks of the job."""
     from horovod.comm.datatypes import DataType
     from horovod.comm.reduction import ReduceOp
+    from horovod.core.requests.tensor import Tensor
     from horovod.core.submission import collectives
-    from horovod.core.submission.tensor import Tensor
 
     tensor = Tensor(np.array([value]), DataType.FLOAT64, (1,))
     collectives.allreduce("test", name, [tensor], [tensor], ReduceOp.SUM).wait(60)

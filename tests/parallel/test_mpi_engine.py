@@ -22,7 +22,7 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.core.errors import HorovodInternalError
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests.tensor import Tensor
 
 def total(process_set=0, elements=3):
     array = np.full(elements, hvd.rank() + 1.0)
@@ -62,7 +62,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 @pytest.mark.parametrize("wheel", WHEELS)
 def test_mpi_is_started_where_the_script_has_not_and_serves_every_process_set(tmp_path: Path, wheel: str) -> None:
     program = """
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 outer = ProcessSet([0, 2])
 assert not hvd.mpi_enabled() and "mpi4py.MPI" not in sys.modules
 for _ in range(2):

@@ -73,7 +73,7 @@ def test_a_set_that_one_rank_cannot_make_is_an_error_on_all_and_leaves_nothing(r
         import torch
 
         import horovod.torch as hvd
-        from horovod.core.lifecycle import dynamic_process_sets
+        from horovod.core.submission import dynamic_process_sets
 
         hvd.init()
         assemble = dynamic_process_sets.assemble
@@ -117,7 +117,7 @@ def test_a_rank_that_dies_while_a_set_is_removed_is_named_by_the_others(
         from unittest import mock
 
         import horovod.torch as hvd
-        from horovod.core.coordination.coordinator import Coordinator
+        from horovod.core.worker.coordinator import Coordinator
 
         def die(*_: object) -> None:
             """Rank 0 is about to tell the other members that the set has ended."""
@@ -393,8 +393,8 @@ def test_that_a_rank_may_leave_while_others_still_make_a_set_without_it(ranks: C
         import torch
 
         import horovod.torch as hvd
-        from horovod.core.lifecycle import dynamic_process_sets
         from horovod.core.lifecycle.context import current
+        from horovod.core.submission import dynamic_process_sets
 
         def late(*arguments: Any) -> Any:
             worker = assemble(*arguments)

@@ -1,19 +1,24 @@
-"""Imports run one way: every package imports only what stands below it in the table."""
+"""Imports run one way: every package imports only what stands below it in the table, and so does every folder of a package."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "horovod"
 
-LAYERS = [
+Layers = Sequence[set[str]]
+
+LAYERS: Layers = [
     {"__init__"},
+    {"tensorflow.__init__"},
+    {"tensorflow.distributed_optimizer"},
     {"keras", "tensorflow.keras"},
     {"_keras"},
     {"tensorflow", "torch", "mxnet"},
@@ -27,15 +32,69 @@ LAYERS = [
 ]
 """From the top. A package may import every package of a lower layer, none of its own layer, and none of a higher one."""
 
+FOLDERS: Mapping[str, Layers] = {
+    "core": [
+        {"submission"},
+        {"lifecycle"},
+        {"worker"},
+        {"engines"},
+        {"requests"},
+        {"negotiation"},
+        {"config", "errors"},
+    ],
+    "control": [
+        {"reachability", "rendezvous"},
+        {"mesh"},
+        {"dial", "liveness_monitor"},
+        {"channel", "failure_detector", "listener"},
+        {
+            "elastic_messages",
+            "failure",
+            "framing",
+            "handshake",
+            "networks",
+            "processes",
+            "secret",
+            "slurm_address",
+            "wakeup",
+        },
+    ],
+    "comm": [
+        {"select"},
+        {"gloo", "hierarchical", "mpi", "nccl", "oneccl", "shm", "tcp"},
+        {"adasum", "bytewise", "cuda", "engine", "exchange", "single"},
+        {"base", "device", "segments"},
+        {"reduction", "spans"},
+        {"datatypes"},
+    ],
+    "runner": [
+        {"__init__"},
+        {"function", "launch"},
+        {"jobs", "mpi_run"},
+        {"elastic", "whole_job"},
+        {"job"},
+        {"description", "supervisor"},
+        {"arguments", "policy", "reach", "worker_environment"},
+        {"hosts", "output"},
+        {"config_file", "dry_run", "options"},
+        {"agent", "check_build", "run_task", "tunables"},
+        {"common", "errors", "loop", "machine", "probes", "remote_call", "signals"},
+    ],
+}
+"""The same for the files and folders of the packages that have an order inside."""
 
-def layer(package: str) -> int:
-    return next(number for number, packages in enumerate(LAYERS) if package in packages)
+DYNAMIC = {"import_module", "__import__"}
+"""Calls whose first argument is a module. With a name of this project they count as imports; others cannot be followed."""
 
 
-def package_of(module: str) -> str:
-    """The entry of the table that a module under ``horovod`` belongs to; its name as after ``horovod.``."""
-    listed = [package for packages in LAYERS for package in packages if f"{module}.".startswith(f"{package}.")]
+def entry_of(module: str, layers: Layers) -> str:
+    """The entry of a table that a module belongs to; its name as after ``horovod.``, or as after the folder's."""
+    listed = [entry for entries in layers for entry in entries if f"{module}.".startswith(f"{entry}.")]
     return max(listed, key=len, default=module.partition(".")[0])
+
+
+def level(entry: str, layers: Layers) -> int:
+    return next(number for number, entries in enumerate(layers) if entry in entries)
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -51,35 +110,120 @@ def imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, "imports are absolute"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args and called(node) in DYNAMIC:
+            named = node.args[0]
+            names = [named.value] if isinstance(named, ast.Constant) and isinstance(named.value, str) else []
         for name in names:
             if name.startswith("horovod.") and name.partition(".")[2] != "__version__":
                 yield name.removeprefix("horovod.")
         yield from imports(node)
 
 
-def edges() -> dict[tuple[str, str], set[str]]:
-    """Each import against the order, also inside of a function, as (importing package, imported package), with the files."""
+def called(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def modules(source: Path) -> dict[str, ast.AST]:
+    """Every module, by its name after ``horovod.``."""
+    paths = sorted(source.rglob("*.py"))
+    return {".".join(path.relative_to(source).with_suffix("").parts): ast.parse(path.read_text()) for path in paths}
+
+
+def against(source: Path, layers: Layers, folder: str = "") -> dict[tuple[str, str], set[str]]:
+    """Each import against the order, also inside of a function, as (importing entry, imported entry), with the modules."""
+    prefix = f"{folder}." if folder else ""
     found: dict[tuple[str, str], set[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        own = package_of(module)
-        for imported in imports(ast.parse(path.read_text())):
-            edge = own, package_of(imported)
-            if edge[0] == edge[1] or layer(edge[0]) < layer(edge[1]):
+    for module, tree in modules(source).items():
+        if not module.startswith(prefix):
+            continue
+        own = entry_of(module.removeprefix(prefix), layers)
+        for imported in imports(tree):
+            if not imported.startswith(prefix):
                 continue
-            found.setdefault(edge, set()).add(str(path.relative_to(SOURCE)))
+            other = entry_of(imported.removeprefix(prefix), layers)
+            if own != other and level(own, layers) >= level(other, layers):
+                found.setdefault((own, other), set()).add(module)
     return found
 
 
+def names_in(folder: Path) -> set[str]:
+    """The modules and packages of a folder."""
+    return {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+
+
+def circle(source: Path) -> list[str]:
+    """Modules that import one another in a circle; empty if there is none."""
+    trees = modules(source)
+    graph: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        graph[module] = set()
+        for imported in imports(tree):
+            while imported and imported not in trees and f"{imported}.__init__" not in trees:
+                imported = imported.rpartition(".")[0]
+            name = imported if imported in trees else f"{imported}.__init__"
+            if imported and name != module:
+                graph[module].add(name)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def test_every_package_has_a_place_in_the_table() -> None:
-    packages = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     listed = {package for packages in LAYERS for package in packages if "." not in package}
-    assert packages == listed
+    assert names_in(SOURCE) == listed
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_everything_in_a_folder_has_a_place_in_its_table(folder: str) -> None:
+    listed = {entry for entries in FOLDERS[folder] for entry in entries}
+    assert names_in(SOURCE / folder) - {"__init__"} == listed - {"__init__"}
 
 
 def test_imports_run_one_way() -> None:
-    wrong = edges()
+    wrong = against(SOURCE, LAYERS)
     assert not wrong, f"imports against the order: {wrong}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_run_one_way_inside_of_a_folder(folder: str) -> None:
+    wrong = against(SOURCE, FOLDERS[folder], folder)
+    assert not wrong, f"imports against the order: {wrong}"
+
+
+def test_no_modules_import_one_another() -> None:
+    assert circle(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from horovod.core.lifecycle import context",
+        "import horovod.core.lifecycle.context",
+        "def later():\n    from horovod.core.lifecycle.context import current",
+        "import importlib\ncontext = importlib.import_module('horovod.core.lifecycle.context')",
+        "context = __import__('horovod.core.lifecycle.context')",
+    ],
+)
+def test_a_file_that_imports_upward_is_found(tmp_path: Path, line: str) -> None:
+    folder = tmp_path / "core" / "negotiation"
+    folder.mkdir(parents=True)
+    (folder / "agreement.py").write_text(f"from horovod.core.errors import SHUT_DOWN\n{line}\n")
+    assert against(tmp_path, FOLDERS["core"], "core") == {("negotiation", "lifecycle"): {"core.negotiation.agreement"}}
+
+
+def test_an_import_between_packages_of_one_layer_is_found(tmp_path: Path) -> None:
+    (tmp_path / "comm").mkdir()
+    (tmp_path / "comm" / "base.py").write_text("import horovod.control.mesh\n")
+    assert against(tmp_path, LAYERS) == {("comm", "control"): {"comm.base"}}
+
+
+def test_modules_that_import_one_another_are_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("from horovod.two import a\n")
+    (tmp_path / "two.py").write_text("def later():\n    from horovod import one\n    import horovod.one\n")
+    assert set(circle(tmp_path)) == {"one", "two"}
 
 
 @pytest.mark.parametrize("module", ["horovod", "horovod.common.basics", "horovod.runner"])

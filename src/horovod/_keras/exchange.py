@@ -11,10 +11,10 @@ from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reductions import Reducing
+from horovod.core.requests.handle import Handle, all_of
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import prepared_allreduce, submit
-from horovod.core.submission.handle import Handle, all_of
 from horovod.core.submission.prepared import device_of
-from horovod.core.submission.tensor import Tensor
 
 
 class Exchange:

@@ -10,7 +10,7 @@ from horovod.common.buckets import check_groups, chosen_groups
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_predivide, reduction
 from horovod.common.scalars import positive_whole, real, whole, whole_if_number
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
 from horovod.observe.call_site import caller
 

@@ -18,9 +18,9 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.common.reductions import Average, reduction
 from horovod.common.scalars import real, whole
-from horovod.core.execution.batch import shard_rows
+from horovod.core.requests.batch import shard_rows
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
-from horovod.core.submission.handle import Handle
 
 
 def _array(value: Any) -> Array:

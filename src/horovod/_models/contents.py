@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from horovod.comm.datatypes import Array, data_type_of
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests.tensor import Tensor
 
 
 def described(array: Array) -> Tensor:

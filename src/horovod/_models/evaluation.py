@@ -14,7 +14,7 @@ import numpy as np
 from horovod._models import contents
 from horovod.comm.reduction import ReduceOp
 from horovod.common.sharding.shares import place
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.observe.call_site import caller
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -74,7 +73,15 @@ class Aborted(Exception):
 
 class DeviceFailure(Exception):
     """Collectives on a device have failed, or are not over within the limit. Who is to blame is not known: who says so may be
-    a victim."""
+    a victim.
+
+    Attributes:
+        timed_out: they are not over within the limit.
+    """
+
+    def __init__(self, text: str, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
 
 
 class Event(Protocol):
@@ -98,25 +105,13 @@ Completion: TypeAlias = Event | None
 its vectors must be held until the event is over."""
 
 
-class ReductionOrder(Enum):
-    """In which order an engine folds the ranks' contributions to one element."""
-
-    RANKS = "ranks"
-    """``((x0 + x1) + x2) + ...``; 16-bit floats accumulate in 32 bits and are rounded once. So results have the same bits with
-    all such engines, on all ranks, from run to run, and whatever batch a tensor travels in."""
-
-    FIXED = "fixed"
-    """Another order, which depends only on the group: the same bits on all ranks, from run to run and in any batch."""
-
-    FREE = "free"
-    """The order may depend on the batch. Results have the same bits on all ranks."""
-
-
 class Communicator(ABC):
     """One engine bound to one group of ranks.
 
     Every collective must be called by every rank of the group. ``result = postscale * reduce(prescale * x)``, scaling as in
-    :func:`horovod.comm.reduction.scale`; the order of the reduction is :attr:`reduction_order`.
+    :func:`horovod.comm.reduction.scale`. An engine on host memory reduces each element in rank order, whatever batch a tensor
+    travels in. 16-bit floats accumulate in 32 bits and are rounded once. The hierarchical engine reduces in rank order on each
+    host, and then in the order of hosts. In whatever order a device's engine reduces, all ranks get the same bits.
 
     Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``; a peer that makes
     no progress is told to the communicator's :data:`OnStall`. After an error the communicator can only be closed.
@@ -127,8 +122,6 @@ class Communicator(ABC):
 
     any_thread: ClassVar[bool] = True
     """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap either way."""
-
-    reduction_order: ClassVar[ReductionOrder] = ReductionOrder.RANKS
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

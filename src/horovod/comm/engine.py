@@ -4,7 +4,7 @@ Each engine is one folder with a subclass of :class:`Engine`, listed in :mod:`ho
 subclass must be
 cheap: the library it stands on is imported only by what is called on a chosen or forced engine.
 
-A group builds its engine in these steps, which all of its ranks take together (:mod:`horovod.core.lifecycle.engine_building`):
+A group builds its engine in these steps, which all of its ranks take together (:mod:`horovod.core.engines.engine_building`):
 
 1. Each rank asks the candidates for their :meth:`~Engine.obstacle`, and tells the others.
 2. The group's first rank makes the :meth:`~Engine.bootstrap` of the best engine without obstacles, and hands it to all.

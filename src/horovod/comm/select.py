@@ -1,12 +1,20 @@
-"""Which engine serves a group of ranks. Pure: wishes and obstacles in, engines to try or the reason why there is none out."""
+"""Which engine serves a group of ranks. Pure but for packages' entry points: wishes and obstacles in, engines to try or the
+reason why there is none out.
+
+A package can bring an engine for host memory: an entry point of the group ``horovod.engines`` whose name is the engine's, and
+which is a subclass of :class:`~horovod.comm.engine.Engine`. Such an engine is never chosen by itself. It is loaded when
+HOROVOD_CPU_OPERATIONS names it.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from horovod.comm.base import Communicator
 from horovod.comm.device import GPU
-from horovod.comm.engine import Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
 from horovod.comm.gloo.engine import GlooEngine
 from horovod.comm.hierarchical.engine import HierarchicalEngine
 from horovod.comm.mpi.engine import MpiEngine
@@ -34,6 +42,9 @@ ENGINES: Mapping[str, tuple[Engine, ...]] = {
 }
 """By kind of device, the engines that move its memory, best first. A group of one has an engine of its own, ``single``."""
 
+ENTRY_POINTS = "horovod.engines"
+"""The group of entry points under which packages offer engines for host memory."""
+
 
 class Support(NamedTuple):
     """What one rank says about engines.
@@ -47,13 +58,53 @@ class Support(NamedTuple):
     obstacles: dict[str, str]
 
 
+class _Unusable(Engine):
+    """An engine of a package that is not installed here, or cannot be loaded."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name  # type: ignore[misc]  # that of a class elsewhere
+        self._why = why
+
+    def obstacle(self, group: Group) -> str:
+        return self._why
+
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Communicator:
+        raise EngineError(self._why)
+
+
 def engine(name: str, device: str = HOST) -> Engine:
-    """The engine of that name.
+    """The engine of that name; one that says why it cannot be built, if only another rank's packages offer it.
 
     Raises:
         KeyError: there is none for this kind of device.
     """
-    return {each.name: each for each in ENGINES[device]}[name]
+    found = {each.name: each for each in ENGINES[device]}
+    if name in found or device != HOST:
+        return found[name]
+    return _outside(name) or _Unusable(name, _no_such_engine(list(found)))
+
+
+def _no_such_engine(names: Sequence[str]) -> str:
+    return (
+        f"there is no such engine in this version; available are {', '.join(names)}, and what installed packages offer as "
+        f"{ENTRY_POINTS}"
+    )
+
+
+@functools.cache
+def _outside(name: str) -> Engine | None:
+    """The engine that an installed package offers under this name, None if none does."""
+    from importlib.metadata import entry_points  # here, since it imports much and is hardly ever needed
+
+    for offered in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            made: object = offered.load()()
+        except Exception as error:
+            return _Unusable(name, f"{offered.value} cannot be loaded: {type(error).__name__}: {error}")
+        if isinstance(made, Engine) and made.name == name:
+            return made
+        return _Unusable(name, f"{offered.value}, which is to be the engine {name}, is no Engine of that name")
+    return None
 
 
 def obstacles(group: Group, forced: str = "", names: Sequence[str] = (), device: str = HOST) -> dict[str, str]:
@@ -66,9 +117,9 @@ def obstacles(group: Group, forced: str = "", names: Sequence[str] = (), device:
 
 
 def _table(forced: str, names: Sequence[str], device: str) -> list[Engine]:
-    known = {each.name: each for each in ENGINES[device]}
     chosen = [forced] if forced else names or [each.name for each in ENGINES[device] if each.automatic]
-    return [known[name] for name in chosen if name in known]
+    known = [each.name for each in ENGINES[device]]
+    return [engine(name, device) for name in chosen if name in known or device == HOST]
 
 
 def check(forced: str, variable: str, device: str = HOST) -> None:
@@ -80,11 +131,8 @@ def check(forced: str, variable: str, device: str = HOST) -> None:
     names = [each.name for each in ENGINES[device]]
     if device == GPU:
         forced_host_engine(forced, "", variable, "")
-    elif forced and forced not in names:
-        raise EngineError(
-            f"{variable}={forced}: there is no such engine in this version; available are {', '.join(names)}. Unset it to let "
-            "the best one be chosen."
-        )
+    elif forced and forced not in names and _outside(forced) is None:
+        raise EngineError(f"{variable}={forced}: {_no_such_engine(names)}. Unset it to let the best one be chosen.")
 
 
 def candidates(
@@ -107,17 +155,18 @@ def candidates(
         if each.forced:
             wishes.setdefault(each.forced, rank)
     for wish in sorted(wishes):
-        check(wish, variable, device)
+        if not any(_is_known(wish, each.obstacles, device) for each in support.values()):
+            check(wish, variable, device)
     if len(wishes) > 1:
         asked = ", ".join(f"{wish} on rank {rank}" for wish, rank in sorted(wishes.items()))
         raise EngineError(f"ranks ask for different engines with {variable}: {asked}; use one")
     wish = next(iter(wishes), "")
-    table = _table(wish, names, device)
-    possible = [each.name for each in table if not _why_not(each.name, support)]
+    table = [wish] if wish else [each.name for each in _table("", names, device)]
+    possible = [name for name in table if not _why_not(name, support)]
     if wish and not possible:
         raise cannot(variable, wish, *_why_not(wish, support)[0])
     if not possible:
-        found = [(each.name, *_why_not(each.name, support)[0]) for each in table]
+        found = [(name, *_why_not(name, support)[0]) for name in table]
         reasons = "; ".join(f"{name}: rank {rank}: {obstacle}" for name, rank, obstacle in found)
         raise EngineError(f"no engine can serve this group ({reasons})")
     return possible
@@ -182,6 +231,12 @@ def not_alone() -> str:
 def cannot(variable: str, name: str, rank: int, obstacle: str) -> EngineError:
     """The error for an engine that is forced and cannot run."""
     return EngineError(f"{variable}={name} cannot serve this group: rank {rank}: {obstacle}")
+
+
+def _is_known(wish: str, obstacles: Mapping[str, str], device: str) -> bool:
+    """Whether a rank has found an engine of a name that is forced."""
+    names = [each.name for each in ENGINES[device]]
+    return wish in names or obstacles.get(wish, _no_such_engine(names)) != _no_such_engine(names)
 
 
 def _why_not(name: str, support: Mapping[int, Support]) -> list[tuple[int, str]]:

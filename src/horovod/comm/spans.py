@@ -175,7 +175,7 @@ def size_in_bytes(vectors: Vectors) -> int:
     return sum([vector.nbytes for vector in vectors])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def layout_of(dtype: np.dtype[Any], sizes: tuple[int, ...], device: str = HOST) -> Layout:
     """The layout of vectors of these sizes, the same object each time."""
     return Layout.of(dtype, sizes, device)

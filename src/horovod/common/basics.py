@@ -12,7 +12,7 @@ from horovod.comm.base import DeviceFailure
 from horovod.comm.nccl import library
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.lifecycle import context
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.submission.arguments import shown, truth
 from horovod.environments import identity
 

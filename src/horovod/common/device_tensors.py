@@ -16,9 +16,9 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.device import DeviceFacts, names_in_view
 from horovod.comm.spans import Spans, layout_of
 from horovod.core.lifecycle.context import running
-from horovod.core.submission import devices
-from horovod.core.submission.devices import Ready, Reduction, carries_out, device_name
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests import devices
+from horovod.core.requests.devices import Ready, Reduction, carries_out, device_name
+from horovod.core.requests.tensor import Tensor
 
 _NOTHING = np.empty(0, np.uint8)
 

@@ -23,8 +23,8 @@ from horovod.common.basics import (
     start_timeline,
     stop_timeline,
 )
-from horovod.core.lifecycle.dynamic_process_sets import add_process_set, remove_process_set
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.submission.dynamic_process_sets import add_process_set, remove_process_set
 
 __all__ = [
     "ProcessSet",

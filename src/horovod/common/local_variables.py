@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 
 
 def checked_layers(layers: Any, is_layer: Callable[[Any], bool], kind: str) -> list[Any]:

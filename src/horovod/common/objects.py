@@ -15,10 +15,10 @@ import numpy as np
 
 from horovod.comm.datatypes import Array, DataType
 from horovod.common.basics import rank
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name, set_id, whole_number
-from horovod.core.submission.tensor import Tensor
 from horovod.observe.call_site import caller
 
 T = TypeVar("T")

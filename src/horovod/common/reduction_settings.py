@@ -12,7 +12,7 @@ from typing import Any
 from horovod.comm.reduction import ReduceOp
 from horovod.common.compression import NoneCompressor
 from horovod.core.lifecycle.context import running
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 
 
 @dataclass(frozen=True, kw_only=True)

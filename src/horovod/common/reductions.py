@@ -10,7 +10,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rocm_built
 from horovod.common.scalars import real
 from horovod.common.util import get_average_backwards_compatibility_fun
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id, shown, truth, whole_number
 
 Average = ReduceOp.AVERAGE

@@ -11,8 +11,8 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.common import basics
 from horovod.core.lifecycle import context
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
 
 
 def main() -> None:

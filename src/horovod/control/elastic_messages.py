@@ -28,6 +28,12 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     failed: bool = False
     """Whether it has left that round for a failure."""
     reason: str = ""
+    final: bool = False
+    """Whether a further round would fail in the same way, so that the job ends."""
+    has_state: bool = False
+    """Whether it has the state of the job, because it has synchronised its own. It then has what others may lack."""
+    keeps_state: bool = False
+    """Whether all ranks of that round have stopped at the same check as this one, with the same state, or have failed."""
 
 
 class Connected(msgspec.Struct, tag=True, frozen=True):
@@ -66,6 +72,8 @@ class Place(msgspec.Struct, tag=True, frozen=True):
     local_size: int
     cross_rank: int
     cross_size: int
+    same_state: bool = False
+    """Whether all ranks of this round come from the same check of the round before. If not, all synchronise their states."""
 
 
 class NoPlace(msgspec.Struct, tag=True, frozen=True):

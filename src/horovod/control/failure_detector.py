@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from horovod.control.failure import LOST, TIME_LIMIT, Cause
 
 NO_PROGRESS_REPORTS = 3
 """How many reports of one wait blame a peer."""
@@ -41,8 +44,13 @@ UNABLE = (
 
 STUCK = "{} although it answers: py-spy dump --pid with its process shows where its thread horovod-worker stands"
 
-Suspect = tuple[int, str]
-"""A rank, and the reason."""
+
+class Suspect(NamedTuple):
+    """A rank that has failed, or seems to have."""
+
+    rank: int
+    reason: str
+    cause: Cause = LOST
 
 
 @dataclass(slots=True)
@@ -155,7 +163,7 @@ class FailureDetector:
             return None
         question.runs, question.checks, question.stops = question.runs + 1, 0, 0
         if 0 < self._longest_seconds <= question.runs * self._answer_seconds:
-            self._blame(peer, UNABLE.format(self._longest_seconds))
+            self._blame(peer, UNABLE.format(self._longest_seconds), TIME_LIMIT)
         self._settle()
         if now < question.tell:
             return None
@@ -165,10 +173,10 @@ class FailureDetector:
 
     # Reports
 
-    def suspect(self, rank: int, reason: str) -> None:
+    def suspect(self, rank: int, reason: str, cause: Cause = LOST) -> None:
         """``rank`` seems to have failed. It is blamed unless another rank does not answer."""
         if self._suspicion is None:
-            self._suspicion = rank, reason
+            self._suspicion = Suspect(rank, reason, cause)
 
     def report_no_progress(self, reporter: int, rank: int, reason: str, times: int) -> None:
         """``reporter`` has seen no progress of ``rank`` in a collective, for the n-th time in one wait."""
@@ -188,10 +196,10 @@ class FailureDetector:
             for key, reason in self._no_progress.items():
                 self._counts[key] = self._counts.get(key, 0) + 1
                 if self._counts[key] >= NO_PROGRESS_REPORTS:
-                    self._blame(key[1], STUCK.format(reason))
+                    self._blame(key[1], STUCK.format(reason), TIME_LIMIT)
         self._no_progress.clear()
         self._late = False
 
-    def _blame(self, rank: int, reason: str) -> None:
+    def _blame(self, rank: int, reason: str, cause: Cause = LOST) -> None:
         if self.failure is None:
-            self.failure = rank, reason
+            self.failure = Suspect(rank, reason, cause)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.failure import ENGINE, LOST, Cause
 from horovod.control.failure_detector import FailureDetector
 from horovod.control.processes import KILLED
 from horovod.control.wakeup import WakeUp
@@ -46,6 +47,7 @@ class Report(msgspec.Struct, tag=True):
     rank: int
     reason: str
     suspected: bool
+    cause: Cause = LOST
 
 
 class NoProgress(msgspec.Struct, tag=True):
@@ -61,6 +63,7 @@ class Failure(msgspec.Struct, tag=True):
 
     rank: int
     reason: str
+    cause: Cause = LOST
 
 
 class Bye(msgspec.Struct, tag=True):
@@ -72,7 +75,7 @@ Message = Ping | Pong | Report | NoProgress | Failure | Bye
 _decoder = msgspec.msgpack.Decoder(Message)
 _encode = msgspec.msgpack.Encoder().encode
 
-OnFailure = Callable[[int, str], None]
+OnFailure = Callable[[int, str, Cause], None]
 
 RUNS = (
     "%s has not answered for %.0f seconds%s. Its process runs, so it is waited for: something in it holds Python's interpreter "
@@ -91,7 +94,8 @@ class LivenessMonitor:
         where: returns where in the user's script this process is.
         look: returns why a rank cannot answer, or "" if its process runs; None if this process cannot see it.
         describe: returns a rank's number, host and process, for messages.
-        on_failure: called once, on the liveness monitor's thread, with the rank that failed first and the reason.
+        on_failure: called once, on the liveness monitor's thread, with the rank that failed first, the reason, and
+            what else is known.
     """
 
     def __init__(
@@ -133,9 +137,9 @@ class LivenessMonitor:
     def start(self) -> None:
         self._thread.start()
 
-    def report(self, rank: int, reason: str, suspected: bool = False) -> None:
+    def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
         """Report that ``rank`` has failed; ``suspected``: perhaps through the fault of another rank. Any thread."""
-        self._post(lambda: self._reported(Report(rank, reason, suspected)))
+        self._post(lambda: self._reported(Report(rank, reason, suspected, cause)))
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
         """Report for the n-th time in one wait that ``rank`` makes no progress in a collective. Any thread."""
@@ -188,7 +192,7 @@ class LivenessMonitor:
                     self._decide(self._own_failure)
         except Exception as error:  # after a bug here, no failure would be found any more
             _log.exception("the liveness monitor of rank %d failed", self._rank)
-            self._decide(Failure(self._rank, f"its liveness monitor failed: {error!r}"))
+            self._decide(Failure(self._rank, f"its liveness monitor failed: {error!r}", ENGINE))
 
     def _milliseconds(self) -> float | None:
         due = self._detector.due()
@@ -236,15 +240,15 @@ class LivenessMonitor:
             return
         if self._rank != 0 and 0 in self._links:
             if self._own_failure_at == float("inf"):
-                self._own_failure = Failure(report.rank, report.reason)
+                self._own_failure = Failure(report.rank, report.reason, report.cause)
                 self._own_failure_at = time.monotonic() + self._answer_seconds * 2
             self._send(0, report)
             self._ask_all()  # perhaps rank 0 is the rank that failed
         elif report.suspected:
-            self._detector.suspect(report.rank, report.reason)
+            self._detector.suspect(report.rank, report.reason, report.cause)
             self._ask_all()
         else:
-            self._decide(Failure(report.rank, report.reason))
+            self._decide(Failure(report.rank, report.reason, report.cause))
 
     def _no_progress_reported(self, reporter: int, message: NoProgress) -> None:
         if self._rank != 0 and 0 in self._links:
@@ -293,7 +297,7 @@ class LivenessMonitor:
         if self._rank == 0:
             for peer in list(self._links):
                 self._send(peer, failure)
-        self._on_failure(failure.rank, failure.reason)
+        self._on_failure(failure.rank, failure.reason, failure.cause)
 
     def _send(self, peer: int, message: Message) -> None:
         link = self._links.get(peer)

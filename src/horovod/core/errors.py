@@ -2,9 +2,114 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+_Error = TypeVar("_Error", bound="HorovodInternalError")
+
+_RECALLED = 8
+_recent: deque[tuple[str, type[HorovodInternalError], dict[str, Any]]] = deque(maxlen=_RECALLED)
+"""The text, the type and the attributes of the last errors. Not the errors: their tracebacks would keep tensors alive."""
+
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed: ranks disagreed, a rank left or died, or the runtime was shut down. Elastic jobs recover from it."""
+    """A collective failed: ranks disagreed, a rank left or died, or the runtime was shut down.
+
+    Its subclasses say what kind of failure it is. Elastic jobs recover from those that another round may not have.
+
+    Attributes:
+        ranks: the global ranks that the failure is about, ascending; empty where they are not known.
+        tensor: the name of the tensor or the request; "" if the failure is not of one.
+        call_sites: by global rank, the line of the script that submitted it, or at which the rank is; as far as known.
+        reason: why, in a sentence, without what all messages of this kind say.
+    """
+
+    def __init__(
+        self,
+        *args: object,
+        ranks: Iterable[int] = (),
+        tensor: str = "",
+        call_sites: Mapping[int, str] | None = None,
+        reason: str = "",
+    ) -> None:
+        super().__init__(*args)
+        self.ranks = tuple(sorted(ranks))
+        self.tensor = tensor
+        self.call_sites = dict(call_sites or {})
+        text = str(args[0]) if args else ""
+        self.reason = reason or text
+        if type(self).__module__ == __name__:
+            _recent.append((text, type(self), self.__dict__))
+
+    def again(self: _Error) -> _Error:
+        """The same error, for another place that raises it: without a traceback or a context."""
+        return copy.copy(self)
+
+    def adopt(self, other: HorovodInternalError) -> None:
+        """Take over what is known of a failure from the error that this one stands for."""
+        self.ranks, self.tensor, self.call_sites, self.reason = (
+            other.ranks,
+            other.tensor,
+            other.call_sites,
+            other.reason,
+        )
+
+    def extended(self: _Error, text: str) -> _Error:
+        """The same error with a further sentence."""
+        made = copy.copy(self)
+        made.args = (f"{self} {text}",)
+        return made
+
+
+class MismatchError(HorovodInternalError):
+    """Ranks submitted different things under one name. All of them raise it. Elastic jobs end by it: they would meet it again.
+
+    ``ranks`` are those that submitted something, ``call_sites`` the lines that did.
+    """
+
+
+class RankLostError(HorovodInternalError):
+    """A rank's process ended, was stopped, cannot be reached, or has left the job while others waited for it."""
+
+
+class RankRaisedError(RankLostError):
+    """A rank's script ended with an exception. ``reason`` has its type, text and line."""
+
+
+class RepeatedFailureError(RankRaisedError):
+    """The same exception of the script has ended several rounds of an elastic job in a row, and no step was completed between
+    them. The job ends by it."""
+
+
+class CollectiveTimeoutError(HorovodInternalError):
+    """A rank runs, but has not done its part in a collective within a time limit."""
+
+
+class EngineFailureError(HorovodInternalError):
+    """An engine, a device or the runtime failed on a rank, or no engine can serve a collective."""
+
+
+KINDS = (
+    HorovodInternalError,
+    MismatchError,
+    RankLostError,
+    RankRaisedError,
+    CollectiveTimeoutError,
+    EngineFailureError,
+)
+"""The types that a collective can fail with. Bindings derive errors of their framework from each."""
+
+
+def recall(text: str) -> HorovodInternalError | None:
+    """The latest error of this process that ``text`` is of: its own text, or a framework's account with its type before it."""
+    for said, kind, attributes in reversed(list(_recent)):
+        if said and (said == text or f"{kind.__name__}: {said}" in text):
+            made: HorovodInternalError = kind(said)
+            made.__dict__.update(attributes)
+            return made
+    return None
 
 
 class NoNextRound(HorovodInternalError):
@@ -43,3 +148,10 @@ def get_version_mismatch_message(name: str, version: str, installed_version: str
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 SHUT_DOWN = "Horovod has been shut down."
+
+
+def shut_down_by(rank: int, reason: str, tensor: str = "") -> RankLostError:
+    """The error of what was in flight, and of all that is submitted later, when ``rank`` has left in good order."""
+    return RankLostError(
+        f"{SHUT_DOWN} This was caused by rank {rank}: {reason}.", ranks=[rank], tensor=tensor, reason=reason
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from horovod.core import errors
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import context
 
@@ -13,7 +15,9 @@ Kinds = tuple[type[BaseException], ...]
 
 _Result = TypeVar("_Result")
 
-_NAME = HorovodInternalError.__name__
+_KINDS = {kind.__name__: kind for kind in errors.KINDS}
+_NAMED = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)")
+"""How a framework's text names an error of a collective, and begins its own text."""
 
 
 def is_failed_collective(error: BaseException, cancelled: Kinds = ()) -> bool:
@@ -23,7 +27,7 @@ def is_failed_collective(error: BaseException, cancelled: Kinds = ()) -> bool:
     graph fail together, it may report another operation that was ``cancelled``; then the job has failed as well. An error
     of the script stays one even if another rank has ended meanwhile: that rank most likely met the same error first.
     """
-    if _NAME in str(error):
+    if any(name in str(error) for name in _KINDS):
         return True
     return isinstance(error, cancelled) and context.is_initialized() and context.current().stopped is not None
 
@@ -44,15 +48,19 @@ def converting(func: Callable[..., _Result], kinds: Kinds, cancelled: Kinds = ()
         except kinds as error:
             if not is_failed_collective(error, cancelled):
                 raise
-            raise HorovodInternalError(_text(error)) from error
+            raise _collective_error(error) from error
 
     return wrapper
 
 
-def _text(error: BaseException) -> str:
-    """What failed: the text that the framework has kept, or why the job has ended where an operation was cancelled."""
-    _, found, text = str(error).partition(f"{_NAME}: ")
-    if found and text:
-        return text.splitlines()[0]
+def _collective_error(error: BaseException) -> HorovodInternalError:
+    """The error of the collective: the one that this process has raised, or one of its kind with the text that the framework
+    has kept; where an operation was only cancelled, why the job has ended."""
+    made = errors.recall(str(error))
+    if made is not None:
+        return made
+    found = _NAMED.search(str(error))
+    if found and found[2]:
+        return _KINDS[found[1]](found[2])
     stopped = context.current().stopped if context.is_initialized() else None
-    return str(error) if stopped is None else str(stopped)
+    return HorovodInternalError(str(error)) if stopped is None else stopped.again()

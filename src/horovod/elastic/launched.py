@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 
-from horovod.core.errors import HorovodInternalError
+from horovod.core.errors import HorovodInternalError, MismatchError, RepeatedFailureError
 from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.elastic import rounds
@@ -23,8 +23,13 @@ class LaunchedRounds:
     def __init__(self, process: ElasticProcess) -> None:
         self._process = process
 
-    def next(self, reason: Reason) -> None:
-        self._process.next(isinstance(reason, HorovodInternalError), str(reason))
+    def next(self, reason: Reason, *, has_state: bool, keeps_state: bool) -> None:
+        self._process.has_state = self._process.has_state or has_state
+        final = isinstance(reason, MismatchError | RepeatedFailureError)
+        self._process.next(isinstance(reason, HorovodInternalError), str(reason), final, keeps_state=keeps_state)
+
+    def same_state(self) -> bool:
+        return self._process.same_state
 
     def poll(self) -> HostUpdateResult:
         return HostUpdateResult(self._process.take_news())
@@ -35,6 +40,7 @@ def connect() -> None:
     process = elastic_process.this_process()
     if process is not None and not rounds.is_connected():
         launched = LaunchedRounds(process)
+        process.has_state = False
         rounds.connect(launched, launched)
         _leave_when_asked_to_end(process)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
 from horovod.elastic import launched
 from horovod.elastic.notification import notification_manager
+from horovod.elastic.policy import Begun, Call, Completed, Failed, Failure, Interrupted, Outcome, RankPolicy
+from horovod.elastic.repetition import Repetition
 from horovod.elastic.rounds import Reason, Reset
 from horovod.elastic.state import State
 
@@ -23,7 +25,8 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], object]) -> Callabl
 
     Before ``func`` begins, and before it begins again, the state is synchronised. After a HorovodInternalError the state
     goes back to the last commit; after a HostsUpdatedInterrupt, which all ranks raise at the same check, it stays as it is.
-    Then ``reset`` begins the next round. Any other exception ends the call.
+    Then ``reset`` begins the next round. What another round would meet again ends the job: ranks that disagree, and the same
+    exception of the script in several rounds in a row without a completed step. Any other exception ends the call.
 
     Args:
         func: its first argument is a :class:`~horovod.elastic.state.State`; it goes on from what the state says.
@@ -39,34 +42,86 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], object]) -> Callabl
         launched.connect()
         notification_manager.init()
         notification_manager.register_listener(state)
-        reason: Reason | None = None
-        skip_sync = False
         try:
-            while True:
-                try:
-                    if reason is not None:
-                        _begin_round(reset, reason)
-                        state.on_reset()
-                    if not skip_sync:
-                        state.sync()
-                    return func(state, *args, **kwargs)
-                except NoNextRound:
-                    raise
-                except HorovodInternalError as error:
-                    _log.warning("going back to the last commit: %s", error)
-                    state.restore()
-                    reason, skip_sync = error, False
-                except HostsUpdatedInterrupt as interrupt:
-                    state.on_interrupt()
-                    reason, skip_sync = interrupt, interrupt.skip_sync
+            return _Rank(state, functools.partial(func, state, *args, **kwargs), reset).run()
         finally:
             notification_manager.remove_listener(state)
 
     return wrapper
 
 
-def _begin_round(reset: Callable[[], object], reason: Reason) -> None:
-    if isinstance(reset, Reset):
-        reset.after(reason)
-    else:
-        reset()
+class _Rank(Generic[_Result]):
+    """Makes the calls of one rank's policy, and tells it how they ended."""
+
+    def __init__(self, state: State, train: Callable[[], _Result], reset: Callable[[], object]) -> None:
+        self._state = state
+        self._train = train
+        self._reset = reset
+        self._policy = RankPolicy()
+        self._repetition = Repetition()
+        self._reason: Reason = HostsUpdatedInterrupt(skip_sync=False)
+        self._result: _Result
+
+    def run(self) -> _Result:
+        while self._policy.call is not Call.RETURN:
+            try:
+                outcome = self._make(self._policy.call)
+            except Exception as error:
+                outcome = self._note(error)
+                if self._policy.after(outcome) is Call.RAISE:
+                    raise
+            else:
+                self._policy.after(outcome)
+        return self._result
+
+    def _make(self, call: Call) -> Outcome:
+        state, policy = self._state, self._policy
+        if call is Call.SYNC:
+            state.sync()
+        elif call is Call.TRAIN:
+            self._result = self._train()
+        elif call is Call.RESTORE:
+            state.restore()
+        elif call is Call.SAVE:
+            state.on_interrupt()
+        elif call is Call.RESET:
+            state.on_reset()
+        elif isinstance(self._reset, Reset):
+            if call is Call.SHUTDOWN:
+                self._reset.shutdown(self._reason)
+            elif call is Call.NEXT:
+                self._reset.next(self._reason, has_state=policy.has_state, keeps_state=policy.keeps_state)
+            else:
+                return Begun(self._reset.init())
+        elif call is Call.INIT:
+            self._reset()
+            return Begun(same_state=False)  # nobody says who the other ranks are
+        return Completed()
+
+    def _note(self, error: Exception) -> Outcome:
+        """How a call has ended, and with it perhaps the round."""
+        outcome = outcome_of(error, self._policy.call, own_reset=not isinstance(self._reset, Reset))
+        if isinstance(outcome, Interrupted) and isinstance(error, HostsUpdatedInterrupt):
+            self._reason = error
+        elif isinstance(outcome, Failed) and outcome.kind is Failure.CONNECTION:
+            self._reason = HorovodInternalError(f"The next round could not begin: {str(error).rstrip('.')}.")
+        elif isinstance(error, HorovodInternalError) and outcome == Failed(Failure.COLLECTIVE):
+            _log.warning("going back to the last commit: %s", error)
+            self._reason = self._repetition.after(error, self._state.checks)
+        return outcome
+
+
+def outcome_of(error: Exception, call: Call, *, own_reset: bool = False) -> Outcome:
+    """What an error means to the policy. Pure.
+
+    Args:
+        call: what has raised it.
+        own_reset: whether ``reset`` is a function of the script's, whose errors other than failed collectives are its own.
+    """
+    if isinstance(error, HostsUpdatedInterrupt):
+        return Interrupted(error.skip_sync)
+    if isinstance(error, NoNextRound | NotImplementedError):
+        return Failed(Failure.FINAL)
+    if call is Call.INIT and not own_reset and isinstance(error, OSError | RuntimeError):  # TimeoutError is an OSError
+        return Failed(Failure.CONNECTION)
+    return Failed(Failure.COLLECTIVE if isinstance(error, HorovodInternalError) else Failure.FINAL)

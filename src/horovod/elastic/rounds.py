@@ -21,7 +21,7 @@ Reason: TypeAlias = HorovodInternalError | HostsUpdatedInterrupt
 class Rounds(Protocol):
     """Who this process is in the next round. The launcher implements it."""
 
-    def next(self, reason: Reason) -> None:
+    def next(self, reason: Reason, *, has_state: bool, keeps_state: bool) -> None:
         """Block until this process has its place in the next round.
 
         Called in the script's thread, while the runtime does not run, once for each attempt to begin a round. When it
@@ -32,23 +32,38 @@ class Rounds(Protocol):
         Args:
             reason: why the last round ended, or why the attempt to begin one failed. A HorovodInternalError: a rank was
                 lost, or a collective failed. A HostsUpdatedInterrupt: hosts were added or removed.
+            has_state: whether this process has the state of the job, because it has synchronised its own.
+            keeps_state: whether it stopped at a check with the state that all ranks of the round had there.
 
         Raises:
             NoNextRound: the job ends, for example because too few hosts are left; the text says why.
             SystemExit: this process has no place in the next round and ends.
         """
 
+    def same_state(self) -> bool:
+        """Whether all ranks of the round that has begun have the same state, so that none synchronises.
+
+        Called once ``init()`` has succeeded, which may have asked for further places. Every rank gets the same answer: that
+        all of them have said ``keeps_state`` when they left the round before.
+        """
+
 
 class FixedJob:
     """A job whose ranks never change, as launchers without elastic mode start it."""
 
-    def next(self, reason: Reason) -> None:
+    _same_state = False
+
+    def next(self, reason: Reason, *, has_state: bool, keeps_state: bool) -> None:
         """The same ranks once more after an interrupt that all of them had; nothing after a failure."""
         if isinstance(reason, HorovodInternalError):
             raise NoNextRound(
                 f"{reason} hvd.elastic.run cannot go on after this: the job was not started by an elastic launcher, so no "
                 "rank can be replaced or left out. The state on this rank is what it was at its last commit or save."
             ) from reason
+        self._same_state = keeps_state
+
+    def same_state(self) -> bool:
+        return self._same_state
 
     def poll(self) -> HostUpdateResult:
         return HostUpdateResult.no_update
@@ -83,7 +98,7 @@ def poll() -> HostUpdateResult:
 class Reset:
     """Begins the next round: shuts the runtime down, waits for the new identity, and starts the runtime with it.
 
-    What :func:`~horovod.elastic.loop.run_fn` of every binding gets as ``reset``.
+    What :func:`~horovod.elastic.loop.run_fn` of every binding gets as ``reset``, which makes these calls one by one.
 
     Args:
         shutdown, init: the binding's.
@@ -94,25 +109,34 @@ class Reset:
         self._init = init
 
     def __call__(self) -> None:
-        self.after(HostsUpdatedInterrupt(skip_sync=False))
+        """Begin the next round once, as after an interrupt."""
+        reason = HostsUpdatedInterrupt(skip_sync=False)
+        self.shutdown(reason)
+        self.next(reason, has_state=False, keeps_state=False)
+        self.init()
 
-    def after(self, reason: Reason) -> None:
-        """Begin the round that follows one that ended for ``reason``.
+    def shutdown(self, reason: Reason) -> None:
+        """End the runtime, unless there is no next round after ``reason`` in a job of fixed ranks.
 
         Raises:
+            NoNextRound: it is a job of fixed ranks. The runtime still answers ``rank()``: scripts save what they have then.
+        """
+        if _rounds is _FIXED:
+            _FIXED.next(reason, has_state=False, keeps_state=False)
+        self._shutdown()
+
+    def next(self, reason: Reason, *, has_state: bool, keeps_state: bool) -> None:
+        """See :meth:`Rounds.next`."""
+        _rounds.next(reason, has_state=has_state, keeps_state=keeps_state)
+
+    def init(self) -> bool:
+        """Start the runtime. Whether all ranks have the same state; see :meth:`Rounds.same_state`.
+
+        Raises:
+            OSError, RuntimeError: ranks did not find each other; another attempt may do better. But NotImplementedError: the
+                arguments are wrong.
             NoNextRound, SystemExit: as :meth:`Rounds.next`.
             ValueError: the environment or the ranks' settings are wrong, which another attempt would not mend.
         """
-        while True:
-            if _rounds is _FIXED:
-                _FIXED.next(reason)  # if it raises, the runtime still answers rank(): scripts save what they have then
-            self._shutdown()
-            if _rounds is not _FIXED:
-                _rounds.next(reason)
-            try:
-                self._init()
-                return
-            except (NoNextRound, NotImplementedError):
-                raise  # RuntimeErrors that another attempt would not mend: the job ends, or the arguments are wrong
-            except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
-                reason = HorovodInternalError(f"The next round could not begin: {str(error).rstrip('.')}.")
+        self._init()
+        return _rounds.same_state()

@@ -13,7 +13,7 @@ from typing import Any
 
 from horovod.core.errors import HostsUpdatedInterrupt
 from horovod.elastic.notification import notification_manager
-from horovod.elastic.updates import HostUpdateResult
+from horovod.elastic.updates import Heard, hear
 
 
 class State(ABC):
@@ -30,6 +30,8 @@ class State(ABC):
         self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
+        self.checks = 0
+        """How often all ranks have come to a check: a commit or :meth:`check_host_updates`."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Have functions called when a round begins, before the state is synchronised: to adapt what depends on the size.
@@ -75,15 +77,14 @@ class State(ABC):
             HostsUpdatedInterrupt: they were, the same on all ranks; ``hvd.elastic.run`` catches it.
         """
         notification_manager.poll()
-        latest = previous = self._last_updated_timestamp
-        result = int(HostUpdateResult.no_update)
+        updates = []
         while not self._host_messages.empty():
-            timestamp, update = self._host_messages.get()
-            latest = max(latest, timestamp)
-            result |= update
-        previous, self._last_updated_timestamp, result = self._bcast_object((previous, latest, result))
-        if self._last_updated_timestamp > previous:
-            raise HostsUpdatedInterrupt(skip_sync=result == HostUpdateResult.removed)
+            updates.append(self._host_messages.get())
+        heard = Heard(*self._bcast_object(tuple(hear(self._last_updated_timestamp, updates))))
+        self._last_updated_timestamp = heard.latest
+        self.checks += 1
+        if heard.interrupts:
+            raise HostsUpdatedInterrupt(skip_sync=heard.only_removed)
 
     @abstractmethod
     def save(self) -> None:

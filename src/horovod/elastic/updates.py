@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 from horovod.control.elastic_messages import HostUpdateResult
 
-__all__ = ["HostUpdateResult", "HostUpdates"]
+__all__ = ["Heard", "HostUpdateResult", "HostUpdates", "hear"]
 
 
 class HostUpdates(Protocol):
@@ -19,3 +20,33 @@ class HostUpdates(Protocol):
         implementation may add updates meanwhile. Rank 0's answer counts for the job. Once :meth:`Rounds.next
         <horovod.elastic.rounds.Rounds.next>` has returned, updates that the new round takes into account are not told again.
         """
+
+
+class Heard(NamedTuple):
+    """What a rank has heard of hosts up to a check. Rank 0's counts for all. Pure, as all that follows.
+
+    Attributes:
+        previous, latest: the time stamps of the latest update before the last check, and before this one.
+        result: a :class:`HostUpdateResult`: what has become of the hosts between the two.
+    """
+
+    previous: float
+    latest: float
+    result: int
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether the ranks stop at this check."""
+        return self.latest > self.previous
+
+    @property
+    def only_removed(self) -> bool:
+        return self.result == HostUpdateResult.removed
+
+
+def hear(previous: float, updates: Iterable[tuple[float, int]]) -> Heard:
+    """What a rank has heard, from the updates that have come since its last check, each with its time stamp."""
+    latest, result = previous, int(HostUpdateResult.no_update)
+    for timestamp, update in updates:
+        latest, result = max(latest, timestamp), result | update
+    return Heard(previous, latest, result)

@@ -11,8 +11,8 @@ import numpy as np
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.common.basics import rank
 from horovod.common.objects import broadcast_object
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.core.submission.tensor import Tensor
 from horovod.elastic.progress import Progress
 from horovod.elastic.state import ObjectState
 

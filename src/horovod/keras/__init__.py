@@ -20,7 +20,7 @@ from horovod.common import interface
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.local_variables import checked_layers as _checked_layers
 from horovod.common.reductions import Adasum, Average, Sum
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.keras import callbacks, data, elastic
 
 __all__ = [

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from horovod.control.rendezvous_server import RendezvousServer
+from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
 from horovod.runner import worker_environment
@@ -57,7 +57,7 @@ class Job:
 
     def __init__(self, options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> None:
         self._options = options
-        self._launcher_environment = environment
+        self._launcher_environment = _with_absolute_python_path(environment)
         self._hosts_python = hosts_python
         if not options.command:
             raise UsageError(
@@ -356,6 +356,18 @@ def is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
         return is_local(host.hostname)
     except OSError:
         return False  # a name that only ssh knows, or an unknown one, which ssh reports
+
+
+def _with_absolute_python_path(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment, with PYTHONPATH relative to no folder: agents on other hosts start in another one."""
+    found = environment.get("PYTHONPATH", "")
+    parts = found.split(os.pathsep)
+    if not found or all(Path(part).is_absolute() for part in parts):
+        return environment
+    from horovod.runner.reach.reach import working_directory  # costs time, which jobs on one host need not spend
+
+    directory = Path(working_directory(environment))
+    return {**environment, "PYTHONPATH": os.pathsep.join(str(directory / part) for part in parts)}
 
 
 def _check_interfaces(nics: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from types import TracebackType
 
-from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.secret import decode_secret
 from horovod.core import config
 from horovod.environments import identity

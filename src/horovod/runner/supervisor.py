@@ -180,7 +180,7 @@ class Supervisor:
     def _close(self, grace: float) -> None:
         """Have every agent end what is left of its processes: nothing, if all went well."""
         try:
-            for agent in self._agents:
+            for agent in list(self._agents):  # one that has nothing to end leaves the list at once
                 agent.end(grace, hunt=self._policy.ending)
             deadline = time.monotonic() + grace + _SWEEP_SECONDS
             self._loop.run(lambda: all(agent.closed for agent in self._agents), deadline)
@@ -274,7 +274,7 @@ class Supervisor:
         elif isinstance(decision, Wake):
             self._loop.after(("policy", decision.reason), decision.seconds, partial(self._wake, decision.reason))
         elif isinstance(decision, EndAll):
-            for agent in self._agents:
+            for agent in list(self._agents):  # as in _close
                 agent.end(decision.grace, hunt=True)
             self._loop.after("overdue", decision.grace + _SWEEP_SECONDS, self._give_up)
 

@@ -20,6 +20,7 @@ from horovod.common.interface import *  # noqa: F403  mypy does not find these t
 from horovod.common.util import split_list
 from horovod.tensorflow import data, elastic, mpi_ops
 from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.distributed_optimizer import DistributedOptimizer
 from horovod.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,
@@ -30,7 +31,7 @@ from horovod.tensorflow.functions import (
 )
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.mpi_ops import *  # noqa: F403  this module exports all of them
-from horovod.tensorflow.optimizer import DistributedOptimizer, _DistributedOptimizer
+from horovod.tensorflow.optimizer import _DistributedOptimizer
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow.training.adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.tensorflow.training.tape import (

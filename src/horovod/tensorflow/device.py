@@ -23,9 +23,9 @@ from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.common.dlpack import address_in
 from horovod.common.reductions import Reducing
 from horovod.core.lifecycle import context
-from horovod.core.submission import devices
-from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests import devices
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Tensor
 from horovod.tensorflow.ops.tensors import DATA_TYPES, HostRoom, view
 
 _GPUS = "device:GPU:"

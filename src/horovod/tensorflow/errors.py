@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod.core import errors
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import context
 
@@ -39,11 +40,40 @@ class InvalidArgument(_WithMessage, tf.errors.InvalidArgumentError, ValueError):
 
 
 class PreconditionFailed(_WithMessage, tf.errors.FailedPreconditionError, HorovodInternalError):  # type: ignore[misc]  # as above
-    """The ranks do not agree, or Horovod is not initialised."""
+    """Horovod is not initialised, or an operation is not possible."""
+
+
+class MismatchError(PreconditionFailed, errors.MismatchError):
+    """The ranks do not agree."""
 
 
 class JobFailed(_WithMessage, tf.errors.UnknownError, HorovodInternalError):  # type: ignore[misc]  # untyped base
-    """A rank failed or left, or Horovod was shut down."""
+    """Horovod was shut down."""
+
+
+class RankLostError(JobFailed, errors.RankLostError):
+    """A rank was lost, or has left the job."""
+
+
+class RankRaisedError(RankLostError, errors.RankRaisedError):
+    """A rank's script ended with an exception."""
+
+
+class CollectiveTimeoutError(JobFailed, errors.CollectiveTimeoutError):
+    """A rank has not done its part within a time limit."""
+
+
+class EngineFailureError(JobFailed, errors.EngineFailureError):
+    """An engine, a device or the runtime failed on a rank."""
+
+
+_OF_KIND: dict[type[HorovodInternalError], type[HorovodInternalError]] = {
+    errors.MismatchError: MismatchError,
+    errors.RankLostError: RankLostError,
+    errors.RankRaisedError: RankRaisedError,
+    errors.CollectiveTimeoutError: CollectiveTimeoutError,
+    errors.EngineFailureError: EngineFailureError,
+}
 
 
 @contextmanager
@@ -55,6 +85,8 @@ def of_both_kinds() -> Iterator[None]:
         raise
     except HorovodInternalError as error:
         failed = context.is_initialized() and context.current().stopped is not None
-        raise (JobFailed if failed else PreconditionFailed)(str(error)) from None
+        made = _OF_KIND.get(type(error), JobFailed if failed else PreconditionFailed)(str(error))
+        made.adopt(error)
+        raise made from None
     except ValueError as error:
         raise InvalidArgument(str(error)) from None

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from horovod.common import objects
 from horovod.common.scalars import whole
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
 from horovod.tensorflow.errors import of_both_kinds
 from horovod.tensorflow.graph.decorators import unconverted

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.local_gradients import reduce_shared
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.training.local import LocalSources
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from horovod.common.basics import size
 from horovod.common.reductions import Reducing, Sum
-from horovod.core.process_set import global_process_set
+from horovod.core.lifecycle.process_set import global_process_set
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.graph.run import run

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from horovod.common.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
-from horovod.core.coordination.agreement import list_ranks
+from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.submission.arguments import full_name, whole_number
 from horovod.torch.mpi_ops import rank, size
 from horovod.torch.ops.broadcast import broadcast_async_

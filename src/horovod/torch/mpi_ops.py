@@ -12,7 +12,7 @@ from horovod.common.basics import is_homogeneous
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.core.lifecycle.context import running
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.torch.device import staging

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.common.reductions import Sum
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
 from horovod.torch.ops.allgather import allgather
 from horovod.torch.ops.allreduce import allreduce_

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from horovod.core.submission.handle import Driver, Handle, drive_plainly
+from horovod.core.requests.handle import Driver, Handle, drive_plainly
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 """Whether the compiler traces the calling function. PyTorch before 2.3 has it under a private name."""

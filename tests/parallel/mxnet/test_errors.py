@@ -36,7 +36,8 @@ def test_ranks_that_disagree_get_an_error_that_names_them_wherever_they_wait(job
             for _ in range(2):
                 with pytest.raises(mx.MXNetError, match=r"Mismatched ALLREDUCE tensor shapes") as found:
                     call()
-                assert isinstance(found.value, exceptions.HorovodInternalError), what
+                assert isinstance(found.value, exceptions.MismatchError), what
+                assert found.value.ranks == (0, 1) and __file__ in found.value.call_sites[1], what
         text = str(found.value)
         assert text.startswith("Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [1]"), text
         assert f"\n  rank 0: allreduce(Average) float32 [1] at {__file__}:" in text, text
@@ -194,5 +195,5 @@ def test_a_computation_that_fails_on_one_rank_is_told_there_and_named_to_the_oth
         return ""
 
     first, second, third = job(3, check)
-    assert "rank 1" in first and "rank 1" in third and first.startswith("HorovodInternalError")
+    assert "rank 1" in first and "rank 1" in third and first.startswith("RankLostError")
     assert second.startswith("MXNetError") and "Check failed" in second

@@ -106,6 +106,8 @@ def test_a_mismatch_in_a_graph_is_a_failed_collective(job: Any) -> None:
 
         with pytest.raises(horovod.common.exceptions.HorovodInternalError) as caught:
             train(hvd.elastic.TensorFlowState([tf.Variable(1.0)]))
+        cause = caught.value.__cause__
+        assert isinstance(cause, horovod.common.exceptions.MismatchError) and cause.ranks == (0, 1)
         return str(caught.value)
 
     for text in job(2, check):

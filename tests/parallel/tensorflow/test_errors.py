@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.exceptions import HorovodInternalError, MismatchError
 from ranks import Death
 
 
@@ -21,7 +21,8 @@ def test_ranks_that_disagree_get_an_error_that_names_them(job: Any) -> None:
         mine = tf.ones([hvd.rank() + 1])
         with pytest.raises(tf.errors.FailedPreconditionError, match=r"Mismatched ALLREDUCE tensor shapes") as eager:
             hvd.allreduce(mine, name="mine")
-        assert isinstance(eager.value, HorovodInternalError)
+        assert isinstance(eager.value, HorovodInternalError) and isinstance(eager.value, MismatchError)
+        assert eager.value.ranks == (0, 1) and "test_errors.py" in eager.value.call_sites[1]
         assert "rank 0: allreduce(Average) float32 [1] at " in str(eager.value) and "test_errors.py" in str(eager.value)
         again = pickle.loads(pickle.dumps(eager.value))
         assert str(again) == str(eager.value) and type(again) is type(eager.value)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from horovod.core.errors import HorovodInternalError
+from horovod.core.errors import HorovodInternalError, MismatchError
 
 
 def line() -> int:
@@ -109,8 +109,10 @@ def test_ranks_that_disagree_get_an_error_that_names_them(job: Any, kind: str) -
 
     def check() -> str:
         for _ in range(2):  # and it fails the second time too
-            with pytest.raises(HorovodInternalError) as error:
+            with pytest.raises(MismatchError) as error:
                 hvd.synchronize(call())
+        assert error.value.ranks == (0, 1, 2) and error.value.tensor in str(error.value)
+        assert all(__file__ in error.value.call_sites[rank] for rank in range(3)), error.value.call_sites
         assert hvd.allreduce(torch.ones(2), name="x", op=hvd.Sum).tolist() == [3.0, 3.0]
         return str(error.value)
 

@@ -83,8 +83,8 @@ def _one_name(rank: int) -> Any:
     if rank == 0:
         return hvd.allreduce(one(2), name="x.y")
     from horovod.comm.datatypes import DataType
+    from horovod.core.requests.tensor import Tensor
     from horovod.core.submission import collectives
-    from horovod.core.submission.tensor import Tensor
 
     array = one(2).numpy()
     tensor = Tensor(array, DataType.FLOAT32, (2,))

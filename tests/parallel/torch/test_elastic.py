@@ -195,8 +195,8 @@ def test_a_new_process_takes_over_the_state_and_nothing_is_lost(ranks: Ranks, ro
 
             following = places.next
 
-            def next_place(reason: Any) -> None:
-                following(reason)
+            def next_place(reason: Any, **state: bool) -> None:
+                following(reason, **state)
                 path.touch()
 
             places.next = next_place  # type: ignore[method-assign]

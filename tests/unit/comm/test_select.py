@@ -58,4 +58,4 @@ def test_only_engines_that_may_be_chosen_are_asked() -> None:
     assert set(obstacles(group)) == {each.name for each in ENGINES[HOST] if each.automatic}
     assert set(obstacles(group, forced="tcp")) == {"tcp"}
     assert set(obstacles(group, names=["gloo", "tcp"])) == {"gloo", "tcp"}
-    assert obstacles(group, forced="pigeon") == {}
+    assert "there is no such engine" in obstacles(group, forced="pigeon")["pigeon"]

@@ -10,7 +10,7 @@ import pytest
 from horovod.comm.reduction import ReduceOp
 from horovod.common.local_variables import LocalVariables, checked_layers
 from horovod.common.reduction_settings import ReductionSettings
-from horovod.core.process_set import ProcessSet, membership
+from horovod.core.lifecycle.process_set import ProcessSet, membership
 
 
 @pytest.fixture

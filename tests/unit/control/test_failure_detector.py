@@ -61,7 +61,7 @@ def test_a_process_that_is_seen_stopped_twice_is_lost(detector: FailureDetector)
     assert detector.failure is None and detector.due() == 15
     detector.overdue(15)
     detector.process_seen(1, "stopped", 15)
-    assert detector.failure == (1, "stopped")
+    assert detector.failure[:2] == (1, "stopped")
 
 
 def test_a_process_that_goes_on_between_two_looks_is_not_lost(detector: FailureDetector) -> None:
@@ -105,7 +105,7 @@ def test_a_process_that_runs_is_waited_for_as_long_as_the_user_wants() -> None:
         assert detector.failure is None
         detector.overdue(3600 + ANSWER * check)
         detector.process_seen(1, "", 3600 + ANSWER * check)
-    assert detector.failure == (1, UNABLE.format(60))
+    assert detector.failure[:2] == (1, UNABLE.format(60))
 
 
 def test_a_peer_that_nobody_sees_is_lost_in_the_end(detector: FailureDetector) -> None:
@@ -114,7 +114,7 @@ def test_a_peer_that_nobody_sees_is_lost_in_the_end(detector: FailureDetector) -
         detector.overdue(ANSWER * check)
     assert detector.failure is None
     detector.overdue(ANSWER * UNSEEN_CHECKS)
-    assert detector.failure == (1, UNRESPONSIVE)
+    assert detector.failure[:2] == (1, UNRESPONSIVE)
 
 
 def test_an_hour_that_nobody_lived_through_counts_once(detector: FailureDetector) -> None:
@@ -131,7 +131,7 @@ def test_a_suspicion_is_believed_once_all_have_answered(detector: FailureDetecto
     detector.answered(1, 1)
     assert detector.failure is None
     detector.answered(2, 1)
-    assert detector.failure == (1, "first")
+    assert detector.failure[:2] == (1, "first")
 
 
 def test_a_suspicion_does_not_wait_for_a_rank_that_only_cannot_answer_now(detector: FailureDetector) -> None:
@@ -140,7 +140,7 @@ def test_a_suspicion_does_not_wait_for_a_rank_that_only_cannot_answer_now(detect
     detector.answered(1, 1)
     detector.overdue(10)
     detector.process_seen(2, "", 10)
-    assert detector.failure == (1, "first")
+    assert detector.failure[:2] == (1, "first")
 
 
 def test_a_suspicion_finds_who_does_not_answer(detector: FailureDetector) -> None:
@@ -150,7 +150,7 @@ def test_a_suspicion_finds_who_does_not_answer(detector: FailureDetector) -> Non
     detector.overdue(10)
     assert detector.failure is None, "somebody else may see it"
     detector.overdue(20)
-    assert detector.failure == (2, UNRESPONSIVE)
+    assert detector.failure[:2] == (2, UNRESPONSIVE)
 
 
 def test_a_suspicion_finds_who_is_stopped(detector: FailureDetector) -> None:
@@ -161,14 +161,14 @@ def test_a_suspicion_finds_who_is_stopped(detector: FailureDetector) -> None:
         detector.overdue(now)
         assert detector.failure is None
         detector.process_seen(2, "stopped", now)
-    assert detector.failure == (2, "stopped")
+    assert detector.failure[:2] == (2, "stopped")
 
 
 def test_reports_of_one_wait_add_up(detector: FailureDetector) -> None:
     for times in range(1, NO_PROGRESS_REPORTS + 1):
         assert detector.failure is None
         report_no_progress(detector, times, 10 * times, 10 * times + 1)
-    assert detector.failure == (1, STUCK.format("stuck"))
+    assert detector.failure[:2] == (1, STUCK.format("stuck"))
 
 
 def test_reports_of_several_waits_do_not(detector: FailureDetector) -> None:
@@ -199,7 +199,7 @@ def test_while_anybody_answers_late_nobody_is_to_blame(detector: FailureDetector
         report_no_progress(detector, times, 100 + 10 * times, 100 + 10 * times)
         assert detector.failure is None
     report_no_progress(detector, 2 * NO_PROGRESS_REPORTS, 200, 200)
-    assert detector.failure == (1, STUCK.format("stuck"))
+    assert detector.failure[:2] == (1, STUCK.format("stuck"))
 
 
 def test_reports_that_have_gathered_count_once(detector: FailureDetector) -> None:
@@ -214,7 +214,7 @@ def test_reports_that_have_gathered_count_once(detector: FailureDetector) -> Non
 def test_where_nobody_is_left_to_ask_reports_count_at_once(detector: FailureDetector) -> None:
     for times in range(1, NO_PROGRESS_REPORTS + 1):
         report_no_progress(detector, times, 10 * times, 10 * times, peers=())
-    assert detector.failure == (1, STUCK.format("stuck"))
+    assert detector.failure[:2] == (1, STUCK.format("stuck"))
 
 
 def test_the_first_failure_stays(detector: FailureDetector) -> None:
@@ -222,7 +222,7 @@ def test_the_first_failure_stays(detector: FailureDetector) -> None:
     detector.ask([], 0)
     detector.suspect(2, "second")
     detector.ask([], 0)
-    assert detector.failure == (1, "first")
+    assert detector.failure[:2] == (1, "first")
 
 
 def test_after_the_end_nothing_is_due(detector: FailureDetector) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.failure import ENGINE, Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
 from horovod.control.framing import frame
 from horovod.control.liveness_monitor import Bye, Failure, LivenessMonitor, Message, NoProgress, Ping, Pong, Report
@@ -34,6 +35,7 @@ class Rank:
     def __init__(self, rank: int, links: dict[int, Channel], answer_seconds: float) -> None:
         self.links = links
         self.failures: list[tuple[int, str]] = []
+        self.causes: list[Cause] = []
         self.failed = threading.Event()
         self.seen: dict[int, str] = {}
         """What it sees of the processes of others, as far as it sees them."""
@@ -49,8 +51,9 @@ class Rank:
         )
         self.left = False
 
-    def failure(self, rank: int, reason: str) -> None:
+    def failure(self, rank: int, reason: str, cause: Cause) -> None:
         self.failures.append((rank, reason))
+        self.causes.append(cause)
         self.failed.set()
 
     def wait(self) -> tuple[int, str]:
@@ -176,6 +179,17 @@ def test_a_report_becomes_everybodys_failure(job: Job, reporter: int) -> None:
     ranks = job.star(3)
     ranks[reporter].monitor.report(1, "it ran out of paper")
     assert [rank.wait() for rank in ranks] == [(1, "it ran out of paper")] * 3
+
+
+@pytest.mark.parametrize("suspected", [False, True])
+@pytest.mark.parametrize("reporter", [0, 2])
+def test_everybody_hears_what_kind_of_failure_it_is(job: Job, reporter: int, suspected: bool) -> None:
+    ranks = job.star(3)
+    cause = Cause(FailureKind.TIME_LIMIT, "allreduce.loss", {1: "train.py:9 in validate"})
+    ranks[reporter].monitor.report(1, "it is late", suspected, cause)
+    for rank in ranks:
+        rank.wait()
+    assert [rank.causes for rank in ranks] == [[cause]] * 3
 
 
 def test_reports_that_contradict_each_other_end_in_one_failure(job: Job) -> None:
@@ -521,7 +535,9 @@ def test_leaving_says_good_bye_ends_the_thread_and_closes_the_connections(job: J
 def test_leaving_before_the_start_gives_everything_back() -> None:
     own, other = socket.socketpair()
     with other:
-        LivenessMonitor(1, {0: Channel(own)}, LONG, 0, str, lambda rank: None, str, lambda rank, reason: None).leave()
+        LivenessMonitor(
+            1, {0: Channel(own)}, LONG, 0, str, lambda rank: None, str, lambda rank, reason, cause: None
+        ).leave()
         assert other.recv(1) == b""
 
 
@@ -554,7 +570,7 @@ def test_a_bug_in_the_watch_itself_is_told_to_everybody(job: Job, caplog: pytest
     rank.monitor._where = broken
     peers[1].say(Ping())
     assert rank.wait() == (0, "its liveness monitor failed: RuntimeError('no idea where')")
-    assert peers[1].hear() == Failure(0, rank.failures[0][1])
+    assert peers[1].hear() == Failure(0, rank.failures[0][1], ENGINE)
     assert "the liveness monitor of rank 0 failed" in caplog.text
 
 

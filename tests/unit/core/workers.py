@@ -21,8 +21,10 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
 from horovod.control.channel import Channel
+from horovod.control.failure import LOST, Cause
 from horovod.core.config import Config
-from horovod.core.coordination.messages import (
+from horovod.core.errors import HorovodInternalError
+from horovod.core.negotiation.messages import (
     Announce,
     Operation,
     Order,
@@ -32,12 +34,12 @@ from horovod.core.coordination.messages import (
     decode_from_member,
     encode,
 )
-from horovod.core.errors import HorovodInternalError
-from horovod.core.execution.batch import Entry
-from horovod.core.execution.cpu_affinity import Placement
-from horovod.core.execution.progress import QUICK_BYTES
-from horovod.core.execution.worker import WorkerThread
-from horovod.core.submission.handle import Handle
+from horovod.core.requests.batch import Entry
+from horovod.core.requests.handle import Handle
+from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.progress import QUICK_BYTES
+from horovod.core.worker.waiting import WorkerState
+from horovod.core.worker.worker import WorkerThread
 from unit.control.together import wait_until
 
 SECONDS = 20.0
@@ -58,7 +60,7 @@ class Watch:
         self.complaints: list[tuple[int, str, int]] = []
         self.probes = 0
 
-    def report(self, rank: int, reason: str, suspected: bool = False) -> None:
+    def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
         self.reports.append((rank, reason, suspected))
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
@@ -318,8 +320,13 @@ def abort_when_reported(ranks: Sequence[Rank], text: str) -> threading.Thread:
 def asleep(ranks: Sequence[Rank]) -> Sequence[Rank]:
     """The same ranks, when their worker threads sleep."""
     for rank in ranks:
-        wait_until(lambda worker=rank.worker: worker._requests.asleep(), "a worker thread that sleeps")
+        wait_until(lambda worker=rank.worker: is_asleep(worker), "a worker thread that sleeps")
     return ranks
+
+
+def is_asleep(worker: WorkerThread) -> bool:
+    """Whether the worker thread sleeps until something wakes it."""
+    return worker._requests._state is WorkerState.ASLEEP
 
 
 def threads_of(rank: Rank) -> list[str]:

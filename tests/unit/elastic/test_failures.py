@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core.errors import HorovodInternalError
+from horovod.core.errors import KINDS, HorovodInternalError
 from horovod.elastic.failures import converting
 
 
@@ -23,6 +23,16 @@ def test_what_a_graph_reports_of_a_collective_becomes_the_collectives_error() ->
         converting(raising, GraphError)(error)
     assert str(caught.value) == "Horovod: rank 1 failed: it was killed."
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_kind_of_failure_it_was_survives_a_graph(kind: type[HorovodInternalError]) -> None:
+    """By what this process has raised, else by the name in the framework's text."""
+    raised = kind(f"tensor of {kind.__name__}\nas each rank submitted it:\n  rank 0", ranks=[0], tensor="x")
+    for text, ranks in ((str(raised), (0,)), (f"another process has raised a {kind.__name__}", ())):
+        with pytest.raises(kind) as caught:
+            converting(raising, GraphError)(GraphError(f"in node py_func: {kind.__name__}: {text}\n\nTraceback:\n"))
+        assert type(caught.value) is kind and str(caught.value) == text and caught.value.ranks == ranks
 
 
 @pytest.mark.parametrize("error", [GraphError("division by zero"), ValueError("HorovodInternalError")])

@@ -20,6 +20,7 @@ from horovod.common.elastic import (
     notification_manager,
     run_fn,
 )
+from horovod.core.errors import RankRaisedError, RepeatedFailureError
 from horovod.elastic.rounds import Reason
 
 
@@ -29,12 +30,18 @@ class Launcher:
     def __init__(self, rounds: int = 100) -> None:
         self.reasons: list[Reason] = []
         self.news: list[HostUpdateResult] = []
-        self._rounds = rounds
+        self.brought: list[tuple[bool, bool]] = []
+        self.same = True  # as if the other ranks, too, came with the state that this one has
+        self.rounds = rounds
 
-    def next(self, reason: Reason) -> None:
+    def next(self, reason: Reason, *, has_state: bool, keeps_state: bool) -> None:
+        self.brought.append((has_state, keeps_state))
         self.reasons.append(reason)
-        if len(self.reasons) > self._rounds:
+        if len(self.reasons) > self.rounds:
             raise NoNextRound("too few hosts are left")
+
+    def same_state(self) -> bool:
+        return self.same and self.brought[-1][1]
 
     def poll(self) -> HostUpdateResult:
         result = HostUpdateResult.no_update
@@ -122,6 +129,28 @@ def test_after_a_failure_the_state_goes_back_to_the_commit_and_is_synchronised(l
     assert [str(reason) for reason in launcher.reasons] == ["rank 1 failed"]
 
 
+def test_a_script_that_fails_in_the_same_way_in_each_round_ends_the_job(launcher: Launcher) -> None:
+    launcher.rounds = 2
+    failures = [RankRaisedError(f"rank {rank} failed", reason="it raised KeyError: 3") for rank in range(9)]
+    with pytest.raises(NoNextRound):
+        run_fn(raising(*failures), Reset(nothing, nothing))(Calls())
+    assert [type(reason) for reason in launcher.reasons] == [RankRaisedError, RankRaisedError, RepeatedFailureError]
+
+
+def test_a_script_that_commits_between_failures_goes_on(launcher: Launcher) -> None:
+    calls = []
+
+    def train(state: Any) -> str:
+        state.commit()
+        calls.append(1)
+        if len(calls) < 9:
+            raise RankRaisedError("rank 1 failed", reason="it raised KeyError: 3")
+        return "done"
+
+    assert run_fn(train, Reset(nothing, nothing))(Calls()) == "done"
+    assert all(type(reason) is RankRaisedError for reason in launcher.reasons)
+
+
 @pytest.mark.parametrize(
     ("news", "synchronised"),
     [
@@ -151,7 +180,8 @@ def test_changed_hosts_interrupt_at_the_next_check_and_lose_nothing(
 
 def test_a_round_begins_between_shutdown_and_init(launcher: Launcher) -> None:
     log = []
-    launcher.next = lambda reason: log.append("next")  # type: ignore[method-assign]
+    launcher.next = lambda reason, **_: log.append("next")  # type: ignore[method-assign]
+    launcher.same_state = lambda: False  # type: ignore[method-assign]
     reset = Reset(lambda: log.append("shutdown"), lambda: log.append("init"))
     assert run_fn(raising(HorovodInternalError("lost")), reset)(Calls()) == "done"
     assert log == ["shutdown", "next", "init"]
@@ -206,7 +236,7 @@ def test_a_failure_without_an_elastic_launcher_says_so() -> None:
 
 
 def test_no_more_rounds_end_the_call(launcher: Launcher) -> None:
-    launcher._rounds = 1
+    launcher.rounds = 1
     with pytest.raises(NoNextRound, match="too few hosts"):
         run_fn(raising(*[HorovodInternalError("lost")] * 5), Reset(nothing, nothing))(Calls())
     assert len(launcher.reasons) == 2

@@ -80,7 +80,7 @@ def test_engines_are_tried_with_a_job_that_has_time_on_a_busy_machine(monkeypatc
     monkeypatch.setattr(probes, "SECONDS", 0.01)
     assert probes.engine("tcp").usable
     broken = probes.engine("no-such-engine")
-    assert not broken.usable and "no-such-engine: there is no such engine" in broken.detail
+    assert not broken.usable and "there is no such engine" in broken.detail
 
 
 FINDINGS = {

@@ -11,7 +11,7 @@ import pytest
 
 from horovod.control.dial import dial
 from horovod.control.framing import frame
-from horovod.control.rendezvous import PURPOSE
+from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.secret import make_secret
 from horovod.runner.common.service import compute_service
 from horovod.runner.common.service.compute_service import Addresses, ComputeClient, ComputeService

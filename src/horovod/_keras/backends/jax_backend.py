@@ -28,8 +28,8 @@ from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.common.dlpack import address_in
 from horovod.common.reductions import Reducing
 from horovod.core.errors import HorovodInternalError
-from horovod.core.submission import devices
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests import devices
+from horovod.core.requests.tensor import Tensor
 
 _DLPACK_CPU = 1  # kDLCPU
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-import horovod.tensorflow as hvd
 from horovod._keras import values
+from horovod.tensorflow import functions, mpi_ops
+from horovod.tensorflow.compression import Compression
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -45,11 +46,11 @@ def allreduce(
     compression: Any = None,
 ) -> Any:
     return _value(
-        hvd.allreduce(
+        mpi_ops.allreduce(
             tf.convert_to_tensor(value),
             average=average,
             name=name,
-            compression=compression or hvd.Compression.none,
+            compression=compression or Compression.none,
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
@@ -59,17 +60,17 @@ def allreduce(
 
 @documented_as(values.allgather)
 def allgather(value: Any, name: str | None = None) -> Any:
-    return _value(hvd.allgather(tf.convert_to_tensor(value), name=name))
+    return _value(mpi_ops.allgather(tf.convert_to_tensor(value), name=name))
 
 
 @documented_as(values.broadcast)
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    return _value(hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
+    return _value(mpi_ops.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
 
 
 @documented_as(values.reducescatter)
-def reducescatter(value: Any, name: str | None = None, op: Any = hvd.Average) -> Any:
-    return _value(hvd.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
+def reducescatter(value: Any, name: str | None = None, op: Any = mpi_ops.Average) -> Any:
+    return _value(mpi_ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
 
 
 def broadcast_global_variables(root_rank: int) -> None:
@@ -78,5 +79,5 @@ def broadcast_global_variables(root_rank: int) -> None:
     Raises:
         RuntimeError: in eager execution, which has no list of all variables. Use the callback instead.
     """
-    operation = hvd.broadcast_global_variables(root_rank)
+    operation = functions.broadcast_global_variables(root_rank)
     tf.compat.v1.keras.backend.get_session().run(operation)

@@ -12,7 +12,7 @@ from horovod._keras.distribution import Reducer
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
-from horovod.core.submission.handle import all_of
+from horovod.core.requests.handle import all_of
 from horovod.torch.compression import Compression
 from horovod.torch.ops.allreduce import grouped_allreduce_async_
 from horovod.torch.ops.handles import synchronize

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from horovod.comm.base import Communicator, ReductionOrder
+from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
@@ -61,7 +61,6 @@ class HierarchicalCommunicator(Communicator):
     """
 
     name: ClassVar[str] = "hierarchical"
-    reduction_order: ClassVar[ReductionOrder] = ReductionOrder.FIXED
 
     def __init__(
         self,

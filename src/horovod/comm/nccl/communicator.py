@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from horovod.comm.base import Communicator, ReductionOrder
+from horovod.comm.base import Communicator
 from horovod.comm.device import DeviceRuntime, OwnedSpans
 from horovod.comm.nccl import library
 from horovod.comm.nccl.handle import CommHandle
@@ -79,7 +79,6 @@ class NcclCommunicator(Communicator):
 
     name: ClassVar[str] = "nccl"
     any_thread: ClassVar[bool] = False
-    reduction_order: ClassVar[ReductionOrder] = ReductionOrder.FREE
 
     def __init__(self, rank: int, size: int, handle: CommHandle, runtime: DeviceRuntime, stream: Any) -> None:
         super().__init__(rank, size)

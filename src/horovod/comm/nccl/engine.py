@@ -18,6 +18,9 @@ from horovod.comm.reduction import ReduceOp
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL 2.30 and newer serve several ranks on one GPU where this is 1; for tests, as it is slow."""
 
+SERVES_SEVERAL = (2, 30, 0)
+"""The oldest NCCL that does."""
+
 ONE_EACH = (
     "NCCL wants one for each: start at most as many ranks as there are GPUs, or, with NCCL 2.30 or newer, set "
     f"{SEVERAL_RANKS}=1"
@@ -45,7 +48,15 @@ class NcclEngine(Engine):
         return library.find()
 
     def not_alone(self) -> str:
-        return "" if os.environ.get(SEVERAL_RANKS) == "1" else ONE_EACH
+        if os.environ.get(SEVERAL_RANKS) != "1":
+            return ONE_EACH
+        try:
+            version = library.loaded().version()
+        except (OSError, DeviceFailure):  # obstacle() says so
+            return ""
+        if version >= library.code_of(SERVES_SEVERAL):
+            return ""
+        return f"{SEVERAL_RANKS}=1 needs NCCL 2.30 or newer, and this is NCCL {library.text_of(version)}"
 
     def obstacle(self, group: Group) -> str:
         facts = group.facts

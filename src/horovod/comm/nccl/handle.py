@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ from horovod.comm.nccl.library import Nccl, NcclError
 
 END_SECONDS = 10.0
 """How long ``close()`` waits for an abort, or for NCCL to end in good order."""
+
+_YIELD_SECONDS = 200e-6
+"""How long the caller yields its core between questions before it sleeps between them: NCCL mostly needs less."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 5e-3
 
@@ -56,6 +60,7 @@ class CommHandle:
         self._aborting = False
         self._aborted = threading.Event()
         self._closed = False
+        self._parts: list[object] = []  # where NCCL writes the address of a part, maybe after the limit
         self._sums: dict[tuple[np.dtype[Any], float], int] = {}
 
     @classmethod
@@ -100,6 +105,7 @@ class CommHandle:
             Aborted: this one was aborted meanwhile.
         """
         made, config = ctypes.c_void_p(), library.Config.non_blocking()
+        self._parts.append((made, config))
         with self._runtime.chosen():
             with self._lock:
                 self._check()
@@ -178,7 +184,7 @@ class CommHandle:
         """Return when NCCL is no longer busy with a call that returned ``result``."""
         if result not in (library.SUCCESS, library.IN_PROGRESS):
             raise NcclError(f"{call}: {self._nccl.words(result, self.address)}")
-        pause = _FIRST_PAUSE
+        pause, yields_until = _FIRST_PAUSE, time.monotonic() + _YIELD_SECONDS
         while result == library.IN_PROGRESS:
             with self._lock:
                 self._check()
@@ -187,23 +193,31 @@ class CommHandle:
                 return
             if result != library.IN_PROGRESS:
                 raise NcclError(f"{call}: {self._nccl.words(result, self.address)}")
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise NcclError(
                     f"{call}: NCCL is still busy after the limit; a rank did not come to it, or the ranks cannot reach one "
                     "another (NCCL_DEBUG=INFO shows by which interfaces they try, NCCL_SOCKET_IFNAME chooses)"
                 )
-            time.sleep(pause)  # NCCL tells nobody when it is done: it can only be asked
+            if now < yields_until:  # NCCL tells nobody when it is done: it can only be asked
+                os.sched_yield()
+                continue
+            time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     # The end
 
     def failure(self) -> BaseException | None:
         """What has gone wrong with this communicator, as far as NCCL knows by now. Any thread; never waits."""
-        if self._ending.locked():  # an end in good order waits for what the device is at
-            return Aborted("the communicator was aborted") if self._aborting else None
+        if self._aborting:
+            return Aborted("the communicator was aborted")
         if not self._lock.acquire(blocking=False):
             return None  # a call is being made, which finds out itself
         try:
+            if (
+                self._ending.locked()
+            ):  # looked at under the lock, under which ncclCommAbort and ncclCommDestroy are called
+                return None
             state = self._nccl.async_error(self.address)
             if state in (library.SUCCESS, library.IN_PROGRESS):
                 return None

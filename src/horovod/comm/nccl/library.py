@@ -13,6 +13,7 @@ import ctypes.util
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -161,6 +162,23 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+_KEEP_INTERPRETER_LOCK = frozenset(
+    {
+        "ncclCommGetAsyncError",
+        "ncclGroupStart",
+        "ncclAllReduce",
+        "ncclReduce",
+        "ncclBroadcast",
+        "ncclAllGather",
+        "ncclReduceScatter",
+        "ncclSend",
+        "ncclRecv",
+    }
+)
+"""Calls that only queue or look, and never wait. To give up the interpreter lock in each of them costs more than the call
+itself where another Python thread computes, which keeps the lock for milliseconds."""
+
+
 class Nccl:
     """One loaded library.
 
@@ -180,13 +198,15 @@ class Nccl:
         Raises:
             OSError: it cannot be loaded, or is too old; the message says what to do.
         """
-        functions = ctypes.CDLL(path)
+        releasing, keeping = ctypes.CDLL(path), ctypes.PyDLL(path)
+        functions = SimpleNamespace()
         for name, (result, arguments) in _PROTOTYPES.items():
             try:
-                function = getattr(functions, name)
+                function = getattr(keeping if name in _KEEP_INTERPRETER_LOCK else releasing, name)
             except AttributeError:
                 raise OSError(f"{path} has no {name}: it is older than NCCL {text_of(code_of(OLDEST))}") from None
             function.restype, function.argtypes = result, arguments
+            setattr(functions, name, function)
         nccl = cls(functions, path)
         if nccl.version() < code_of(OLDEST):
             raise OSError(f"{path} is NCCL {text_of(nccl.version())}; {text_of(code_of(OLDEST))} or newer is needed")

@@ -7,13 +7,13 @@ the same way.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 
 import numpy as np
 
 from horovod.comm.reduction import Workspace
 from horovod.comm.shm.direct import NOTHING, Direct, Exchange, exchange_rank_infos
-from horovod.comm.shm.preference import Preference
 from horovod.comm.shm.words import WORD
 
 _LARGE = 8 << 20
@@ -21,6 +21,68 @@ _LARGE = 8 << 20
 
 SCATTERED = 16 << 10
 """Vectors that are smaller than this on average are not worth while to be treated one by one."""
+
+_WARM = 1
+"""Tries of each way that do not count: they fetch memory, and find out what is worked out once."""
+
+_TRIES = 3
+"""Tries of each way that do, in turn; their median is compared."""
+
+_REST = 50
+_LONGEST_REST = 800
+"""Calls after which the ways are tried again, at first and at most: each rest is twice as long as the one before."""
+
+
+class Preference:
+    """Of way 0 or way 1, for one kind of call that comes again and again: the quicker one, found out by going both.
+
+    Whether it pays to read large tensors where they lie depends on what nobody tells: whether the ranks' cores share a cache,
+    how large the pages of the tensors' memory are, who else uses the machine. Pure: all ranks that call it alike decide alike.
+
+    Attributes:
+        way: which to go now.
+        trying: whether the call is one of those to be timed (:meth:`took`).
+    """
+
+    def __init__(self) -> None:
+        self.way = 0
+        self.trying = True
+        self._rest = _REST
+        self._left = 0
+        self._times: tuple[list[float], list[float]] = ([], [])
+
+    def rested(self) -> None:
+        """Count a call that was not timed."""
+        self._left -= 1
+        if self._left <= 0:
+            self.trying = True
+
+    def took(self, seconds: float) -> None:
+        """Note how long this call took, and go the other way next."""
+        self._times[self.way].append(seconds)
+        self.way = 1 - self.way
+
+    @property
+    def due(self) -> bool:
+        """Whether both ways have been tried, so that the ranks can :meth:`settle`."""
+        return all(len(times) == _WARM + _TRIES for times in self._times)
+
+    @property
+    def medians(self) -> list[float]:
+        """Of the times of each way on this rank, in seconds."""
+        return [median(times[_WARM:]) for times in self._times]
+
+    def settle(self, seconds: Sequence[float]) -> None:
+        """Decide for a while.
+
+        Args:
+            seconds: what each way took, summed over the ranks; the same on all of them.
+        """
+        self.way = int(seconds[1] < seconds[0])
+        self.trying = False
+        self._left, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
+        for times in self._times:
+            times.clear()
 
 
 class Large:

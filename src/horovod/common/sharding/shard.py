@@ -13,7 +13,7 @@ import numpy as np
 
 from horovod.common.sharding.arrays import shard_arrays
 from horovod.common.sharding.shares import KINDS, Uneven, place, share, steps
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 
 
 def shard(

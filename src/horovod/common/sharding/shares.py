@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 
 Uneven = Literal["drop", "repeat", "keep"]
 """What to do with the samples that remain when all ranks have the same number."""

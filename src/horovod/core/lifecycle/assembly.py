@@ -1,6 +1,6 @@
 """Puts one process set together: its control connections, its engine, its worker thread. Runs in ``init()``, on every member.
 
-The engine for its host memory is built over the control connections (:mod:`horovod.core.lifecycle.engine_building`),
+The engine for its host memory is built over the control connections (:mod:`horovod.core.engines.engine_building`),
 before the worker thread takes these over.
 """
 
@@ -17,10 +17,10 @@ from horovod.control.channel import Channel
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
 from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
 from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.coordination.role import Watch
-from horovod.core.execution.cpu_affinity import Placement
-from horovod.core.execution.worker import WorkerThread
-from horovod.core.lifecycle.engine_building import ExchangeOverConnections, build_engine, build_proposals
+from horovod.core.engines.engine_building import ExchangeOverConnections, build_engine, build_proposals
+from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.role import Watch
+from horovod.core.worker.worker import WorkerThread
 
 CONTROL = "control"
 DATA = "data"

@@ -19,8 +19,8 @@ from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError
 from horovod.core.lifecycle import crash, elastic_process, initial_process_sets
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.core.lifecycle.generation import Generation
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set, membership
 from horovod.core.lifecycle.world import choose
-from horovod.core.process_set import ProcessSet, global_process_set, membership
 from horovod.observe import logging as observe_logging
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from horovod.control import elastic_messages as messages
 from horovod.control.dial import Address
 from horovod.control.elastic_messages import Connected, HostsChanged, Leaving, NoPlace, Place, RankFailed, Ready, Told
-from horovod.control.rendezvous import RendezvousError
-from horovod.control.rendezvous_client import RendezvousClient
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.secret import decode_secret
 from horovod.core import config
 from horovod.core.errors import NoNextRound
@@ -35,6 +35,11 @@ class ElasticProcess:
         address, secret: of the launcher's rendezvous server.
         number: of this process.
         launched: the number of the process that has this object; forked children do not use it.
+
+    Attributes:
+        has_state: whether it has the state of the job. ``hvd.elastic.run`` says so; None where that has not been called, and
+            each process counts that has been in a round.
+        same_state: whether all ranks of the present round have the same state.
     """
 
     def __init__(self, address: Address, secret: bytes, number: int) -> None:
@@ -42,6 +47,9 @@ class ElasticProcess:
         self.launched = os.getpid()
         self._address = address
         self._secret = secret
+        self.has_state: bool | None = None
+        self.same_state = False
+        self._connected = False
         self._questions = 0
         self._has_place = False  # one that no init() has used yet
         self._listener: _Listener | None = None
@@ -51,12 +59,14 @@ class ElasticProcess:
         """The one that this process is, or was last, a rank of; 0 before the first."""
         return 0 if self._listener is None else self._listener.round
 
-    def next(self, failed: bool, reason: str) -> None:
+    def next(self, failed: bool, reason: str, final: bool = False, *, keeps_state: bool = False) -> None:
         """Wait for the place in the next round, and put it into the environment.
 
         Args:
             failed: whether the last round has ended for a failure.
             reason: why it has ended.
+            final: whether a further round would end in the same way: the launcher ends the job.
+            keeps_state: whether it has ended at a check, and the state is what all its ranks had there.
 
         Raises:
             NoNextRound: the job ends; the text says why.
@@ -68,7 +78,9 @@ class ElasticProcess:
         question, self._questions = self._questions, self._questions + 1
         try:
             with RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS) as client:
-                self._tell(client, Ready(question, earlier, failed, reason))
+                has_state = self._connected if self.has_state is None else self.has_state
+                ready = Ready(question, earlier, failed, reason, final, has_state, keeps_state)
+                self._tell(client, ready)
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:
             raise NoNextRound(
@@ -80,7 +92,14 @@ class ElasticProcess:
             _log.info("this process is not needed any more: %s", answer.reason)
             raise SystemExit(0)
         os.environ.update(variables(answer))
-        self._listener = _Listener(RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS), answer.round)
+        self.same_state = answer.same_state
+        try:
+            client = RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS)
+        except RendezvousError as error:
+            raise NoNextRound(
+                f"{reason} The launcher has ended since it gave a place in the next round: {error}"
+            ) from error
+        self._listener = _Listener(client, answer.round)
         self._has_place = True
 
     def take_place(self) -> None:
@@ -95,6 +114,7 @@ class ElasticProcess:
 
     def connected(self) -> None:
         """``init()`` has succeeded."""
+        self._connected = True
         self.tell(Connected(self.round))
 
     def call_when_over(self, act: Callable[[str], None] | None) -> None:

@@ -21,22 +21,21 @@ import msgspec
 from horovod.comm.engine import MpiRanks
 from horovod.comm.select import forced_host_engine
 from horovod.control.channel import Channel
+from horovod.control.failure import RAISED
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
 from horovod.control.reachability import UnreachableError
-from horovod.control.rendezvous_point import AllGather
+from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
-from horovod.core.coordination.messages import Operation
-from horovod.core.coordination.role import Watch
+from horovod.core.engines import device_choice
+from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
-from horovod.core.execution.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
-from horovod.core.execution.device_engines import DeviceEngines
-from horovod.core.execution.worker import WorkerThread
-from horovod.core.lifecycle import crash, device_choice, elastic_process
+from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
+from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.rendezvous import (
     RankInfo,
@@ -47,7 +46,10 @@ from horovod.core.lifecycle.rendezvous import (
 )
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.world import World, place_by_hosts
-from horovod.core.process_set import membership
+from horovod.core.negotiation.messages import Operation
+from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
+from horovod.core.worker.role import Watch
+from horovod.core.worker.worker import WorkerThread
 from horovod.observe import call_site
 
 _log = logging.getLogger("horovod.core")
@@ -297,7 +299,7 @@ class Generation:
         """End this generation, in good order or at once if the job has failed, and release everything."""
         raised = crash.unhandled()
         if raised and self._monitor is not None and self.stopped is None:
-            self._monitor.report(self.identity.rank, raised)
+            self._monitor.report(self.identity.rank, raised, cause=RAISED)
             self.termination.failed.wait(5.0)
         if crash.ended_by_the_job():
             self.termination.blame_leaver()
@@ -325,7 +327,7 @@ class Generation:
         del self.workers[group]  # not before: while it waits for a rank that is lost, a failure must find it
         worker.close()
         if self.termination.failure is not None and not worker.finished:
-            raise HorovodInternalError(*self.termination.failure.args)
+            raise self.termination.failure.again()
 
     def _await_end(self, worker: WorkerThread, deadline: float) -> None:
         if not worker.join(max(0.1, deadline - time.monotonic())):

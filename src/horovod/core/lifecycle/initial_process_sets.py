@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from horovod.core.lifecycle.process_set import ProcessSet, membership
 from horovod.core.lifecycle.world import FAILED, World, members
-from horovod.core.process_set import ProcessSet, membership
 
 
 class RequestedSet(msgspec.Struct, array_like=True, frozen=True):

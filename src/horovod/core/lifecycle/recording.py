@@ -7,8 +7,8 @@ import threading
 from collections.abc import Mapping
 
 from horovod.core.config import DYNAMIC, TIMELINE, Config
-from horovod.core.coordination.coordinator import Coordinator
-from horovod.core.execution.worker import WorkerThread
+from horovod.core.worker.coordinator import Coordinator
+from horovod.core.worker.worker import WorkerThread
 from horovod.observe.timeline import Timeline
 
 _log = logging.getLogger("horovod.core")

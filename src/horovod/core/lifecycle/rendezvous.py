@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from horovod.control import rendezvous_over_mpi, rendezvous_over_pmi
 from horovod.control.mesh import Endpoint
-from horovod.control.munge import MungeError
 from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, usable
-from horovod.control.rendezvous_at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
-from horovod.control.rendezvous_on_hosts import RendezvousOnHosts
-from horovod.control.rendezvous_over_mpi import RendezvousOverMpi
-from horovod.control.rendezvous_over_pmi import RendezvousOverPmi
-from horovod.control.rendezvous_point import AllGather, LauncherServer, OnThisHost, Rendezvous
+from horovod.control.rendezvous import over_mpi, over_pmi
+from horovod.control.rendezvous.at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
+from horovod.control.rendezvous.interface import AllGather, LauncherServer, OnThisHost, Rendezvous
+from horovod.control.rendezvous.munge import MungeError
+from horovod.control.rendezvous.on_hosts import RendezvousOnHosts
+from horovod.control.rendezvous.over_mpi import RendezvousOverMpi
+from horovod.control.rendezvous.over_pmi import RendezvousOverPmi
 from horovod.control.secret import decode_secret, secret_of_text
 from horovod.control.slurm_address import address_of
 from horovod.core.config import (
@@ -29,11 +29,11 @@ from horovod.core.config import (
     USER_SECRET,
     network_interfaces,
 )
-from horovod.core.coordination.agreement import list_ranks
-from horovod.core.execution.cpu_affinity import CpuResources
-from horovod.core.lifecycle.device_choice import DeviceReport
+from horovod.core.engines.device_choice import DeviceReport
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
+from horovod.core.negotiation.agreement import list_ranks
+from horovod.core.worker.cpu_affinity import CpuResources
 
 if TYPE_CHECKING:
     from horovod.environments import HostList, Identity
@@ -158,8 +158,8 @@ def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
     MPI comes first where the script has initialized it, and last otherwise: its start takes time, and has no timeout.
     """
     launched = world.launched
-    by_pmi = variables.get(rendezvous_over_pmi.DESCRIPTOR, "")
-    if not launched.over_mpi or not (by_pmi or rendezvous_over_mpi.obtainable()):
+    by_pmi = variables.get(over_pmi.DESCRIPTOR, "")
+    if not launched.over_mpi or not (by_pmi or over_mpi.obtainable()):
         return None
     if world.listed:
         raise ValueError(
@@ -167,9 +167,9 @@ def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
             "needs a rendezvous server. Pass a communicator, as in hvd.init(comm=MPI.COMM_WORLD.Split(color)), or start the "
             "job with horovodrun --mpi."
         )
-    if by_pmi.isdecimal() and not rendezvous_over_mpi.is_running():
+    if by_pmi.isdecimal() and not over_mpi.is_running():
         return RendezvousOverPmi(int(by_pmi))
-    return RendezvousOverMpi(lambda: rendezvous_over_mpi.world(launched.size, launched.launcher), "hvd.init()")
+    return RendezvousOverMpi(lambda: over_mpi.world(launched.size, launched.launcher), "hvd.init()")
 
 
 def _secret_of_environment(variables: Mapping[str, str]) -> bytes:
@@ -196,7 +196,7 @@ def _directory(launched: Identity, address: str, port: int, interfaces: str) -> 
     if rank_0 is None:
         return None
     if rank_0.store:
-        from horovod.control.torchrun_store import TorchrunStore
+        from horovod.control.rendezvous.torchrun_store import TorchrunStore
 
         return TorchrunStore(rank_0.host, rank_0.port, rank_0.store, interfaces)
     if port:

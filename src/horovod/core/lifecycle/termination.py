@@ -13,18 +13,33 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from horovod.control.rendezvous import RendezvousError
-from horovod.control.rendezvous_client import RendezvousClient
-from horovod.control.rendezvous_point import LauncherServer, Rendezvous
-from horovod.core.errors import SHUT_DOWN, HorovodInternalError
-from horovod.core.execution.worker import WorkerThread, still_in_use
+from horovod.control.failure import LOST, Cause, FailureKind
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.control.rendezvous.interface import LauncherServer, Rendezvous
+from horovod.control.rendezvous.messages import RendezvousError
+from horovod.core.errors import (
+    CollectiveTimeoutError,
+    EngineFailureError,
+    HorovodInternalError,
+    RankLostError,
+    RankRaisedError,
+    shut_down_by,
+)
 from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.rendezvous import RankInfo
+from horovod.core.worker.worker import WorkerThread, still_in_use
 
 _log = logging.getLogger("horovod.core")
 
 FAILURE_KEY = "failure"
 """The key in the rendezvous server under which the launcher finds the rank that failed first."""
+
+_KINDS: Mapping[FailureKind, type[HorovodInternalError]] = {
+    FailureKind.LOST: RankLostError,
+    FailureKind.RAISED: RankRaisedError,
+    FailureKind.TIME_LIMIT: CollectiveTimeoutError,
+    FailureKind.ENGINE: EngineFailureError,
+}
 
 
 class Termination:
@@ -54,15 +69,19 @@ class Termination:
         self.point: Rendezvous | None = None
         self.rank_infos: Sequence[RankInfo] = ()
 
-    def fail(self, rank: int, reason: str) -> None:
+    def fail(self, rank: int, reason: str, cause: Cause = LOST) -> None:
         """Fail everything in flight, because ``rank`` failed first; not before all threads have left all tensors.
 
         The launcher is told last, usually while the script runs on. This process does not end before, because ``shutdown()``
         waits for the thread that this runs on.
         """
-        self.failure = self.error = HorovodInternalError(
+        self.failure = self.error = _KINDS[cause.kind](
             f"Horovod: {self.describe(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
-            "error, on all ranks."
+            "error, on all ranks.",
+            ranks=[rank],
+            tensor=cause.tensor,
+            call_sites=cause.call_sites,
+            reason=reason,
         )
         workers = list(self._workers.values())  # a thread that adds a process set now will see the failure itself
         for worker in workers:
@@ -84,7 +103,7 @@ class Termination:
         if self.failure is None:
             self.failed.wait(seconds)
         failure = self.failure
-        return HorovodInternalError(reason) if failure is None else HorovodInternalError(*failure.args)
+        return HorovodInternalError(reason) if failure is None else failure.again()
 
     def left(self, rank: int, reason: str, interrupted: bool) -> None:
         """Note that ``rank`` has shut down; ``interrupted``: this rank was still waiting for a collective."""
@@ -92,7 +111,7 @@ class Termination:
             self._tell_launcher(rank, reason)
         if self.error is None:
             self._leaver = (rank, reason)
-            self.error = HorovodInternalError(f"{SHUT_DOWN} This was caused by rank {rank}: {reason}.")
+            self.error = shut_down_by(rank, reason)
 
     def cannot_begin(self, rank: int, reason: str) -> None:
         """The job ends before it has begun, because of ``rank`` or its host. Every rank may say so; the first is heard."""
@@ -138,8 +157,8 @@ class NoPeers:
         self.call_sites: dict[int, str] = {}
         self._termination = termination
 
-    def report(self, rank: int, reason: str, suspected: bool = False) -> None:
-        self._termination.fail(rank, reason)
+    def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
+        self._termination.fail(rank, reason, cause)
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
         pass

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 
 LONGEST_NAME = 1 << 16
 """The length of a collective's name in bytes. Names are part of every error, report and timeline."""
@@ -122,7 +122,7 @@ def set_id(process_set: Any) -> int | None:
     """The number of a process set; None before it is registered.
 
     Raises:
-        TypeError: it is not a :class:`~horovod.core.process_set.ProcessSet`.
+        TypeError: it is not a :class:`~horovod.core.lifecycle.process_set.ProcessSet`.
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(

@@ -1,7 +1,7 @@
 """What every binding calls: one function per collective, which checks the arguments and submits the request.
 
 All members of the process set must call the same function with the same name. Each function says which arguments must agree.
-Each returns at once with a :class:`~horovod.core.submission.handle.Handle`. The arrays must stay alive and unchanged until the
+Each returns at once with a :class:`~horovod.core.requests.handle.Handle`. The arrays must stay alive and unchanged until the
 handle is done.
 
 Common arguments:
@@ -23,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from horovod.comm.reduction import ReduceOp
-from horovod.core.coordination.messages import Operation, Request
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle.context import running
+from horovod.core.negotiation.messages import Operation, Request
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.core.submission.arguments import full_name, whole_numbers
-from horovod.core.submission.handle import Handle
 from horovod.core.submission.prepared import device_of, submit, submit_arrays
 from horovod.core.submission.requests import (
     allreduce_call,
@@ -39,7 +40,6 @@ from horovod.core.submission.requests import (
     make_request,
     prepared_allreduce,
 )
-from horovod.core.submission.tensor import Allocate, Tensor
 from horovod.observe.call_site import caller
 
 __all__ = [
@@ -163,7 +163,7 @@ def reducescatter(
     process_set_id: int | None = 0,
     awaited: bool = False,
 ) -> Handle:
-    """Reduce like :func:`allreduce`, then keep this rank's rows: :func:`horovod.core.execution.batch.shard_rows` deals them.
+    """Reduce like :func:`allreduce`, then keep this rank's rows: :func:`horovod.core.requests.batch.shard_rows` deals them.
 
     ``outputs[i]`` has this rank's rows of ``inputs[i]``. ``op`` is Sum or Average.
     """

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from horovod.comm.spans import Layout, Spans, Vectors, joined
-from horovod.core.coordination.messages import HOST, Request
-from horovod.core.execution.batch import Entry
 from horovod.core.lifecycle.context import running
-from horovod.core.submission.devices import Ready, members_of, of_members
-from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Allocate, Tensor, Transfer
+from horovod.core.negotiation.messages import HOST, Request
+from horovod.core.requests.batch import Entry
+from horovod.core.requests.devices import Ready, members_of, of_members
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Allocate, Tensor, Transfer
 
 
 class Prepared(msgspec.Struct, eq=False, gc=False):
@@ -128,8 +128,8 @@ def submit(
     handle = Handle(transfer.end)
     worker = running().worker(process_set_id, request.operation)
     entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
-    worker.submit(entry, held=True)
     try:
+        worker.submit(entry, held=True)
         transfer.begin(partial(worker.release, entry))
     except BaseException:
         worker.withdraw(entry)

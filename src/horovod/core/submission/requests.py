@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp, can_fold, can_scale
-from horovod.core.coordination.messages import HOST, Operation, Request, TensorSpec, encode
 from horovod.core.lifecycle.context import running
+from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec, encode
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.arguments import full_name, real_number, whole_number
 from horovod.core.submission.prepared import Prepared, recall, remember
-from horovod.core.submission.tensor import Tensor
 from horovod.observe.call_site import caller
 
 Described = tuple[str, DataType, tuple[int, ...]]

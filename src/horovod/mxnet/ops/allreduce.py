@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import allreduce_call
 from horovod.mxnet.ops.arguments import Reducing, reducing
 from horovod.mxnet.ops.arrays import empty

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 
 from horovod.common import reductions
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.submission.arguments import real_number, set_id, whole_number
 
 

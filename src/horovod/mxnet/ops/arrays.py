@@ -12,7 +12,7 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from horovod.comm.datatypes import Array, DataType
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests.tensor import Tensor
 
 DATA_TYPES: dict[type, DataType] = {
     np.float32: DataType.FLOAT32,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import broadcast_call
 from horovod.mxnet.ops.arguments import whole
 from horovod.mxnet.ops.errors import of_both_kinds

@@ -23,17 +23,49 @@ class _Named:
     def __init__(self, message: str) -> None:
         text = message.removeprefix(f"{type(self).__name__}: ").replace(_INDENTED, "\n ")
         super().__init__(text)  # type: ignore[call-arg]  # the next class is an exception
+        known = errors.recall(text)
+        if known is not None and isinstance(self, errors.HorovodInternalError):
+            self.adopt(known)
 
 
 class HorovodInternalError(_Named, MXNetError, errors.HorovodInternalError):  # type: ignore[misc]  # untyped base
     """A collective failed: ranks disagree, a rank failed or left, or Horovod is not initialised."""
 
 
+class MismatchError(HorovodInternalError, errors.MismatchError):
+    """The ranks do not agree."""
+
+
+class RankLostError(HorovodInternalError, errors.RankLostError):
+    """A rank was lost, or has left the job."""
+
+
+class RankRaisedError(RankLostError, errors.RankRaisedError):
+    """A rank's script ended with an exception."""
+
+
+class CollectiveTimeoutError(HorovodInternalError, errors.CollectiveTimeoutError):
+    """A rank has not done its part within a time limit."""
+
+
+class EngineFailureError(HorovodInternalError, errors.EngineFailureError):
+    """An engine, a device or the runtime failed on a rank."""
+
+
 class HorovodArgumentError(_Named, MXNetError, ValueError):  # type: ignore[misc]  # untyped base
     """A wrong argument, or a name that is still in use."""
 
 
-for _kind in (HorovodInternalError, HorovodArgumentError):
+_OF_KIND: dict[type[errors.HorovodInternalError], type[HorovodInternalError]] = {
+    errors.HorovodInternalError: HorovodInternalError,
+    errors.MismatchError: MismatchError,
+    errors.RankLostError: RankLostError,
+    errors.RankRaisedError: RankRaisedError,
+    errors.CollectiveTimeoutError: CollectiveTimeoutError,
+    errors.EngineFailureError: EngineFailureError,
+}
+
+for _kind in (*_OF_KIND.values(), HorovodArgumentError):
     register_error(_kind)
 
 
@@ -43,7 +75,8 @@ def both_kinds(error: BaseException) -> BaseException:
     if isinstance(error, MXNetError):
         pass
     elif isinstance(error, errors.HorovodInternalError):
-        made = HorovodInternalError(str(error))
+        made = _OF_KIND.get(type(error), HorovodInternalError)(str(error))
+        made.adopt(error)
     elif isinstance(error, ValueError):
         made = HorovodArgumentError(str(error))
     return made

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.common.reductions import Average, Sum
-from horovod.core.coordination.messages import Operation
-from horovod.core.execution.batch import shard_rows
 from horovod.core.lifecycle.context import running
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.negotiation.messages import Operation
+from horovod.core.requests.batch import shard_rows
 from horovod.core.submission import collectives
 from horovod.mxnet.ops.arguments import Reducing, reducing
 from horovod.mxnet.ops.arrays import empty, view

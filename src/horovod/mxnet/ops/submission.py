@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from horovod.core.coordination.messages import Request, TensorSpec
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.lifecycle import context
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.negotiation.messages import Request, TensorSpec
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import submit_arrays
-from horovod.core.submission.tensor import Tensor
 from horovod.mxnet.ops import engine
 from horovod.mxnet.ops.arrays import back, check, flat, is_host, on_host, readable, view, writable
 

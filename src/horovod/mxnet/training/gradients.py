@@ -14,8 +14,8 @@ from horovod.common.buckets import bucket_limit, cut, cut_by_groups
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import Average, Sum, check_members, check_predivide
-from horovod.core.coordination.messages import Request
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.negotiation.messages import Request
 from horovod.core.submission.collectives import prepared_allreduce
 from horovod.core.submission.requests import Described
 from horovod.mxnet.ops.allreduce import PREFIX

@@ -6,7 +6,7 @@ from typing import Any
 
 import mxnet as mx
 
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.mxnet.training.gradients import Gradients
 
 _OWN = {"_optimizer", "_gradients", "_settings"}

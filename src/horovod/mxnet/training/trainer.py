@@ -8,7 +8,7 @@ from typing import Any
 
 import mxnet as mx
 
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.mxnet.compression import Compression, Compressor
 from horovod.mxnet.training.gradients import Gradients
 from horovod.mxnet.training.optimizer import DistributedOptimizer

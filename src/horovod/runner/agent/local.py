@@ -211,7 +211,7 @@ class LocalAgent(Agent):
             return True  # it has just ended
 
     def _kill_all(self) -> None:
-        process_tree.send(process_tree.members(self._sessions(), self._mark), signal.SIGKILL)
+        process_tree.send(self._members(), signal.SIGKILL)
         self._loop.after((self, "give up"), _GIVE_UP_SECONDS, self._close)
 
     def _close_if_over(self) -> None:

@@ -17,7 +17,7 @@ import tty
 
 import horovod
 from horovod.control.dial import Address, dial_until, set_keepalive
-from horovod.control.rendezvous import PURPOSE
+from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.secret import decode_secret
 from horovod.core import config
 from horovod.runner.agent.base import Agent, HostFacts

@@ -25,6 +25,8 @@ class Begin(NamedTuple):
 
     round: int
     places: Sequence[tuple[int, int, SlotInfo]]
+    same_state: bool
+    """Whether all of them have the same state, so that they need not synchronise."""
 
 
 class Announce(NamedTuple):

@@ -43,9 +43,14 @@ class Starting(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """It has asked for a place in the next round."""
+    """It has asked for a place in the next round.
+
+    Attributes:
+        kept: the round whose state it has as all its ranks had it when they stopped at a check; None if it has another.
+    """
 
     question: int
+    kept: int | None = None
 
 
 class Training(NamedTuple):
@@ -68,7 +73,9 @@ class Process:
     slot: int
     state: Starting | Waiting | Training | Dismissed = field(default_factory=Starting)
     trained: bool = False
-    """Whether its runtime has run in a round, so that it has the job's state."""
+    """Whether its runtime has run in a round."""
+    has_state: bool = False
+    """Whether it has said that it has the job's state. Its runtime may have run, and a failure come before it had it."""
     leaving: bool = False
     """Whether it was asked to end, by something other than this launcher."""
 
@@ -116,7 +123,7 @@ class JobState:
         connected: whether the runtime of a rank of that round has run.
         resets: how many rounds have followed the first.
         fruitless: how many rounds in a row failed to begin although no process was lost.
-        ever_trained: whether any round has run, so that there is a state that must not get lost.
+        has_state: whether a process has ever had a state that others can lack, and that must not get lost.
         overdue: whether the first round has stopped waiting for processes that have not called ``init()``.
         settled: whether new processes that are ready have stopped waiting for others that start.
     """
@@ -132,7 +139,7 @@ class JobState:
     connected: bool = False
     resets: int = 0
     fruitless: int = 0
-    ever_trained: bool = False
+    has_state: bool = False
     overdue: bool = False
     settled: bool = False
 
@@ -169,6 +176,14 @@ class JobState:
     def waiting(self) -> list[Process]:
         """Those that have asked for a place in the next round."""
         return [process for process in self.processes.values() if isinstance(process.state, Waiting)]
+
+    def have_same_state(self, members: Iterable[Process]) -> bool:
+        """Whether all of them have stopped at the same check of the last round, so with one state."""
+        return all(isinstance(each.state, Waiting) and each.state.kept == self.round for each in members)
+
+    def lost_all(self) -> bool:
+        """Whether no process is left of the last round, which had begun to train."""
+        return self.connected and not any(number in self.processes for number in self.ranks.values())
 
     def may_reset(self) -> bool:
         return self.limits.resets is None or self.resets < self.limits.resets

@@ -14,23 +14,23 @@ class Member(NamedTuple):
     Attributes:
         number: of the process; older ones have lower numbers.
         slot: which of its host's it occupies, from 0.
-        trained: whether it has been in a round before, and so has the job's state.
+        has_state: whether it has the job's state.
     """
 
     number: int
     host: str
     slot: int
-    trained: bool
+    has_state: bool
 
 
 def assign(members: Sequence[Member]) -> Mapping[int, SlotInfo]:
     """The place of each process, by its number.
 
-    Hosts follow one another by the age of their oldest process that has trained, and so do the processes of a host. So
+    Hosts follow one another by the age of their oldest process that has the state, and so do the processes of a host. So
     survivors keep their order, rank 0 is one of them, and new ranks come last on their hosts. Local ranks follow the slots: a
     process that replaces another one gets its local rank, and with it its device.
     """
-    by_age = sorted(members, key=lambda member: (not member.trained, member.number))
+    by_age = sorted(members, key=lambda member: (not member.has_state, member.number))
     hosts: dict[str, list[Member]] = {}
     for member in by_age:
         hosts.setdefault(member.host, []).append(member)

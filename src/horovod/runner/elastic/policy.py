@@ -7,6 +7,7 @@ state of the job (:mod:`horovod.runner.elastic.job_state`) and then has the whol
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 from horovod.control.elastic_messages import Connected, Leaving, RankFailed, Ready, Told
@@ -76,6 +77,20 @@ class ElasticPolicy(Policy):
         self._job.update_hosts(hosts)
         return self._review()
 
+    def host_signalled(self, names: Iterable[str], number: int) -> list[ElasticDecision]:
+        """The agent of a host got a signal that asks it to end: the host is about to go, and its processes with it."""
+        if self.ending:
+            return []
+        decisions: list[ElasticDecision] = []
+        for name in names:
+            words = f"horovodrun: the agent of {name} got {signal.Signals(number).name}: that host counts as lost."
+            if name not in self._job.blacklist:
+                more, following = self._shun(name)
+                words += more
+                decisions += following
+            decisions.append(Say(words))
+        return decisions
+
     def told(self, number: int, told: Told) -> list[ElasticDecision]:
         """A process has told the launcher something."""
         job = self._job
@@ -89,13 +104,18 @@ class ElasticPolicy(Policy):
                 return [dismiss(process, told.question, job.phase.why, job_ends=True)]
             if isinstance(process.state, Dismissed):
                 return [dismiss(process, told.question, "its host is withdrawn", job_ends=False)]
-            was, process.state = process.state, Waiting(told.question)
+            kept = told.round if told.keeps_state else None
+            was, process.state = process.state, Waiting(told.question, kept)
+            process.has_state = told.has_state
+            job.has_state = job.has_state or told.has_state
             if isinstance(was, Training) and was.round == job.round:
                 decisions += self._leave_round(told.reason)
+            if told.final and not self.ending:
+                return decisions + self._reviewer.stop(told.reason)
         elif isinstance(told, Connected):
             if told.round != job.round:
                 return []
-            process.trained = job.ever_trained = True
+            process.trained = True
             if job.connected:
                 return []
             job.connected, job.fruitless = True, 0

@@ -153,13 +153,13 @@ class Reviewer:
         starting = any(isinstance(process.state, Starting) for process in job.processes.values())
         if job.round == 0 and starting and not job.overdue:
             return []
-        if job.ever_trained and not any(process.trained for process in job.processes.values()):
-            return self.stop("no rank is left that has the state of the job")
         waiting = job.waiting()
+        have_state = [process for process in waiting if process.has_state]
+        if not have_state and (job.has_state or job.lost_all()):
+            return self.stop("no rank is left that has the state of the job")
         ready = [process for process in waiting if job.is_wanted(process)]
-        if job.ever_trained and not any(process.trained for process in ready):
-            carrier = next(process for process in waiting if process.trained)  # hands on the state, and goes after that
-            ready = [carrier, *ready][: job.limits.most]
+        if have_state and not any(process.has_state for process in ready):
+            ready = [have_state[0], *ready][: job.limits.most]  # it hands on the state, and goes after that
         if len(ready) < job.limits.least:
             return self._wait(phase, starting)
         if job.round and not job.may_reset():
@@ -172,6 +172,7 @@ class Reviewer:
 
     def _begin_with(self, ready: Sequence[Process], unwanted: Sequence[Process]) -> list[ElasticDecision]:
         job = self._job
+        same_state = job.have_same_state(ready)
         job.resets += job.round > 0
         job.round += 1
         job.connected = job.settled = False
@@ -188,7 +189,7 @@ class Reviewer:
             assert isinstance(process.state, Waiting)
             places.append((process.number, process.state.question, slots[process.number]))
             process.state = Training(job.round, slots[process.number].rank)
-        begin = Begin(job.round, places)
+        begin = Begin(job.round, places, same_state)
         if job.round == 1:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})
@@ -228,4 +229,4 @@ def dismiss(process: Process, question: int, reason: str, *, job_ends: bool) -> 
 
 
 def _member(process: Process) -> Member:
-    return Member(process.number, process.host, process.slot, process.trained)
+    return Member(process.number, process.host, process.slot, process.has_state)

@@ -13,10 +13,11 @@ import msgspec
 
 from horovod.control import elastic_messages as messages
 from horovod.control.elastic_messages import HostsChanged, News, NoPlace, Place, Ready, RoundOver, Told
-from horovod.control.rendezvous_server import RendezvousServer
+from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.wakeup import WakeUp
 from horovod.runner.agent.base import Agent
-from horovod.runner.agent.messages import AgentReady, Closed, Event, Exit, NotStarted, Refused
+from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.messages import AgentReady, Closed, Event, Exit, NotStarted, Refused, Signalled
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, EndRound, Kill, Start, Stop
 from horovod.runner.elastic.discovery import Found
@@ -114,10 +115,15 @@ class ElasticSupervisor(Supervisor):
                 self._start_process(agent, start)
         elif isinstance(event, Refused):
             self._on_lost(agent, f"host {agent.name} cannot take part: {event.reason}")
+        elif isinstance(event, Signalled):  # the agent ends what runs on its host; the other hosts go on
+            self._do(self._elastic.host_signalled(agent.hosts, event.number))
         else:
             super().report(agent, event)
             if isinstance(event, Closed):
-                self._forget_agent(agent)
+                if self._elastic.ending:
+                    self._forget_agent(agent)
+                else:  # what it has not reported of its processes will not come any more
+                    self._on_lost(agent, f"the agent of {agent.name} has ended")
 
     # What the server, agents and the loop report.
 
@@ -239,8 +245,9 @@ class ElasticSupervisor(Supervisor):
             self._tails.pop(number, None)
         for number, question, slot in begin.places:
             place = Place(
-                begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size
-            )
+                begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size,
+                begin.same_state,
+            )  # fmt: skip
             self._server.put(messages.answer_key(number, question), messages.encode(place))
 
     def _tell_round(self, number: int, news: News) -> None:
@@ -271,7 +278,9 @@ class ElasticSupervisor(Supervisor):
             busy = agent in self._to_start or agent in self._home.values()
             if not busy and not self._hosts.intersection(agent.hosts) and name not in self._hosts:
                 del self._by_host[name]
-                if agent not in self._by_host.values() and not self._elastic.ending:
+                # That of the launcher's host is kept: it needs no process, and the host may come back.
+                remote = not isinstance(agent, LocalAgent)
+                if remote and agent not in self._by_host.values() and not self._elastic.ending:
                     agent.end(GRACE_SECONDS, hunt=False)
 
     def _forget_agent(self, agent: Agent) -> None:

@@ -15,26 +15,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-import horovod.tensorflow as hvd
 from horovod.common import basics
 from horovod.control.secret import make_secret
 from horovod.core import config as settings
 from horovod.core.submission.collectives import barrier
 from horovod.runner.common.service.compute_service import ComputeService
 from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, work
+from horovod.tensorflow.functions import broadcast_object
+from horovod.tensorflow.lifecycle import init, shutdown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     signal.signal(signal.SIGTERM, _leave)  # horovodrun ends a rank by this signal; the file must be removed
-    hvd.init()
+    init()
     try:
         with _compute_service(options) as config:
-            every = hvd.broadcast_object(config, root_rank=0, name="compute service")
+            every = broadcast_object(config, root_rank=0, name="compute service")
             work(every, lambda: _remove(options.configfile, config))
             barrier().wait()  # the service stops when no rank needs it any more
     finally:
-        hvd.shutdown()
+        shutdown()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

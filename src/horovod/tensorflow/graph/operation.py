@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod.core.submission.handle import Handle
+from horovod.core.requests.handle import Handle
 from horovod.observe import call_site
 from horovod.tensorflow.device import tell_of_graphs
 from horovod.tensorflow.graph import completions, session_loop

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from horovod.core.submission.handle import all_of
+from horovod.core.requests.handle import all_of
 from horovod.tensorflow.errors import of_both_kinds
 from horovod.tensorflow.graph.operation import GraphOperation, Submission
 

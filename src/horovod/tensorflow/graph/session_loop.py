@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod.core.submission.handle import Handle
+from horovod.core.requests.handle import Handle
 
 _MOMENT = 0.001
 """Seconds that a session's thread looks for the end of a collective before it does something else."""

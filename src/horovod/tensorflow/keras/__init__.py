@@ -22,7 +22,7 @@ from horovod._keras.settings import checked as _checked
 from horovod.common import interface
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.reductions import Average, Sum
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow import data
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks, elastic

@@ -10,7 +10,7 @@ import tensorflow as tf
 from horovod.comm.datatypes import Array
 from horovod.comm.spans import Vectors
 from horovod.common.reductions import Reducing
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.tensorflow.device import Room, memory_of

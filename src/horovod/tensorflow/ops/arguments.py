@@ -11,7 +11,7 @@ import tensorflow as tf
 from horovod.common import reductions
 from horovod.common.reductions import Reducing
 from horovod.common.scalars import whole
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.submission.arguments import set_id, shown, whole_numbers
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.errors import InvalidArgument, of_both_kinds

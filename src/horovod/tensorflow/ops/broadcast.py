@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.ref_variable import RefVariable
 
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.reductions import Average, Reducing, Sum
-from horovod.core.coordination.messages import Operation
-from horovod.core.execution.batch import shard_rows
 from horovod.core.lifecycle.context import running
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.negotiation.messages import Operation
+from horovod.core.requests.batch import shard_rows
 from horovod.core.submission import collectives
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.device import memory_of

@@ -1,4 +1,4 @@
-"""Converts between TensorFlow's eager tensors and the core's :class:`~horovod.core.submission.tensor.Tensor`.
+"""Converts between TensorFlow's eager tensors and the core's :class:`~horovod.core.requests.tensor.Tensor`.
 
 Nothing is copied. The core reads inputs in TensorFlow's memory, and TensorFlow takes over the memory of outputs.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod.comm.datatypes import Array, DataType
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests.tensor import Tensor
 from horovod.tensorflow.errors import UnsupportedType
 
 DATA_TYPES: dict[tf.DType, DataType] = {

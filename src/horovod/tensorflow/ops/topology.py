@@ -10,7 +10,7 @@ import tensorflow as tf
 from horovod.common import basics
 from horovod.common.scalars import whole
 from horovod.core.lifecycle import context
-from horovod.core.process_set import membership
+from horovod.core.lifecycle.process_set import membership
 from horovod.core.submission.arguments import full_name
 from horovod.tensorflow.errors import of_both_kinds
 from horovod.tensorflow.graph.decorators import unconverted

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from horovod.common.local_gradients import reduce_shared
 from horovod.common.local_variables import LocalVariables
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.tensorflow.training.gradients import Reduction, identity, reduce_gradients
 
 

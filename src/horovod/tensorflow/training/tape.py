@@ -10,7 +10,7 @@ from horovod.common.buckets import chosen_groups
 from horovod.common.local_variables import checked_layers
 from horovod.common.reductions import Average, reduction
 from horovod.common.scalars import whole
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import shown
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.graph.decorators import unconverted

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Allocate, Tensor
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.ops.tensors import check_apart
 
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from horovod.comm.spans import Spans, layout_of
-from horovod.core.submission.devices import Ready, device_name
-from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Allocate, Tensor
+from horovod.core.requests.devices import Ready, device_name
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.device.base import InPlace
 from horovod.torch.device.runtime import TorchRuntime
 from horovod.torch.ops.tensors import check

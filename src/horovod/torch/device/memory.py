@@ -14,11 +14,11 @@ import torch
 from horovod.comm.datatypes import Array
 from horovod.comm.nccl.engine import stream_of
 from horovod.common.reductions import Reducing
-from horovod.core.coordination.messages import HOST
 from horovod.core.lifecycle.context import running
-from horovod.core.submission import devices
-from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Allocate
+from horovod.core.negotiation.messages import HOST
+from horovod.core.requests import devices
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Allocate
 from horovod.torch.device import staging
 from horovod.torch.device.base import InPlace, Memory
 from horovod.torch.device.direct import Direct

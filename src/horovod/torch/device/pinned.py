@@ -83,11 +83,6 @@ class PinnedPool:
             self._in_use.discard(buffer)
             self._idle.append(buffer)
 
-    def idle_bytes(self) -> int:
-        """How much is kept for later."""
-        with self._lock:
-            return sum(buffer.size for buffer in self._idle)
-
     def bytes_in_use(self) -> int:
         """How much was taken and neither given back nor forgotten."""
         with self._lock:

@@ -17,7 +17,7 @@ import torch
 
 from horovod.comm.device import DeviceFacts, DeviceRuntime, OwnedSpans, names_in_view
 from horovod.comm.spans import Spans, layout_of
-from horovod.core.submission import devices
+from horovod.core.requests import devices
 from horovod.torch.ops.tensors import DATA_TYPES
 
 _TORCH_TYPES = {data_type.numpy: dtype for dtype, data_type in DATA_TYPES.items()}

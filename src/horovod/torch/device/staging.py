@@ -37,9 +37,9 @@ from typing import Any, NamedTuple
 import torch
 
 from horovod.comm.datatypes import Array
-from horovod.core.errors import HorovodInternalError
-from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Allocate, Tensor
+from horovod.core.errors import EngineFailureError
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.device.pinned import Buffer, PinnedPool
 from horovod.torch.ops.tensors import DATA_TYPES, check, flat_array
 
@@ -134,7 +134,7 @@ class Port:
         self._departures.put(_Departure(None, [], lambda _: arrived.set()))
         while not arrived.wait(_LOOK_SECONDS):
             if not self._thread.is_alive():
-                raise HorovodInternalError(f"the thread that waits for {self.device} has ended; its output says why")
+                raise EngineFailureError(f"the thread that waits for {self.device} has ended; its output says why")
 
     def close(self) -> None:
         """End the thread, when everything that left has arrived."""
@@ -220,7 +220,7 @@ class Staged:
     def arrived(self, handle: Handle) -> bool:
         return self._returned is None or bool(self._returned.query())
 
-    # The interface that the core uses: horovod.core.submission.tensor.Transfer.
+    # The interface that the core uses: horovod.core.requests.tensor.Transfer.
 
     def begin(self, proceed: Proceed) -> None:
         if self._leaving:
@@ -277,8 +277,8 @@ class Staged:
         ]
 
 
-def _blocked(device: torch.device, way: str, error: BaseException) -> HorovodInternalError:
-    return HorovodInternalError(f"a tensor could not be copied {way} {device}: {type(error).__name__}: {error}")
+def _blocked(device: torch.device, way: str, error: BaseException) -> EngineFailureError:
+    return EngineFailureError(f"a tensor could not be copied {way} {device}: {type(error).__name__}: {error}")
 
 
 _ports: dict[torch.device, Port] = {}

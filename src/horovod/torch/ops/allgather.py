@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
-from horovod.core.submission.handle import Handle
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allreduce import grouped_allreduce
 from horovod.torch.ops.arguments import tracked

@@ -13,7 +13,7 @@ import torch
 
 from horovod.comm.spans import Spans, Vectors
 from horovod.common.reductions import Reducing, reducing
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name
 from horovod.core.submission.prepared import Prepared, recall, remember

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from horovod.core.lifecycle.context import running
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id, whole_number
 from horovod.torch.device.memory import memory_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from horovod.core.submission.handle import Handle, drive_by
+from horovod.core.requests.handle import Handle, drive_by
 from horovod.torch.device.base import Memory
 from horovod.torch.uncompiled import drive
 

@@ -13,7 +13,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import use_halves
 from horovod.comm.shm import huge_pages
 from horovod.comm.spans import Layout
-from horovod.core.submission.tensor import Tensor
+from horovod.core.requests.tensor import Tensor
 
 DATA_TYPES: dict[torch.dtype, DataType] = {
     torch.uint8: DataType.UINT8,

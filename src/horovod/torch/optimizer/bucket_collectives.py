@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.ops.allgather import grouped_allgather_async
 from horovod.torch.ops.allreduce import grouped_allreduce_async_
 from horovod.torch.ops.handles import synchronize

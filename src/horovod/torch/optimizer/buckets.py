@@ -15,9 +15,9 @@ import torch
 
 from horovod.comm.spans import Vectors
 from horovod.common.reductions import Reducing
-from horovod.core.coordination.messages import HOST
+from horovod.core.negotiation.messages import HOST
+from horovod.core.requests.handle import Handle
 from horovod.core.submission.collectives import allreduce_request, submit
-from horovod.core.submission.handle import Handle
 from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import Reduction
 from horovod.torch.device.memory import memory_of

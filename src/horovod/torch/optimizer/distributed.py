@@ -16,7 +16,7 @@ import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import size
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.adasum import AdasumOptimizer

@@ -10,8 +10,8 @@ from typing import Any, TypeGuard
 import torch
 
 from horovod.common.reductions import Reducing
-from horovod.core.coordination.messages import HOST
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.negotiation.messages import HOST
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.compression.bucket_compression import BucketCompressor, Reduction
 from horovod.torch.ops.allreduce import allreduce_

@@ -11,7 +11,7 @@ import hashlib
 from itertools import count
 
 from horovod.core.lifecycle.context import running
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 
 _numbers: dict[tuple[str, int | None], set[int]] = {}
 """The numbers in use in the generation ``_counted``, by digest and process set."""

@@ -30,7 +30,7 @@ import torch
 
 from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
-from horovod.core.submission.handle import all_of
+from horovod.core.requests.handle import all_of
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.identity import Identity
 from horovod.torch.optimizer.parameters import OptimizerParameters

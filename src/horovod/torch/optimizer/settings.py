@@ -13,7 +13,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_members, check_predivide, reduction
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compressor
 from horovod.torch.compression.bucket_compression import BucketCompressor

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.optimizer.identity import Identity
 from horovod.torch.optimizer.readiness import Readiness
 from horovod.torch.optimizer.settings import Settings

@@ -449,3 +449,32 @@ def test_host_memory_is_refused() -> None:
             communicator.allreduce([array], [array], ReduceOp.SUM, 1.0, 1.0)
 
     together(1, run)
+
+
+def test_a_communicator_that_is_destroyed_meanwhile_is_not_asked_for_errors() -> None:
+    """Another thread closes it between the first look at its state and the question to NCCL."""
+
+    class Lock:
+        def __init__(self, real: Any, before: Callable[[], None]) -> None:
+            self.real, self.before = real, before
+
+        def acquire(self, blocking: bool = True) -> bool:
+            self.before()
+            return bool(self.real.acquire(blocking))
+
+        def release(self) -> None:
+            self.real.release()
+
+    def run(device: Device, communicator: NcclCommunicator) -> None:
+        handle: Any = communicator._handle
+        real = handle._lock
+
+        def close() -> None:
+            handle._lock = real
+            handle.close()
+
+        handle._lock = Lock(real, close)
+        handle.failure()
+        assert "destroy" in device.library.names()
+
+    together(1, run)

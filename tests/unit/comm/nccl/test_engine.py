@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from horovod.comm.datatypes import DataType
@@ -61,6 +63,18 @@ def test_the_name_of_a_host_engine_forces_that_for_the_copies() -> None:
     assert forced_host_engine("host", "tcp", V, "C") == forced_host_engine("nccl", "tcp", V, "C") == "tcp"
     with pytest.raises(EngineError, match=f"{V}=mpi has copies .* and C=tcp forces another one"):
         forced_host_engine("mpi", "tcp", V, "C")
+
+
+@pytest.mark.parametrize(
+    ("version", "told"), [(23000, ""), (22907, "needs NCCL 2.30 or newer, and this is NCCL 2.29.7")]
+)
+def test_several_ranks_on_a_gpu_need_a_version_that_serves_them(
+    monkeypatch: pytest.MonkeyPatch, version: int, told: str
+) -> None:
+    monkeypatch.setattr(library, "loaded", lambda: SimpleNamespace(version=lambda: version))
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    found = NcclEngine().not_alone()
+    assert told in found and bool(told) == bool(found)
 
 
 def test_ranks_of_a_host_that_share_a_gpu_are_told() -> None:

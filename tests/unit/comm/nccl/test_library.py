@@ -80,6 +80,7 @@ def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         if name != "ncclGetVersion":
             setattr(functions, name, type("F", (), {"__call__": lambda self, *_: 0})())
     monkeypatch.setattr(ctypes, "CDLL", lambda path: functions)
+    monkeypatch.setattr(ctypes, "PyDLL", lambda path: functions)
     with pytest.raises(OSError, match=r"libold is NCCL 2.17.3; 2.18.1 or newer is needed"):
         Nccl.load("libold")
 

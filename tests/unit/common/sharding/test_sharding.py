@@ -16,7 +16,7 @@ from horovod.common.sharding import shard as sharding
 from horovod.common.sharding.arrays import shard_arrays
 from horovod.common.sharding.shard import shard, steps_per_epoch
 from horovod.common.sharding.shares import KINDS, share, steps
-from horovod.core.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet
 
 
 def parts(samples: int, size: int, uneven: Any) -> list[list[int]]:

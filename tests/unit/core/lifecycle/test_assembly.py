@@ -16,15 +16,16 @@ import pytest
 from engines import loopback_pair
 from horovod.comm.select import EngineError
 from horovod.comm.shm.arena import Arena
+from horovod.control.failure import LOST, Cause
 from horovod.control.framing import frame
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.coordination.coordinator import Coordinator
-from horovod.core.coordination.member import Member
 from horovod.core.errors import HorovodInternalError
-from horovod.core.execution.cpu_affinity import ANYWHERE
-from horovod.core.execution.worker import WorkerThread
 from horovod.core.lifecycle.assembly import CONTROL, assemble, control_connections
+from horovod.core.worker.coordinator import Coordinator
+from horovod.core.worker.cpu_affinity import ANYWHERE
+from horovod.core.worker.member import Member
+from horovod.core.worker.worker import WorkerThread
 from unit.control.together import Together
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
@@ -33,7 +34,7 @@ Pair = Callable[[], tuple[socket.socket, socket.socket]]
 class Watch:
     call_sites: dict[int, str] = {}  # noqa: RUF012  nobody writes to it
 
-    def report(self, rank: int, reason: str, suspected: bool = False) -> None:
+    def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
         raise AssertionError(reason)
 
     def probe(self) -> None:

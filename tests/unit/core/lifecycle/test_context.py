@@ -22,27 +22,27 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.select import EngineError
 from horovod.common import basics
-from horovod.control import munge
-from horovod.control.rendezvous_at_rank_0 import RendezvousAtRank0
-from horovod.control.rendezvous_on_hosts import RendezvousOnHosts
-from horovod.control.rendezvous_point import LauncherServer, OnThisHost, Rendezvous
-from horovod.control.rendezvous_server import RendezvousServer
+from horovod.control.rendezvous import munge
+from horovod.control.rendezvous.at_rank_0 import RendezvousAtRank0
+from horovod.control.rendezvous.interface import LauncherServer, OnThisHost, Rendezvous
+from horovod.control.rendezvous.on_hosts import RendezvousOnHosts
+from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret, secret_of_text
 from horovod.core import config
 from horovod.core.config import Config
-from horovod.core.coordination.messages import Operation, Request, TensorSpec
 from horovod.core.errors import HorovodInternalError
-from horovod.core.execution.batch import Entry
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set, membership
 from horovod.core.lifecycle.rendezvous import rendezvous_of
 from horovod.core.lifecycle.termination import FAILURE_KEY
 from horovod.core.lifecycle.world import World, choose
-from horovod.core.process_set import ProcessSet, global_process_set, membership
+from horovod.core.negotiation.messages import Operation, Request, TensorSpec
+from horovod.core.requests.batch import Entry
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.core.submission.handle import Handle
-from horovod.core.submission.tensor import Tensor
 from horovod.environments import HostList, Identity, Rank0
 from leaks import Inventory
 from unit.control.together import Together, together, wait_until

@@ -13,9 +13,9 @@ import pytest
 
 from horovod.control import elastic_messages as messages
 from horovod.control.elastic_messages import HostsChanged, Leaving, NoPlace, Place, Ready, RoundOver, Told
-from horovod.control.rendezvous import RendezvousError
-from horovod.control.rendezvous_client import RendezvousClient
-from horovod.control.rendezvous_server import RendezvousServer
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.control.rendezvous.messages import RendezvousError
+from horovod.control.rendezvous.server import RendezvousServer
 from horovod.core import config
 from horovod.core.errors import NoNextRound
 from horovod.core.lifecycle.elastic_process import ElasticProcess

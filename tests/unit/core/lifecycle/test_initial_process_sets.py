@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, requested_sets, settle
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.lifecycle.world import World, choose
-from horovod.core.process_set import ProcessSet
 from horovod.environments import Identity
 
 

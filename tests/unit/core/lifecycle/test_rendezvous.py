@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.control import rendezvous_over_mpi
-from horovod.control.rendezvous_over_mpi import RendezvousOverMpi
-from horovod.control.rendezvous_over_pmi import RendezvousOverPmi
+from horovod.control.rendezvous import over_mpi as rendezvous_over_mpi
+from horovod.control.rendezvous.over_mpi import RendezvousOverMpi
+from horovod.control.rendezvous.over_pmi import RendezvousOverPmi
 from horovod.core.config import Config
 from horovod.core.lifecycle.rendezvous import check_settings, rendezvous_of
 from horovod.core.lifecycle.world import choose

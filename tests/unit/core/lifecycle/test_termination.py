@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.control.rendezvous_point import LauncherServer
-from horovod.core.errors import HorovodInternalError
+from horovod.control.failure import Cause, FailureKind
+from horovod.control.rendezvous.interface import LauncherServer
+from horovod.core.errors import (
+    CollectiveTimeoutError,
+    EngineFailureError,
+    HorovodInternalError,
+    RankLostError,
+    RankRaisedError,
+)
 from horovod.core.lifecycle import termination as module
 from horovod.core.lifecycle.termination import Termination
 
@@ -68,6 +75,24 @@ def test_nothing_fails_before_all_workers_are_left_and_the_launcher_delays_nothi
     assert seen == ["0 interrupted", "1 interrupted", "0 left", "1 left", "0 failed", "1 failed", "launcher told"]
     assert termination.error is termination.failure is workers[0].error is workers[1].error
     assert str(termination.error).startswith("Horovod: rank 2 failed: it went away. Every collective")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (FailureKind.LOST, RankLostError),
+        (FailureKind.RAISED, RankRaisedError),
+        (FailureKind.TIME_LIMIT, CollectiveTimeoutError),
+        (FailureKind.ENGINE, EngineFailureError),
+    ],
+)
+def test_the_error_has_the_type_of_the_failure(kind: FailureKind, expected: type[HorovodInternalError]) -> None:
+    termination = Termination(1, {}, 1.0)
+    termination.fail(2, "it is late.", Cause(kind, "allreduce.loss", {2: "train.py:9"}))
+    for error in (termination.error, termination.about_to_fail(0, "nothing")):
+        assert error is not None and type(error) is expected
+        assert error.ranks == (2,) and error.tensor == "allreduce.loss" and error.call_sites == {2: "train.py:9"}
+        assert error.reason == "it is late."
 
 
 def test_a_worker_that_does_not_leave_is_said_to_whoever_uses_any(

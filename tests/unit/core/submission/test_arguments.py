@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.core.coordination.messages import encode
-from horovod.core.process_set import ProcessSet, global_process_set
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.negotiation.messages import encode
 from horovod.core.submission.arguments import (
     LONGEST_NAME,
     full_name,

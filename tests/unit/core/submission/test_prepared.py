@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from horovod.comm.spans import Layout
-from horovod.core.coordination.messages import Operation, Request
+from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.submission import prepared as module
 from horovod.core.submission.prepared import Prepared, recall, remember
 

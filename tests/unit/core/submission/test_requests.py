@@ -9,7 +9,7 @@ import pytest
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
-from horovod.core.coordination.messages import Operation, Request, TensorSpec
+from horovod.core.negotiation.messages import Operation, Request, TensorSpec
 from horovod.core.submission import requests
 from horovod.core.submission.requests import (
     allreduce_call,

@@ -43,6 +43,8 @@ class World:
         self.said = ""
         self.dismissed: dict[int, bool] = {}
         self.ended_rounds: list[int] = []
+        self.have_state: set[int] = set()
+        self.same_state = False
         self.hosts(hosts)
 
     def hosts(self, hosts: dict[str, int]) -> None:
@@ -57,6 +59,7 @@ class World:
             elif isinstance(decision, Begin):
                 self.places = {number: slot for number, _, slot in decision.places}
                 self.announced = HostUpdateResult.no_update
+                self.same_state = decision.same_state
                 assert all(number in self.alive for number in self.places)
                 assert all(self.asked[number] == question for number, question, _ in decision.places)
             elif isinstance(decision, Announce):
@@ -72,15 +75,23 @@ class World:
             elif isinstance(decision, Stop | Kill):
                 self.end(decision.number, KILLED)
 
-    def ready(self, *numbers: int, failed: bool = False) -> None:
-        """These processes have left the round, if they were in one, and wait for the next."""
+    def ready(self, *numbers: int, failed: bool = False, keep: bool = False) -> None:
+        """These processes have left the round, if they were in one, and wait for the next.
+
+        Args:
+            keep: whether they have stopped at a check with the state that all have.
+        """
         for number in numbers:
             before = self.policy.round if number in self.places else 0
             self.asked[number] += 1
             self.places.pop(number, None)
-            self.do(self.policy.told(number, Ready(self.asked[number], before, failed, "why")))
+            has_state = number in self.have_state
+            ready = Ready(self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep)
+            self.do(self.policy.told(number, ready))
 
     def connect(self) -> None:
+        """The runtimes of the round run, and the states are synchronised."""
+        self.have_state |= set(self.places)
         for number in self.places:
             self.do(self.policy.told(number, Connected(self.policy.round)))
 
@@ -122,6 +133,22 @@ def test_the_first_round_does_not_wait_for_ever_for_ranks_that_are_not_needed() 
     world.connect()
     world.ready(2)
     assert world.announced == HostUpdateResult.added
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_failure_that_would_come_again_ends_the_job_for_all(first: int) -> None:
+    world = World({"a": 3})
+    world.begin()
+    others = [number for number in range(3) if number != first]
+    for number in (first, *others):
+        world.asked[number] += 1
+        world.do(
+            world.policy.told(number, Ready(world.asked[number], 1, True, "Mismatched shapes", final=number == first))
+        )
+    assert world.dismissed == {0: True, 1: True, 2: True}
+    for number in range(3):
+        world.end(number, Exit(1))
+    assert world.policy.round == 1 and not world.alive
 
 
 def test_survivors_go_on_with_their_processes_when_a_rank_is_lost() -> None:
@@ -259,6 +286,17 @@ def test_a_rank_that_is_told_to_end_leaves_without_an_error() -> None:
     assert world.policy.first_failure is None
     assert not world.said.count("exit")
     assert set(world.alive) == {0, 2}, "its host is about to go"
+
+
+def test_a_host_whose_agent_is_asked_to_end_is_lost_and_the_job_goes_on() -> None:
+    world = World({"a": 2, "b": 1}, least=2)
+    world.begin()
+    world.do(world.policy.host_signalled(["b"], signal.SIGTERM))
+    assert "the agent of b got SIGTERM: that host counts as lost. No new processes are started on b." in world.said
+    world.end(2, Exit(255, reason="the agent of b has ended"))
+    world.ready(0, 1, failed=True)
+    assert world.ranks() == [0, 1]
+    assert not world.policy.interrupted and set(world.alive) == {0, 1}
 
 
 def test_a_newcomer_that_dies_while_it_connects_costs_one_more_round() -> None:

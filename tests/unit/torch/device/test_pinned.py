@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_a_buffer_that_came_back_is_used_again() -> None:
     first, other = pool.take(5000), pool.take(5000)
     assert first is not other and pool.bytes_in_use() == 2 * 8192
     pool.give(first)
-    assert (pool.bytes_in_use(), pool.idle_bytes()) == (8192, 8192)
+    assert pool.bytes_in_use() == 8192
     assert pool.take(4097) is first
     assert pool.take(4096) is not first
 
@@ -54,35 +55,49 @@ def test_not_before_the_device_has_done_with_it() -> None:
 def test_a_buffer_that_nobody_gives_back_is_forgotten() -> None:
     pool = PinnedPool(ordinary)
     buffer = pool.take(1)
+    memory = weakref.ref(buffer.memory)
     assert pool.bytes_in_use() == SMALLEST
     del buffer
     gc.collect()
-    assert (pool.bytes_in_use(), pool.idle_bytes()) == (0, 0)
+    assert memory() is None and pool.bytes_in_use() == 0
+
+
+class Counted:
+    """Makes ordinary memory, and notes the sizes that it was asked for."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, size: int) -> torch.Tensor:
+        self.sizes.append(size)
+        return ordinary(size)
 
 
 def test_what_was_idle_for_longest_goes_when_needs_change() -> None:
-    pool = PinnedPool(ordinary, limit=4 * SMALLEST)
+    made = Counted()
+    pool = PinnedPool(made, limit=4 * SMALLEST)
     for buffer in [pool.take(size * SMALLEST) for size in (1, 2, 1)]:
         pool.give(buffer)
-    assert pool.idle_bytes() == 4 * SMALLEST
+    for buffer in [pool.take(size * SMALLEST) for size in (1, 2, 1)]:  # all are kept
+        pool.give(buffer)
+    assert len(made.sizes) == 3
     pool.give(pool.take(4 * SMALLEST))
-    assert pool.idle_bytes() == 4 * SMALLEST  # the large one alone
+    pool.give(pool.take(4 * SMALLEST))
+    assert len(made.sizes) == 4
+    pool.take(2 * SMALLEST)
+    assert len(made.sizes) == 5  # the large one alone was left
 
 
 def test_a_step_that_repeats_keeps_all_its_buffers_however_many() -> None:
-    made: list[int] = []
-
-    def counted(size: int) -> torch.Tensor:
-        made.append(size)
-        return ordinary(size)
-
-    pool = PinnedPool(counted, limit=SMALLEST)
+    made = Counted()
+    pool = PinnedPool(made, limit=SMALLEST)
     for _ in range(5):
         for buffer in [pool.take(SMALLEST) for _ in range(10)]:
             pool.give(buffer)
-    assert len(made) == 10
+    assert len(made.sizes) == 10
     pool.clear()
-    assert pool.idle_bytes() == 0
+    pool.take(SMALLEST)
+    assert len(made.sizes) == 11
 
 
 def test_a_buffer_made_in_inference_mode_serves_others() -> None:

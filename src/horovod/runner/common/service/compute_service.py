@@ -5,8 +5,8 @@ service's address and key (from a file, in general). Dispatchers register their 
 register with their dispatcher. Clients wait for these registrations. At the end one client calls ``shutdown``, and all others
 are notified.
 
-The service is a rendezvous server (:mod:`horovod.control.rendezvous`) with a few agreed keys. It answers only clients that have
-the key, uses no pickles, and bounds every wait::
+The service is a rendezvous server (:mod:`horovod.control.rendezvous.server`) with a few agreed keys. It answers only clients
+that have the key, uses no pickles, and bounds every wait::
 
     dispatchers, workers_per_dispatcher     how many there are
     dispatcher/<id>                         its address
@@ -25,9 +25,9 @@ import psutil
 
 from horovod.control.dial import Address, dial_until
 from horovod.control.mesh import own_addresses
-from horovod.control.rendezvous import PURPOSE, RendezvousError
-from horovod.control.rendezvous_client import RendezvousClient
-from horovod.control.rendezvous_server import RendezvousServer
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.control.rendezvous.messages import PURPOSE, RendezvousError
+from horovod.control.rendezvous.server import RendezvousServer
 from horovod.runner.common.util.timeout import TimeoutException
 
 Addresses = dict[str, list[tuple[str, int]]]

@@ -1,0 +1,39 @@
+"""What kind of failure ends a job, and what is known of it. It travels with the rank and the reason to all ranks."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class FailureKind(IntEnum):
+    """How a rank has failed."""
+
+    LOST = 0
+    """Its process ended, was stopped, or cannot be reached."""
+    RAISED = 1
+    """Its script raised an exception."""
+    TIME_LIMIT = 2
+    """It runs, but it has not done its part within a limit."""
+    ENGINE = 3
+    """An engine, a device or the runtime failed there."""
+
+
+class Cause(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a failure besides the rank and the reason.
+
+    Attributes:
+        tensor: the collective that was waited for; "" if the failure is not of one.
+        call_sites: by global rank, the line of the script at which the rank is or was.
+    """
+
+    kind: FailureKind = FailureKind.LOST
+    tensor: str = ""
+    call_sites: dict[int, str] = {}
+
+
+LOST = Cause()
+RAISED = Cause(FailureKind.RAISED)
+TIME_LIMIT = Cause(FailureKind.TIME_LIMIT)
+ENGINE = Cause(FailureKind.ENGINE)

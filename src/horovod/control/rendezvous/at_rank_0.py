@@ -1,0 +1,222 @@
+"""The rendezvous of ranks on several hosts whose launcher runs no server for them: rank 0 runs one, by TCP, in ``init()``.
+
+The others learn its address from a :class:`Directory`: from their launcher's variables (:class:`KnownAddress`), or from the
+store that torchrun runs (``control/rendezvous/torchrun_store.py``).
+
+With a secret that the user has given all ranks, no other process can take part. Without one the network is trusted as
+``torch.distributed`` trusts it: a process that reaches rank 0 during the rendezvous, and speaks this protocol, can take a
+rank's place. In both cases a client that sends anything else is disconnected, and the job is not disturbed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import ClassVar
+
+import msgspec
+
+from horovod.control.dial import Address
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.control.rendezvous.interface import AllGather, Rendezvous, all_gather_by
+from horovod.control.rendezvous.messages import RendezvousError, ServerGoneError
+from horovod.control.rendezvous.server import RendezvousServer
+from horovod.control.secret import LENGTH, make_secret
+
+_LOOPBACK = "127.0.0.1"
+_LOOK_AGAIN_SECONDS = 0.1
+"""Between two looks at a directory whose entry led nowhere."""
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True):
+    """Where rank 0 serves a rendezvous."""
+
+    addresses: list[tuple[str, int]]
+    key: bytes
+    """What the handshake asks for beside the user's secret; empty where the address is known without an entry."""
+
+
+class Directory(ABC):
+    """How the other ranks learn where rank 0 serves their rendezvous.
+
+    Attributes:
+        port: at which rank 0 is to listen; 0 lets the kernel choose.
+        place: what rank 0's place is called in errors.
+        entry_timeout: seconds for which an entry is tried before it is looked up again.
+    """
+
+    port: int
+    place: str
+    entry_timeout: float
+
+    @abstractmethod
+    def publish(self, port: int, key: bytes) -> None:
+        """Called by rank 0 when its server listens at ``port``, at all addresses of its host."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Called by every rank when its rendezvous is over; takes back what it has published. Never raises."""
+
+    @abstractmethod
+    def look_up(self, deadline: float) -> Entry | None:
+        """Called by the others: where rank 0 serves; None if that is not known by ``deadline`` (``time.monotonic``).
+
+        Raises:
+            RendezvousError: it can never be known; the message says why.
+        """
+
+
+class KnownAddress(Directory):
+    """The launcher's variables say where rank 0 is, and at which port the others expect it.
+
+    Args:
+        host, port: as the variables have them; the host may be a name that is not known yet.
+        source: the variables' names, for errors.
+    """
+
+    def __init__(self, host: str, port: int, source: str) -> None:
+        self.port = port
+        self.place = f"{host}:{port} ({source})"
+        self.entry_timeout = float("inf")
+        self._entry = Entry([(host, port)], b"")
+
+    def publish(self, port: int, key: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def look_up(self, deadline: float) -> Entry | None:
+        return self._entry
+
+
+class RendezvousAtRank0(Rendezvous):
+    """A rendezvous that rank 0 of the launched job serves for the moments of ``init()``.
+
+    Args:
+        directory: how the others find it.
+        user_secret: the secret that the user has given all ranks; empty if none.
+
+    Attributes:
+        secret: of the job, after a session.
+        address: of the server as the other ranks look for it, for messages.
+    """
+
+    makes_secret: ClassVar[bool] = True
+
+    def __init__(self, directory: Directory, user_secret: bytes) -> None:
+        self._directory = directory
+        self._user_secret = user_secret
+        self.secret = user_secret
+        self.address: Address = directory.place
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        """``calls`` is of no use here: a process that was restarted counts from 1 again, those that stayed do not.
+
+        Raises:
+            RendezvousError: also where rank 0 of the launched job is not among ``members``: no rank of them runs a server.
+        """
+        if members and 0 not in members:
+            raise RendezvousError(
+                f"hvd.init(comm={list(members)}) needs rank 0 of the launched job, which is not in that list: under this "
+                f"launcher rank 0 runs the rendezvous server, at {self._directory.place}. Start the job with horovodrun, or "
+                "with torchrun, where any ranks can form a job"
+            )
+        deadline = time.monotonic() + seconds
+        with ExitStack() as stack:
+            stack.callback(self._directory.close)
+            if (members[rank] if members else rank) == 0:
+                server, client = self._serve(stack, deadline)
+                yield self._with_secret(all_gather_by(client, rank, size, members), rank)
+                server.wait_until_left(deadline)
+            else:
+                yield self._with_secret(self._join(stack, rank, size, members, deadline), rank)
+
+    def _with_secret(self, all_gather: AllGather, rank: int) -> AllGather:
+        """The same; without a secret of the user's, rank 0's first value brings one to all ranks."""
+        if self._user_secret:
+            return all_gather
+        first = True
+
+        def with_secret(subject: str, value: bytes, seconds: float) -> list[bytes]:
+            nonlocal first
+            if not first:
+                return all_gather(subject, value, seconds)
+            first = False
+            values = all_gather(subject, make_secret() + value if rank == 0 else value, seconds)
+            self.secret = values[0][:LENGTH]
+            return [values[0][LENGTH:], *values[1:]]
+
+        return with_secret
+
+    def _serve(self, stack: ExitStack, deadline: float) -> tuple[RendezvousServer, RendezvousClient]:
+        directory = self._directory
+        key = b"" if directory.port else make_secret()
+        try:
+            server = RendezvousServer(self._handshake_secret(key), "0.0.0.0", directory.port)
+        except OSError as error:
+            raise RendezvousError(
+                f"rank 0 cannot listen at {directory.place}, where the other ranks look for it: {error.strerror}. If the "
+                "script's own torch.distributed listens there, call hvd.init() before it, or set "
+                "HOROVOD_GLOO_RENDEZVOUS_PORT to another port, the same on all ranks"
+            ) from None
+        server.start()
+        stack.callback(server.stop)
+        port = server.address[1]
+        directory.publish(port, key)
+        client = RendezvousClient((_LOOPBACK, port), self._handshake_secret(key), _left(deadline))
+        return server, stack.enter_context(client)
+
+    def _join(self, stack: ExitStack, rank: int, size: int, members: Sequence[int], deadline: float) -> AllGather:
+        """The first entry may be of a rank 0 that has been restarted since, or is just about to end an earlier rendezvous.
+
+        So a server counts as found only once it has answered.
+        """
+        directory = self._directory
+        found: AllGather | None = None
+
+        def all_gather(subject: str, value: bytes, seconds: float) -> list[bytes]:
+            nonlocal found
+            if found is not None:
+                return found(subject, value, seconds)
+            reason = "it has not said where it listens"
+            while time.monotonic() < deadline:
+                entry = directory.look_up(deadline)
+                if entry is None:
+                    break
+                try:
+                    limit = min(_left(deadline), directory.entry_timeout)
+                    with ExitStack() as attempt:
+                        client = attempt.enter_context(
+                            RendezvousClient(list(entry.addresses), self._handshake_secret(entry.key), limit)
+                        )
+                        candidate = all_gather_by(client, rank, size, members)
+                        values = candidate(subject, value, _left(deadline))
+                        stack.enter_context(attempt.pop_all())
+                        found = candidate
+                        return values
+                except ServerGoneError as error:
+                    reason = str(error)
+                    time.sleep(min(_LOOK_AGAIN_SECONDS, _left(deadline)))
+            call = f"hvd.init(comm={list(members)})" if members else "hvd.init()"
+            raise TimeoutError(
+                f"rank 0 of this job, at {directory.place}, could not be reached in {call}. Look at its output; if "
+                f"it only needs more time to start, raise HOROVOD_START_TIMEOUT ({reason})"
+            )
+
+        return all_gather
+
+    def _handshake_secret(self, key: bytes) -> bytes:
+        """The secret of the server's handshake."""
+        return hmac.digest(self._user_secret, b"rendezvous" + key, hashlib.sha256)
+
+
+def _left(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())

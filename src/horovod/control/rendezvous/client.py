@@ -1,0 +1,119 @@
+"""The client of the rendezvous server."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+
+from horovod.control.dial import Address, Secret, alternatives, describe, dial_until, receive_exactly
+from horovod.control.framing import LENGTH_BYTES, frame
+from horovod.control.rendezvous.messages import (
+    PURPOSE,
+    Answer,
+    Exchange,
+    Get,
+    Put,
+    Refusal,
+    RendezvousError,
+    Request,
+    ServerGoneError,
+    decode_answer,
+    encode,
+)
+
+
+class RendezvousClient:
+    """One rank's connection to the server, a context manager. For one thread at a time.
+
+    Args:
+        address: of the server, or several at which it may be; a host that is several, separated by commas, is reached at any.
+        secret: the job's secret, or how to learn it from the server.
+
+    Raises:
+        ServerGoneError: the server could not be reached within ``timeout`` seconds.
+    """
+
+    def __init__(
+        self, address: Address | list[Address], secret: Secret, timeout: float, same_user: bool = False
+    ) -> None:
+        addresses = address if isinstance(address, list) else alternatives(address)
+        self._server = f"the rendezvous server of this job, {' or '.join(map(describe, addresses[:4]))},"
+        try:
+            self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout, same_user)
+        except ConnectionError as error:
+            raise ServerGoneError(f"{self._server} cannot be reached: {error}") from error
+
+    def put(self, key: str, value: bytes, *, only_first: bool = False, timeout: float = 60.0) -> None:
+        """Store a value. With ``only_first`` an earlier value is kept.
+
+        Raises:
+            RendezvousError: the server has ended, or took longer than ``timeout`` seconds.
+        """
+        self._ask(Put(key, value, only_first), timeout, slack=0.0)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Wait for a value.
+
+        Raises:
+            TimeoutError: no rank stored it within ``timeout`` seconds.
+        """
+        return self._ask(Get(key, timeout), timeout)[0]
+
+    def exchange(
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        value: bytes,
+        timeout: float,
+        members: Sequence[int] = (),
+        round_number: int = 0,
+    ) -> list[bytes]:
+        """All-gather ``value`` under ``key``: every one of ``size`` ranks must call it. Returns the values by rank.
+
+        Args:
+            members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
+            round_number: of an elastic job.
+
+        Raises:
+            TimeoutError: a rank is missing; the message says which.
+            RendezvousError: a rank has left, or two processes claim one rank.
+        """
+        return self._ask(Exchange(key, rank, size, value, timeout, list(members), round_number), timeout)
+
+    def interrupt(self) -> None:
+        """Have a thread that waits for an answer get a RendezvousError. For any thread."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side has gone already
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> RendezvousClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, request: Request, seconds: float, slack: float = 10.0) -> list[bytes]:
+        """Send a request and wait for the answer: ``slack`` seconds longer than the server waits."""
+        deadline = time.monotonic() + seconds + slack
+        try:
+            self._connection.settimeout(seconds + slack)
+            self._connection.sendall(frame(encode(request)))
+            length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
+            body = receive_exactly(
+                self._connection, length, deadline + (60.0 if slack else 0.0)
+            )  # the answer may be large
+        except OSError as error:
+            raise ServerGoneError(
+                f"{self._server} has ended ({error}). The launcher runs it, or rank 0 if the launcher does not. Look at their "
+                "output"
+            ) from error
+        answer: Answer = decode_answer(body)
+        if isinstance(answer, Refusal):
+            raise TimeoutError(answer.reason) if answer.timed_out else RendezvousError(answer.reason)
+        return answer.values

@@ -1,0 +1,75 @@
+"""The messages of the rendezvous: an authenticated key-value store, and an all-gather.
+
+``horovodrun`` runs one server (``server``) for the life of the job. Under other launchers rank 0 runs one during
+``init()``. Ranks use ``client``. Values are opaque bytes.
+
+``init()`` needs ``Exchange``: every rank sends its value and gets the values of all ranks. Then the server forgets them, so any
+number of init/shutdown cycles leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+VALUE_LIMIT = (1 << 32) - 1
+PURPOSE = b"rendezvous"
+
+
+class Put(msgspec.Struct, tag=True):
+    """Store a value."""
+
+    key: str
+    value: bytes
+    only_first: bool = False
+
+
+class Get(msgspec.Struct, tag=True):
+    """Wait for a value, at most ``seconds``."""
+
+    key: str
+    seconds: float
+
+
+class Exchange(msgspec.Struct, tag=True):
+    """Send the value of rank ``rank`` to the exchange ``key`` of ``size`` ranks. The answer has the values of all ranks.
+
+    Where only some of the launched ranks take part, ``members`` are their numbers in the launched job.
+    """
+
+    key: str
+    rank: int
+    size: int
+    value: bytes
+    seconds: float
+    members: list[int] = []
+    round: int = 0
+    """Of an elastic job; 0 for other jobs. The server refuses rounds that are over."""
+
+
+class Values(msgspec.Struct, tag=True):
+    """The answer: one value to a Get, one for each rank to an Exchange, none to a Put."""
+
+    values: list[bytes]
+
+
+class Refusal(msgspec.Struct, tag=True):
+    """The answer where the values did not arrive in time, or the request was wrong."""
+
+    reason: str
+    timed_out: bool
+
+
+Request = Put | Get | Exchange
+Answer = Values | Refusal
+
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+class RendezvousError(RuntimeError):
+    """The rendezvous failed; the message says which ranks were missing, or what was wrong."""
+
+
+class ServerGoneError(RendezvousError):
+    """The server cannot be reached, or has closed the connection without an answer."""

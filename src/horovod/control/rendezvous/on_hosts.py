@@ -1,0 +1,168 @@
+"""The rendezvous of ranks on several hosts whose launcher runs no server for them: rank 0 runs one, by TCP.
+
+The others know the hosts, and try ports that follow from the job's name, or that the launcher has reserved. What proves that
+both sides are of the job is a secret:
+
+- that of the user, if all ranks have one in their environment, or else
+- a new one, which the server sends to every client, sealed by MUNGE for the processes of its own user::
+
+    server -> client   "HVDS"  length (2, big-endian)  credential of: secret (32)  SHA-256 of the rendezvous's name (32)
+
+  Another user can neither open the credential nor make one in this user's name. A recorded credential is of no use: the secret
+  in it is unknown to the process that recorded it, and the handshake that follows needs the secret.
+
+The ranks of a job so have a secret that never travelled in the clear.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+from horovod.control.dial import Address, receive_exactly
+from horovod.control.handshake import HandshakeError
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.control.rendezvous.interface import AllGather, Rendezvous, all_gather_by, server_of_rank_0
+from horovod.control.rendezvous.messages import RendezvousError
+from horovod.control.rendezvous.munge import Munge, MungeError
+from horovod.control.rendezvous.server import RendezvousServer
+from horovod.control.secret import LENGTH, make_secret
+
+PORTS = range(61000, 65536)
+"""Above those that Linux gives to outgoing connections (``ip_local_port_range``), so mostly free."""
+CANDIDATES = 4
+"""How many of them a rendezvous may be at: the first may be in use."""
+_MAGIC = b"HVDS"
+_LONGEST_CREDENTIAL = 4096
+_LOOPBACK = "127.0.0.1"
+
+
+class RendezvousOnHosts(Rendezvous):
+    """A rendezvous for a job on several hosts.
+
+    Args:
+        job: what the launcher calls this job; no other job of this user has the same name at the same time.
+        hosts: that the launcher has started ranks on.
+        first: the host of rank 0; "" where that is not known.
+        ports: reserved for the job; empty if none are.
+        key: the user's secret, the same on all ranks; empty to let MUNGE vouch for the user.
+        resolve: from the launcher's name for a host to an address.
+
+    Attributes:
+        address: the first at which the ranks of the whole job look, for messages.
+        secret: of the job, after a session; another one at every rendezvous.
+
+    Raises:
+        MungeError: there is neither a key nor MUNGE.
+    """
+
+    makes_secret: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        job: str,
+        hosts: Sequence[str],
+        first: str,
+        ports: Sequence[int],
+        key: bytes,
+        resolve: Callable[[str], str],
+    ) -> None:
+        self._job = job
+        self._hosts = hosts
+        self._first = first
+        self._ports = ports
+        self._key = key
+        self._resolve = resolve
+        self._munge = None if key else Munge()
+        self.address: Address = first or hosts[0], (ports or candidates(f"{job}/1/"))[0]
+        self.secret = b""
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        group = ",".join(map(str, members))
+        name = f"{os.getuid()}\n{self._job}\n{calls}\n{group}"
+        ports = self._ports or candidates(name)
+        sealed = _Sealed(name, self._munge)
+        if self._key:
+            self.secret = hmac.digest(self._key, name.encode(), hashlib.sha256)
+        else:
+            self.secret = make_secret() if rank == 0 else b""
+
+        def serve() -> RendezvousServer:
+            preface = b"" if self._key else sealed.preface(self.secret)
+            for port in ports:
+                try:
+                    return RendezvousServer(self.secret, "0.0.0.0", port, preface=preface)
+                except OSError as error:
+                    reason = error
+            raise RendezvousError(
+                f"rank 0 cannot serve the rendezvous of the ranks at any of the ports {', '.join(map(str, ports))}: "
+                f"{reason.strerror}"
+            )
+
+        def enter() -> RendezvousClient:
+            if rank == 0:
+                hosts = [_LOOPBACK]
+            else:  # of a part of the job, the first rank may be anywhere
+                known = self._first and not (members and members[0])
+                hosts = [self._resolve(host) for host in ([self._first] if known else self._hosts)]
+            addresses: list[Address] = [(host, port) for port in ports for host in hosts]
+            return RendezvousClient(addresses, self.secret if self._key else sealed.read, seconds)
+
+        with server_of_rank_0(serve, enter, rank, seconds, members) as client:
+            self.secret = self.secret or sealed.secret
+            yield all_gather_by(client, rank, size, members)
+
+
+def candidates(name: str) -> list[int]:
+    """The ports at which the rendezvous ``name`` may be, the likeliest first: the same on all ranks."""
+    digest = hashlib.sha256(name.encode()).digest()
+    first, step = int.from_bytes(digest[:4], "big"), 1 + digest[4]
+    return [PORTS[(first + step * turn) % len(PORTS)] for turn in range(CANDIDATES)]
+
+
+class _Sealed:
+    """The secret of one rendezvous, on its way from the rank that serves it to the others.
+
+    Attributes:
+        secret: what the server has said, once :meth:`read` has heard it.
+    """
+
+    def __init__(self, name: str, munge: Munge | None) -> None:
+        self._name = hashlib.sha256(name.encode()).digest()
+        self._munge = munge
+        self.secret = b""
+
+    def preface(self, secret: bytes) -> bytes:
+        """What the server sends to whoever connects."""
+        assert self._munge is not None
+        try:
+            credential = self._munge.seal(secret + self._name)
+        except MungeError as error:
+            raise RendezvousError(
+                f"the ranks cannot prove to one another that they are of one user: MUNGE says: {error}"
+            ) from None
+        return _MAGIC + len(credential).to_bytes(2, "big") + credential
+
+    def read(self, connection: socket.socket, deadline: float) -> bytes:
+        """The secret from a new connection's preface."""
+        assert self._munge is not None
+        head = receive_exactly(connection, len(_MAGIC) + 2, deadline)
+        length = int.from_bytes(head[len(_MAGIC) :], "big")
+        if not head.startswith(_MAGIC) or length > _LONGEST_CREDENTIAL:
+            raise HandshakeError("what listens there is no rendezvous server of such a job")
+        try:
+            payload = self._munge.open(receive_exactly(connection, length, deadline))
+        except MungeError as error:
+            raise HandshakeError(f"MUNGE refuses what the server there sent: {error}") from None
+        if payload[LENGTH:] != self._name:
+            raise HandshakeError("what listens there is the rendezvous server of another job of this user")
+        self.secret = payload[:LENGTH]
+        return self.secret

@@ -1,0 +1,139 @@
+"""The rendezvous of the ranks of an mpi4py communicator, over that communicator.
+
+The communicator is the user's, or that of all ranks where mpirun has started ranks on several hosts and there is no other way.
+
+Only ``init()`` uses MPI; every collective of the job runs on other engines, unless MPI is asked for. The communicator is not
+duplicated. The all-gathers are over before :func:`exchange` returns, so MPI may be finalized before the job ends. Only
+:func:`world` imports mpi4py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from horovod.control.rendezvous.interface import AllGather, Rendezvous
+
+_abandoned: list[Any] = []
+"""Requests that timed out. MPI cannot cancel a collective, and may still write to the memory that these hold."""
+
+_POLL_SECONDS = 1e-3
+"""Between two tests of a request. A blocking wait in MPI polls without pause, and without a timeout."""
+
+
+class RendezvousOverMpi(Rendezvous):
+    """All-gathers over a communicator.
+
+    Args:
+        communicator: gives the ``mpi4py.MPI.Comm``; called in the session.
+        call: what the ranks of the script have called, for errors.
+    """
+
+    def __init__(self, communicator: Callable[[], Any], call: str = "hvd.init(comm=...)") -> None:
+        self._communicator = communicator
+        self._call = call
+        self.secret = b""
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        communicator = self._communicator()
+        yield lambda subject, value, seconds: exchange(communicator, value, seconds, self._call)
+
+
+def is_running() -> bool:
+    """Whether the script has initialized MPI, through mpi4py."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized()) and not mpi.Is_finalized()
+
+
+def obtainable() -> bool:
+    """Whether there is an mpi4py that :func:`world` could import."""
+    return "mpi4py.MPI" in sys.modules or importlib.util.find_spec("mpi4py") is not None
+
+
+def world(size: int, launcher: str) -> Any:
+    """``MPI.COMM_WORLD`` of the ``size`` ranks that ``launcher`` has started. Every rank must call it.
+
+    Initializes MPI if the script has not done so: that waits until all ranks do the same, for as long as MPI waits.
+
+    Raises:
+        RuntimeError: mpi4py cannot load an MPI library, or loads one that knows nothing of these ranks.
+    """
+    try:
+        import mpi4py
+
+        ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None
+        if ours:
+            mpi4py.rc.finalize = False  # which would wait for all ranks, even where an exception ends this one
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(
+            f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, but mpi4py "
+            f"cannot be used: {error}. Install the MPI library whose mpirun starts the job where mpi4py finds it, or start the "
+            "job with horovodrun --mpi, which needs no mpi4py"
+        ) from error
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        state = (
+            "is finalized already" if MPI.Is_initialized() else "is not initialized: call MPI.Init() before hvd.init()"
+        )
+        raise RuntimeError(
+            f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, which {state}"
+        )
+    if ours:
+        atexit.register(_finalize, MPI, os.getpid())
+    found = MPI.COMM_WORLD.Get_size()
+    if found != size:
+        library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        raise RuntimeError(
+            f"{launcher} started {size} ranks, but the MPI library of mpi4py ({library}) sees {found}: it is not the one whose "
+            "mpirun started the job. Use the mpirun of that library, or name the right library in MPI4PY_LIBMPI"
+        )
+    return MPI.COMM_WORLD
+
+
+def _finalize(mpi: Any, process: int) -> None:
+    raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # since Python 3.12, and before
+    if os.getpid() == process and raised is None and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def exchange(communicator: Any, value: bytes, seconds: float, call: str = "hvd.init(comm=...)") -> list[bytes]:
+    """All-gather ``value`` over an ``mpi4py.MPI.Comm``; every rank of it must call it. Returns the values by rank.
+
+    Args:
+        call: what the ranks of the script have called, for an error.
+
+    Raises:
+        TimeoutError: a rank did not call within ``seconds``. MPI does not tell which.
+    """
+    deadline = time.monotonic() + seconds
+    size = communicator.Get_size()
+    lengths = np.empty(size, np.int64)
+    own_length = np.array([len(value)], np.int64)
+    _await(communicator.Iallgather(own_length, lengths), size, deadline, seconds, call)
+    own = np.frombuffer(value, np.uint8)
+    everything = np.empty(int(lengths.sum()), np.uint8)
+    _await(communicator.Iallgatherv(own, [everything, lengths.tolist()]), size, deadline, seconds, call)
+    ends = lengths.cumsum().tolist()
+    return [everything[end - length : end].tobytes() for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
+def _await(request: Any, size: int, deadline: float, seconds: float, call: str) -> None:
+    while not request.Test():
+        if time.monotonic() >= deadline:
+            _abandoned.append(request)
+            raise TimeoutError(
+                f"not all {size} ranks of the communicator called {call} within {seconds:.3g} seconds. Look at "
+                "their output; if they only need more time to start, raise HOROVOD_START_TIMEOUT"
+            )
+        time.sleep(_POLL_SECONDS)

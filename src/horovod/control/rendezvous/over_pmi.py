@@ -1,0 +1,181 @@
+"""Where ranks exchange their addresses under Hydra (MPICH, Intel MPI) without any MPI library: Hydra's own key-value store.
+
+Hydra gives every process a socket, whose descriptor is in ``PMI_FD``, and serves the process management interface there,
+version 1: lines of words ``name=value``, one answer to each. A value that one process has put can be read by all after the
+next barrier, which all processes of the job must enter. An MPI library in the same process uses the same socket: whoever
+loads one later finds it as it expects, since ``init`` may be said twice.
+
+Source: the message protocol of PMI version 1.1 (MPICH, ``pmi-1.1.txt``; Flux RFC 13).
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from horovod.control.rendezvous.interface import AllGather, Rendezvous
+
+DESCRIPTOR = "PMI_FD"
+"""The environment variable that holds the socket's number."""
+_LONGEST_LINE = 1 << 20
+
+
+class PMIError(RuntimeError):
+    """The process manager refused a request or is gone; the message says which."""
+
+
+class Client:
+    """This process's connection to its process manager. One thread at a time.
+
+    Raises:
+        PMIError: there is no such connection, or what serves it speaks another protocol.
+    """
+
+    def __init__(self, descriptor: int, deadline: float) -> None:
+        copy = -1  # which the kernel closes where this process starts another program
+        try:
+            copy = os.dup(descriptor)
+            self._socket = socket.socket(fileno=copy)
+        except OSError as error:
+            if copy >= 0:
+                os.close(copy)
+            raise PMIError(f"{DESCRIPTOR}={descriptor} is no socket of the process manager: {error.strerror}") from None
+        self._received = b""
+        self._rounds = 0
+        try:
+            self._ask("init", deadline, pmi_version="1", pmi_subversion="1")
+            self._longest = int(self._ask("get_maxes", deadline)["vallen_max"]) - 1
+            self._store = self._ask("get_my_kvsname", deadline)["kvsname"]
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def exchange(self, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
+        """All-gather ``value``; every one of the ``size`` processes that were launched must call it.
+
+        Raises:
+            TimeoutError: not all came within ``seconds``. PMI does not tell which.
+            PMIError: the process manager is gone.
+        """
+        deadline = time.monotonic() + seconds
+        self._rounds += 1
+        text = base64.urlsafe_b64encode(value).decode().rstrip("=")  # "=" ends a name
+        parts = [text[start : start + self._longest] for start in range(0, len(text), self._longest)]
+        self._put(f"{rank}", str(len(parts)), deadline)
+        for number, part in enumerate(parts):
+            self._put(f"{rank}-{number}", part, deadline)
+        try:
+            self._ask("barrier_in", deadline)
+        except TimeoutError:
+            raise TimeoutError(
+                f"not all {size} ranks called hvd.init() within {seconds:.3g} seconds. Look at their output; if they only "
+                "need more time to start, raise HOROVOD_START_TIMEOUT"
+            ) from None
+        return [value if other == rank else self._fetch(other, deadline) for other in range(size)]
+
+    def finish(self) -> None:
+        """Tell the process manager that this process ends well. An MPI library in the process does so itself."""
+        if "mpi4py.MPI" not in sys.modules:
+            try:
+                self._ask("finalize", time.monotonic() + 1.0)
+            except (OSError, PMIError):
+                pass  # the job is ending
+        self._socket.close()
+
+    def close(self) -> None:
+        """Let go of the connection without a word."""
+        self._socket.close()
+
+    def _fetch(self, rank: int, deadline: float) -> bytes:
+        number = int(self._get(f"{rank}", deadline))
+        text = "".join(self._get(f"{rank}-{part}", deadline) for part in range(number))
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+    def _put(self, key: str, value: str, deadline: float) -> None:
+        self._ask("put", deadline, kvsname=self._store, key=self._key(key), value=value)
+
+    def _get(self, key: str, deadline: float) -> str:
+        return self._ask("get", deadline, kvsname=self._store, key=self._key(key))["value"]
+
+    def _key(self, key: str) -> str:
+        return f"horovod-{self._rounds}-{key}"  # a value cannot be put twice under one key
+
+    def _ask(self, command: str, deadline: float, **words: str) -> Mapping[str, str]:
+        line = " ".join([f"cmd={command}", *(f"{name}={value}" for name, value in words.items())])
+        try:
+            self._socket.sendall(line.encode() + b"\n")
+            answer = self._read_line(deadline)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise PMIError(f"the process manager that started this rank is gone ({error.strerror})") from None
+        found = dict(word.split("=", 1) for word in answer.split(" ") if "=" in word)
+        if found.get("rc", "0") != "0" or "cmd" not in found:
+            raise PMIError(f"the process manager answers {answer!r} to {command!r}")
+        return found
+
+    def _read_line(self, deadline: float) -> str:
+        while b"\n" not in self._received:
+            # Not by a time-out of the socket: it would make the descriptor non-blocking, which an MPI library shares.
+            if not select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError("the process manager has not answered in time")
+            data = self._socket.recv(1 << 16)
+            if not data or len(self._received) > _LONGEST_LINE:
+                raise PMIError("the process manager that started this rank is gone")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode(errors="replace").strip()
+
+
+class RendezvousOverPmi(Rendezvous):
+    """All-gathers of all processes that Hydra has launched.
+
+    Args:
+        descriptor: the number in ``PMI_FD``.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.secret = b""
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        yield lambda subject, value, seconds: exchange(self._descriptor, rank, size, value, seconds)
+
+
+_clients: dict[int, Client] = {}
+"""By process id: a forked child must not speak on its parent's connection."""
+
+
+def exchange(descriptor: int, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
+    """All-gather ``value`` over all processes that Hydra has launched; every one must call it. Returns the values by rank.
+
+    Raises:
+        TimeoutError: not all came within ``seconds``.
+        PMIError: the process manager is gone, or speaks another protocol.
+    """
+    client = _clients.get(os.getpid())
+    if client is None:
+        client = _clients[os.getpid()] = Client(descriptor, time.monotonic() + seconds)
+        atexit.register(_finish, os.getpid())
+    try:
+        return client.exchange(rank, size, value, seconds)
+    except BaseException:
+        # What it still answers belongs to no question any more.
+        del _clients[os.getpid()]
+        client.close()
+        raise
+
+
+def _finish(process: int) -> None:
+    if os.getpid() == process and process in _clients:
+        _clients.pop(process).finish()

@@ -1,0 +1,353 @@
+"""The rendezvous server: a key-value store, and the all-gather of ``init()``. One thread serves all clients."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.listener import Listener
+from horovod.control.rendezvous.group import RendezvousGroup, abandonment, lateness
+from horovod.control.rendezvous.messages import (
+    PURPOSE,
+    VALUE_LIMIT,
+    Answer,
+    Exchange,
+    Get,
+    Put,
+    Refusal,
+    Request,
+    Values,
+    decode_request,
+    encode,
+)
+from horovod.control.wakeup import WakeUp
+
+_LONGEST_SLEEP = 86400.0
+"""In seconds. epoll takes at most 24 days, and a client may ask for any number."""
+
+
+class RendezvousServer:
+    """The server. ``start()`` it, pass its ``address`` and the secret to the ranks, ``stop()`` it at the end.
+
+    Args:
+        secret: the job's secret; with ``same_user``, on a Unix socket, the client must run as the same user as well.
+        host, port: where to listen; port 0 lets the kernel choose.
+        name: listen on this Unix socket instead; an abstract name starts with NUL.
+        preface: what every client is sent before the handshake, also one without the secret.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        name: str = "",
+        same_user: bool = False,
+        preface: bytes = b"",
+    ) -> None:
+        self._secret = secret
+        self._preface = preface
+        self._same_user = same_user
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._values: dict[str, bytes] = {}
+        self._waiting: dict[str, list[tuple[Channel, float]]] = {}
+        self._rendezvous_groups: dict[str, RendezvousGroup] = {}
+        self._departed: dict[int, str] = {}
+        self._awaited: tuple[int, str] | None = None
+        self._passed_on: dict[str, Callable[[str, bytes], None]] = {}
+        self._over = (0, "")
+        self._clients: set[Channel] = set()
+        self._exchanged: set[Channel] = set()
+        """The clients that have completed an exchange, as long as they are connected."""
+        if name:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        else:
+            self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._listener.bind(name or (host, port))
+            self._listener.listen(1024)
+        except OSError:
+            self._listener.close()
+            raise
+        self._wake_up = WakeUp()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """``(host, port)`` of the TCP listener."""
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close every connection. Idempotent."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._wake_up.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        else:
+            self._listener.close()
+        self._wake_up.close()
+
+    def wait_until_left(self, deadline: float) -> None:
+        """Wait until all but one of the clients that have completed an exchange have disconnected, or until ``deadline``.
+
+        A rank may be back for its next rendezvous before the caller looks. It is not waited for: it looks for the next server.
+        The deadline is one of ``time.monotonic``.
+        """
+        with self._lock:
+            self._arrived.wait_for(lambda: len(self._exchanged) <= 1, max(0.0, deadline - time.monotonic()))
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store a value from the server's own process."""
+        with self._lock:
+            self._values[key] = value
+            self._arrived.notify_all()
+        self._wake_up.set()  # so that the loop answers the clients that wait for the key
+
+    def forget(self, key: str) -> None:
+        """Store a value no longer. Harmless if there is none."""
+        with self._lock:
+            self._values.pop(key, None)
+
+    def pass_on(self, prefix: str, listener: Callable[[str, bytes], None]) -> None:
+        """Store no values whose keys begin with ``prefix``: call ``listener(key, value)`` with them, on the server's thread.
+
+        Called before :meth:`start`.
+        """
+        self._passed_on[prefix] = listener
+
+    def end_rounds(self, number: int, reason: str) -> None:
+        """Refuse exchanges in rounds of an elastic job up to ``number``, now and later; the error is ``reason``."""
+        with self._lock:
+            self._over = (number, reason)
+        self._wake_up.set()
+
+    def peek(self, key: str) -> bytes | None:
+        """The value of a key, or None."""
+        with self._lock:
+            return self._values.get(key)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Wait for a value in the server's own process.
+
+        Raises:
+            TimeoutError: it did not come within ``timeout`` seconds.
+        """
+        with self._lock:
+            if not self._arrived.wait_for(lambda: key in self._values, timeout):
+                raise TimeoutError(f"no rank delivered {key!r} within {timeout:g} seconds")
+            return self._values[key]
+
+    def depart(self, rank: int, how: str) -> None:
+        """Note that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, are told at once.
+
+        Args:
+            how: in words, as "exit code 0".
+        """
+        with self._lock:
+            self._departed[rank] = how
+        self._wake_up.set()
+
+    def awaited_in_vain(self) -> tuple[int, str] | None:
+        """The first rank that had ended while others waited for it, and why it is to blame; None if there is none."""
+        with self._lock:
+            return self._awaited
+
+    # Everything below runs on the server's thread.
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
+            listener = Listener(selector, [self._listener], self._secret, self._welcome, self._same_user, self._preface)
+            while not self._stopping:
+                for key, events in selector.select(self._sleep_limit(listener.next_deadline())):
+                    key.data(events)
+                listener.expire()
+                self._answer_waiting()
+                self._refuse_abandoned()
+                self._refuse_over()
+                self._expire()
+            listener.close()
+            self._listener.close()
+            for client in list(self._clients):
+                self._dismiss(client)
+
+    def _sleep_limit(self, handshake_deadline: float | None) -> float | None:
+        deadlines = [deadline for queue in self._waiting.values() for _, deadline in queue]
+        deadlines += [group.deadline for group in self._rendezvous_groups.values()]
+        if handshake_deadline is not None:
+            deadlines.append(handshake_deadline)
+        return min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_SLEEP) if deadlines else None
+
+    def _welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
+        if purpose != PURPOSE or rest:
+            connection.close()
+            return
+        client = Channel(connection, VALUE_LIMIT)
+        self._clients.add(client)
+        self._selector.register(client, selectors.EVENT_READ, lambda events: self._serve_client(client, events))
+
+    def _serve_client(self, client: Channel, events: int) -> None:
+        if client not in self._clients:
+            return  # another event of the same poll has closed it
+        try:
+            if events & selectors.EVENT_WRITE:
+                client.flush()
+                if not client.wants_write:
+                    self._selector.modify(client, selectors.EVENT_READ, self._selector.get_key(client).data)
+            if events & selectors.EVENT_READ:
+                for message in client.receive():
+                    self._handle(client, decode_request(message))
+        except (ChannelClosed, msgspec.DecodeError):
+            self._dismiss(client)
+
+    def _handle(self, client: Channel, request: Request) -> None:
+        if isinstance(request, Put):
+            listener = next((each for prefix, each in self._passed_on.items() if request.key.startswith(prefix)), None)
+            if listener is not None:
+                listener(request.key, request.value)
+                self._answer(client, Values([]))
+                return
+            with self._lock:
+                if not (request.only_first and request.key in self._values):
+                    self._values[request.key] = request.value
+                    self._arrived.notify_all()
+            self._answer(client, Values([]))
+        elif isinstance(request, Get):
+            self._waiting.setdefault(request.key, []).append((client, time.monotonic() + request.seconds))
+        else:
+            self._exchange(client, request)
+
+    def _exchange(self, client: Channel, request: Exchange) -> None:
+        if 0 < request.round <= self._over[0]:
+            self._answer(client, Refusal(self._over[1], False))
+            return
+        if len(request.members) not in (0, request.size):
+            self._answer(client, Refusal(f"{len(request.members)} members for {request.size} ranks", False))
+            return
+        group = self._rendezvous_groups.get(request.key)
+        if group is None:
+            deadline = time.monotonic() + request.seconds
+            group = RendezvousGroup(request.size, deadline, request.seconds, request.members, request.round)
+            self._rendezvous_groups[request.key] = group
+        if request.size != group.size or not 0 <= request.rank < group.size:
+            reason = (
+                f"rank {request.rank} says the job has {request.size} ranks, others say {group.size}; "
+                "start all ranks with the same size"
+            )
+            self._answer(client, Refusal(reason, False))
+            return
+        if request.rank in group.values:
+            reason = (
+                f"two processes say they are rank {group.launched(request.rank)}; is the job started twice with one "
+                "rendezvous address?"
+            )
+            self._answer(client, Refusal(reason, False))
+            return
+        group.values[request.rank] = request.value
+        group.clients[request.rank] = client
+        if len(group.values) == group.size:
+            del self._rendezvous_groups[request.key]
+            with self._lock:
+                self._exchanged |= self._clients.intersection(group.clients.values())
+            answer = Values([group.values[rank] for rank in range(group.size)])
+            for waiting in list(group.clients.values()):
+                self._answer(waiting, answer)
+
+    def _answer_waiting(self) -> None:
+        with self._lock:
+            found = {key: self._values[key] for key in self._waiting if key in self._values}
+        for key, value in found.items():
+            for client, _ in self._waiting.pop(key):
+                self._answer(client, Values([value]))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for key, queue in list(self._waiting.items()):
+            late = [client for client, deadline in queue if deadline <= now]
+            if late:
+                self._keep_waiting(key, [(client, deadline) for client, deadline in queue if deadline > now])
+                for client in late:
+                    self._answer(client, Refusal(f"no rank delivered {key!r} in time", True))
+        groups = self._rendezvous_groups
+        reasons = {key: lateness(group, groups.values()) for key, group in groups.items() if group.deadline <= now}
+        for key, reason in reasons.items():
+            for client in list(groups.pop(key).clients.values()):
+                self._answer(client, Refusal(reason, True))
+
+    def _refuse_abandoned(self) -> None:
+        """End the groups that wait for ranks that have ended."""
+        with self._lock:
+            departed = dict(self._departed) if self._rendezvous_groups else {}
+        for key, group in list(self._rendezvous_groups.items()):
+            missing = {rank: how for rank, how in departed.items() if group.awaits(rank)}
+            if not missing:
+                continue
+            del self._rendezvous_groups[key]
+            told, reason = abandonment(group, missing)
+            with self._lock:
+                self._awaited = self._awaited or (next(iter(missing)), reason)
+            for waiting in list(group.clients.values()):
+                self._answer(waiting, Refusal(told, False))
+
+    def _refuse_over(self) -> None:
+        """End the exchanges of rounds that are over."""
+        with self._lock:
+            number, reason = self._over
+        for key, group in list(self._rendezvous_groups.items()):
+            if 0 < group.round <= number:
+                del self._rendezvous_groups[key]
+                for waiting in list(group.clients.values()):
+                    self._answer(waiting, Refusal(reason, False))
+
+    def _keep_waiting(self, key: str, queue: list[tuple[Channel, float]]) -> None:
+        if queue:
+            self._waiting[key] = queue
+        else:
+            del self._waiting[key]
+
+    def _answer(self, client: Channel, answer: Answer) -> None:
+        if client not in self._clients:
+            return
+        try:
+            client.send(encode(answer))
+        except ChannelClosed:
+            self._dismiss(client)
+            return
+        if client.wants_write:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(client, both, self._selector.get_key(client).data)
+
+    def _dismiss(self, client: Channel) -> None:
+        if client not in self._clients:
+            return
+        with self._lock:
+            self._clients.discard(client)
+            self._exchanged.discard(client)
+            self._arrived.notify_all()
+        self._selector.unregister(client)
+        client.close()
+        for key, queue in list(self._waiting.items()):
+            self._keep_waiting(key, [(waiting, deadline) for waiting, deadline in queue if waiting is not client])
+        for key, group in list(self._rendezvous_groups.items()):
+            left = [group.launched(rank) for rank, waiting in group.clients.items() if waiting is client]
+            if left and not self._stopping:
+                del self._rendezvous_groups[key]
+                for waiting in list(group.clients.values()):
+                    self._answer(waiting, Refusal(f"rank {left[0]} left while the other ranks waited in init()", False))

@@ -1,0 +1,1 @@
+"""Which engine serves which tensors: the choice that all ranks make together, and the communicators that result."""

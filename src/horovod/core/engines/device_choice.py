@@ -1,0 +1,64 @@
+"""Which engine moves the memory of GPUs: what each rank tells the others about its GPUs, and the choice that follows.
+
+All ranks choose from the same reports, so all get the same engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from horovod.comm.device import GPU, DeviceFacts, shared_by
+from horovod.comm.engine import Group
+from horovod.comm.select import Support, device_engine, not_alone, obstacles
+from horovod.core.config import GPU_OPERATIONS
+from horovod.core.requests import devices
+
+_log = logging.getLogger("horovod.core")
+
+
+class DeviceReport(msgspec.Struct, array_like=True):
+    """What a rank tells all others about its GPUs in ``init()``."""
+
+    forced: str = ""
+    """The engine for GPUs that is forced, "" for none."""
+    obstacles: dict[str, str] = {}
+    """Why it cannot use which engine for GPUs, by name; "" where it can."""
+    gpus: list[str] = []
+    """The GPUs that it may use; empty where several ranks may share one."""
+
+
+def own_report(rank: int, size: int, forced: str) -> DeviceReport:
+    """What this rank tells the others.
+
+    Args:
+        forced: HOROVOD_GPU_OPERATIONS of this rank.
+    """
+    provider = devices.provider()
+    facts = DeviceFacts() if provider is None else provider.facts()
+    group = Group(rank, size, ("",) * size, facts=facts)
+    return DeviceReport(forced, obstacles(group, forced, device=GPU), list(facts.gpus) if not_alone() else [])
+
+
+def choose(hosts: Sequence[str], reports: Sequence[DeviceReport]) -> str:
+    """The engine that moves the memory of all ranks' GPUs; "": copies in host memory travel. The same on all ranks.
+
+    Args:
+        hosts, reports: of all ranks, by rank.
+
+    Raises:
+        EngineError: one is forced that some rank cannot use; the message says why and what to do.
+    """
+    found = [dict(report.obstacles) for report in reports]
+    shared = shared_by(hosts, [report.gpus for report in reports])
+    for known, reason in zip(found, shared, strict=True):
+        for name, obstacle in known.items():
+            known[name] = obstacle or (reason and f"{reason}, and {not_alone()}")
+    support = {rank: Support(report.forced, found[rank]) for rank, report in enumerate(reports)}
+    engine, why = device_engine(support, GPU_OPERATIONS)
+    provider = devices.provider()
+    if not engine and provider is not None and provider.facts().gpus:
+        _log.info("tensors on GPUs travel through host memory (%s)", why)
+    return engine

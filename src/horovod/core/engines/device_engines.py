@@ -1,0 +1,121 @@
+"""The communicators for device memory: one a group of ranks, built at the first decision on a collective of that group.
+
+All of them belong to the worker thread of the global process set: requests on device memory of all sets go through its
+coordinator, so each rank calls its device communicators in one order, the same on all ranks but for what does not concern it.
+Why this keeps communicators from waiting for one another is in :mod:`horovod.comm.nccl.communicator`. It also lets all ranks
+take part when one is built, over the engine for host memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from horovod.comm.base import Communicator
+from horovod.comm.device import GPU, DeviceRuntime
+from horovod.comm.engine import EngineError, Group, Settings
+from horovod.core.engines.engine_building import ExchangeOverCommunicator, build_for_members
+from horovod.core.requests import devices
+
+_log = logging.getLogger("horovod.core")
+
+_PART_OF_TIMEOUT = 0.9
+"""So that NCCL's reason is known before ranks that wait for the others complain of them."""
+
+
+class DeviceEngines:
+    """One rank's.
+
+    Args:
+        engine: the name of the engine.
+        rank, size: this rank's place in the job.
+        host: the communicator of all ranks, of whose worker thread this is part.
+        timeout: how long NCCL may be busy with one call, or with building a communicator.
+    """
+
+    def __init__(self, engine: str, rank: int, size: int, host: Communicator, timeout: timedelta) -> None:
+        self.engine = engine
+        self._rank = rank
+        self._size = size
+        self._host = host
+        self._timeout = timeout
+        self._built: dict[tuple[int, ...], Communicator | str | None] = {}
+        self._lock = threading.Lock()
+        self._aborted = False
+
+    def of(self, members: Sequence[int]) -> tuple[Communicator | None, list[int]]:
+        """The communicator for these global ranks (none: all), None where this rank is not among them; and the ranks.
+
+        On the worker thread of every rank, in the same order.
+
+        Raises:
+            EngineError: it cannot be built; on all ranks, each time.
+        """
+        ranks = list(members) or list(range(self._size))
+        key = tuple(ranks)
+        if key not in self._built:
+            self._build(key)
+        known = self._built[key]
+        if isinstance(known, str):
+            raise EngineError(known)
+        return known, ranks
+
+    def _build(self, ranks: tuple[int, ...]) -> None:
+        group: Group | None = None
+        if self._rank in ranks:
+            group = Group(
+                rank=ranks.index(self._rank),
+                size=len(ranks),
+                hosts=("",) * len(ranks),
+                settings=Settings(stall_timeout=self._timeout),
+                runtime=self._runtime(),
+            )
+        deadline = time.monotonic() + self._timeout.total_seconds() * _PART_OF_TIMEOUT
+        made: Communicator | str | None
+        try:
+            exchange = ExchangeOverCommunicator(self._host)
+            whole = self._built.get(tuple(range(self._size)))
+            made = build_for_members(
+                self.engine, group, ranks, exchange, deadline, GPU, None if isinstance(whole, str) else whole
+            )
+        except EngineError as error:
+            made = str(error)
+        with self._lock:
+            self._built[ranks] = made
+            if self._aborted and isinstance(made, Communicator):
+                made.abort()
+        if isinstance(made, Communicator) and group is not None:
+            _log.info(
+                "%d ranks exchange the memory of GPUs by %s, this one with %s", len(ranks), self.engine, group.runtime
+            )
+
+    def _runtime(self) -> DeviceRuntime | None:
+        provider = devices.provider()
+        return None if provider is None else provider.runtime()
+
+    def abort(self) -> None:
+        """End what waits, on the device and in calls. Any thread; returns at once."""
+        with self._lock:
+            self._aborted = True
+            built = list(self._built.values())
+        for each in built:
+            if isinstance(each, Communicator):
+                each.abort()
+
+    def drop(self, members: Sequence[int]) -> None:
+        """These ranks will not call collectives together any more. Called by all of them, when none is under way."""
+        with self._lock:
+            known = self._built.pop(tuple(members), None)
+        if isinstance(known, Communicator):
+            known.close()
+
+    def close(self) -> None:
+        """Give everything back, on all ranks."""
+        with self._lock:
+            built, self._built = list(self._built.values()), {}
+        for each in built:
+            if isinstance(each, Communicator):
+                each.close()

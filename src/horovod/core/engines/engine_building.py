@@ -1,0 +1,367 @@
+"""Builds one engine for one group of ranks: the members exchange which engines each can use, choose the best, and build it.
+
+Called by :mod:`horovod.core.lifecycle.assembly` for the host memory of a process set, over the control connections of its
+members; by engines that are composed of others, through :attr:`Group.subgroup`; and by
+:mod:`horovod.core.engines.device_engines` for the memory of GPUs, over the communicator that the ranks already have. All
+members choose from the same data by the same rule, so the choice itself is not sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from horovod.comm.base import Communicator, DeviceFailure
+from horovod.comm.engine import Bootstrap, EngineError, Group
+from horovod.comm.select import Support, candidates, cannot, engine, obstacles
+from horovod.comm.shm.engine import SharedProposals
+from horovod.comm.shm.proposals import Proposals
+from horovod.comm.single import SingleCommunicator
+from horovod.comm.spans import HOST
+from horovod.control.dial import receive_exactly
+from horovod.control.framing import LENGTH_BYTES, frame
+
+_log = logging.getLogger("horovod.core")
+
+LONGEST_MESSAGE = 1 << 24
+
+
+class MemberExchange(Protocol):
+    """Small messages among the members of a group before they have an engine. All members make the same calls in one order.
+
+    Attributes:
+        ranks: the members' global ranks, for errors.
+    """
+
+    ranks: Sequence[int]
+
+    def allgather(self, own: bytes) -> list[bytes]:
+        """The bytes of all members, by index."""
+
+    def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
+        """The bytes that the first member passes, and its descriptor: a duplicate for each member that can be passed one,
+        else -1."""
+
+
+class ExchangeOverConnections:
+    """Over connections of the group's first member with each other member.
+
+    Args:
+        ranks: the members' global ranks, for errors.
+        connections: by index; a member other than the first has only the one with the first.
+        leads: whether this is the first member.
+        deadline: ``time.monotonic`` by which a message must have arrived.
+
+    Its methods raise TimeoutError or ConnectionError where a member does not answer; the message names its rank.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int], connections: Mapping[int, socket.socket], leads: bool, deadline: float
+    ) -> None:
+        self.ranks = ranks
+        self._connections = connections
+        self._leads = leads
+        self._deadline = deadline
+
+    def allgather(self, own: bytes) -> list[bytes]:
+        if not self._leads:
+            self._send(0, own)
+            return msgspec.msgpack.decode(self._receive(0)[0], type=list[bytes])
+        everything = [own if index == 0 else self._receive(index)[0] for index in range(len(self.ranks))]
+        self.broadcast(msgspec.msgpack.encode(everything))
+        return everything
+
+    def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
+        if not self._leads:
+            return self._receive(0)
+        for index in self._connections:
+            self._send(index, data, descriptor)
+        return data, descriptor if descriptor < 0 else os.dup(descriptor)
+
+    def _send(self, index: int, data: bytes, descriptor: int = -1) -> None:
+        connection = self._connections[index]
+        message = frame(data)
+        try:
+            connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+            if descriptor >= 0 and connection.family == socket.AF_UNIX:
+                sent = socket.send_fds(connection, [message], [descriptor])
+                message = message[sent:]
+            connection.sendall(message)
+        except OSError as error:
+            raise self._lost(index, error) from error
+
+    def _receive(self, index: int) -> tuple[bytes, int]:
+        connection = self._connections[index]
+        descriptors: list[int] = []
+        head = b""
+        try:
+            if connection.family == socket.AF_UNIX:
+                connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+                head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
+                if not head:
+                    raise ConnectionResetError("the connection was closed")
+            head += receive_exactly(connection, LENGTH_BYTES - len(head), self._deadline)
+            length = int.from_bytes(head, "big")
+            if length > LONGEST_MESSAGE:
+                raise ConnectionError(f"it announced a message of {length} bytes")
+            return receive_exactly(connection, length, self._deadline), descriptors[0] if descriptors else -1
+        except OSError as error:
+            for received in descriptors:
+                os.close(received)
+            raise self._lost(index, error) from error
+
+    def _lost(self, index: int, error: OSError) -> OSError:
+        kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
+        return kind(
+            f"rank {self.ranks[index]} did not take part in the choice of an engine ({error}). Look at its output"
+        )
+
+
+class ExchangeOverCommunicator:
+    """Over the communicator for host memory of all ranks of the job; it passes no descriptors."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.ranks: Sequence[int] = range(communicator.size)
+        self._communicator = communicator
+
+    def allgather(self, own: bytes) -> list[bytes]:
+        size = self._communicator.size
+        lengths = np.empty(size, np.int64)
+        self._communicator.allgather([np.array([len(own)], np.int64)], [lengths], [[1] * size])
+        everything = np.empty(int(lengths.sum()), np.uint8)
+        self._communicator.allgather([np.frombuffer(own, np.uint8)], [everything], [lengths.tolist()])
+        ends = lengths.cumsum().tolist()
+        return [everything[end - length : end].tobytes() for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+    def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
+        length = np.array([len(data)], np.int64)
+        self._communicator.broadcast([length], 0)
+        array = np.empty(int(length[0]), np.uint8)
+        if self._communicator.rank == 0:
+            array[:] = np.frombuffer(data, np.uint8)
+        self._communicator.broadcast([array], 0)
+        return array.tobytes(), -1
+
+
+class Closable(Protocol):
+    """What can be built, and released where another member could not build it."""
+
+    def close(self) -> None: ...
+
+
+BuiltT = TypeVar("BuiltT", bound=Closable)
+BuiltT_co = TypeVar("BuiltT_co", bound=Closable, covariant=True)
+
+
+class Kind(Protocol[BuiltT_co]):
+    """What is built in the steps of an :class:`~horovod.comm.engine.Engine`."""
+
+    def bootstrap(self, group: Group) -> Bootstrap: ...
+    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> BuiltT_co: ...
+
+
+_decode_support = msgspec.msgpack.Decoder(Support).decode
+
+
+class _BootstrapMessage(msgspec.Struct, array_like=True):
+    """The first member's bootstrap data of one engine; or ``obstacle``, why it could not make them."""
+
+    data: bytes
+    obstacle: str = ""
+
+
+_decode_bootstrap = msgspec.msgpack.Decoder(_BootstrapMessage).decode
+
+
+def build_engine(
+    group: Group,
+    exchange: MemberExchange,
+    forced: str,
+    variable: str,
+    deadline: float,
+    names: Sequence[str] = (),
+    device: str = HOST,
+) -> Communicator:
+    """This rank's communicator of the best engine that can serve the group. Every member must call it.
+
+    Args:
+        forced: the engine that this rank's environment forces, "" for none; ``variable`` is the environment variable.
+        deadline: ``time.monotonic`` by which all members must have answered.
+        names: the engines to choose from, best first; none: those of the device that are chosen without being forced.
+
+    Raises:
+        EngineError: no engine can serve this group, or the one that was forced cannot. On all members.
+        OSError, msgspec.DecodeError: a member did not answer, or not as it should.
+    """
+    if group.size == 1 and device == HOST:
+        if forced:  # a wrong name is an error in a group of one, too
+            candidates({exchange.ranks[0]: Support(forced, {})}, variable, names, device)
+        return SingleCommunicator()
+    own = Support(forced, obstacles(group, forced, names, device))
+    everybody = exchange.allgather(msgspec.msgpack.encode(own))
+    support = {rank: _decode_support(each) for rank, each in zip(exchange.ranks, everybody, strict=True)}
+    rest = candidates(support, variable, names, device)
+    failures: dict[str, tuple[int, str]] = {}
+    for name in rest:
+        communicator, failure = _try(engine(name, device), group, exchange, deadline)
+        if communicator is not None:
+            if group.rank == 0:
+                why = _why(failures, support[exchange.ranks[0]].obstacles, name)
+                _log.info(
+                    "a process set of %d ranks exchanges %s memory by %s%s",
+                    group.size,
+                    "host" if device == HOST else device,
+                    name,
+                    f" ({why})" if why else "",
+                )
+            return communicator
+        failures[name] = failure
+    last = rest[-1]
+    forced_somewhere = next((each.forced for each in support.values() if each.forced), "")
+    if forced_somewhere:
+        raise cannot(variable, forced_somewhere, *failures[last])
+    rank, obstacle = failures[last]
+    raise EngineError(f"no engine can serve this group; {last}: rank {rank}: {obstacle}")
+
+
+def build_proposals(group: Group, contributions: bool, exchange: MemberExchange, deadline: float) -> Proposals | None:
+    """The shared memory in which the members agree on collectives without messages; None where they share none.
+
+    Every member must call it.
+
+    Args:
+        contributions: as of :class:`~horovod.comm.shm.proposals.Proposals`.
+        deadline: ``time.monotonic`` by which all members must have answered.
+
+    Raises:
+        OSError, msgspec.DecodeError: a member did not answer, or not as it should.
+    """
+    if group.size == 1 or len(set(group.hosts)) > 1:
+        return None
+    proposals, (rank, obstacle) = _try(SharedProposals(contributions), group, exchange, deadline)
+    if proposals is None and group.rank == 0:
+        _log.info("a process set of %d ranks agrees by messages alone: rank %d: %s", group.size, rank, obstacle)
+    return proposals
+
+
+def build_for_members(
+    name: str,
+    group: Group | None,
+    members: Sequence[int],
+    exchange: MemberExchange,
+    deadline: float,
+    device: str,
+    whole: Communicator | None = None,
+) -> Communicator | None:
+    """This rank's communicator of one engine for some members of an exchange; None where this rank is not among them.
+
+    All ranks of the exchange must call it.
+
+    Args:
+        group: as this rank sees the members, None where it is not one.
+        members: their indices in the exchange.
+        whole: the engine's communicator of all ranks of the exchange, if there is one. It is split where that can be done now.
+
+    Raises:
+        EngineError: it could not be built on a member; on all ranks of the exchange.
+    """
+    communicator, obstacle = None, ""
+    if whole is not None and all(exchange.allgather(b"splits" if whole.can_split() else b"")):
+        try:
+            communicator = whole.split(members, deadline)
+        except DeviceFailure as error:
+            obstacle = str(error)
+    else:
+        communicator, obstacle = _build_anew(name, group, members, exchange, deadline, device)
+    failure = _first_failure(communicator, obstacle, exchange)
+    if failure is not None:
+        raise EngineError(
+            f"{name} could not be set up for the memory of GPUs: rank {failure[0]}: {failure[1]}. With "
+            "HOROVOD_GPU_OPERATIONS=HOST copies in host memory travel instead."
+        )
+    return communicator
+
+
+def _build_anew(
+    name: str, group: Group | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
+) -> tuple[Communicator | None, str]:
+    """This rank's communicator, None where it is not a member or that failed; and why it failed."""
+    kind = engine(name, device)
+    message, _ = _own_bootstrap(kind, group)
+    message = _decode_bootstrap(exchange.allgather(msgspec.msgpack.encode(message))[members[0]])
+    if group is None or message.obstacle:
+        return None, message.obstacle
+    return _build(kind, group, Bootstrap(message.data), deadline)
+
+
+def _try(
+    kind: Kind[BuiltT], group: Group, exchange: MemberExchange, deadline: float
+) -> tuple[BuiltT | None, tuple[int, str]]:
+    """Build one engine; None, and the first rank that could not with its reason, where that failed on any."""
+    message, own_descriptor = _own_bootstrap(kind, group)
+    try:
+        body, descriptor = exchange.broadcast(msgspec.msgpack.encode(message), own_descriptor)
+    finally:
+        if own_descriptor >= 0:
+            os.close(own_descriptor)
+    try:
+        message = _decode_bootstrap(body)
+        if message.obstacle:
+            return None, (exchange.ranks[0], message.obstacle)
+        built, obstacle = _build(kind, group, Bootstrap(message.data, descriptor), deadline)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    failure = _first_failure(built, obstacle, exchange)
+    return (built, (0, "")) if failure is None else (None, failure)
+
+
+def _own_bootstrap(kind: Kind[Closable], group: Group | None) -> tuple[_BootstrapMessage, int]:
+    """What the first member hands out, and an open descriptor or -1. Other ranks have nothing to say."""
+    if group is None or group.rank != 0:
+        return _BootstrapMessage(b""), -1
+    try:
+        made = kind.bootstrap(group)
+    except (EngineError, OSError, ValueError) as error:
+        return _BootstrapMessage(b"", str(error) or repr(error)), -1
+    return _BootstrapMessage(made.data), made.descriptor
+
+
+def _build(kind: Kind[BuiltT], group: Group, bootstrap: Bootstrap, deadline: float) -> tuple[BuiltT | None, str]:
+    """What this rank has built, or None and why it could not be built."""
+    try:
+        return kind.build(group, bootstrap, deadline), ""
+    except (EngineError, OSError, ValueError, RuntimeError) as error:
+        return None, str(error) or repr(error)
+
+
+def _first_failure(built: Closable | None, obstacle: str, exchange: MemberExchange) -> tuple[int, str] | None:
+    """The first rank that failed and why, or None. All ranks call it; where one failed, what this one built is released."""
+    failed: list[tuple[int, str]] | None = None
+    try:
+        outcomes = [each.decode() for each in exchange.allgather(obstacle.encode())]
+        failed = [(rank, outcome) for rank, outcome in zip(exchange.ranks, outcomes, strict=True) if outcome]
+    finally:
+        if built is not None and failed != []:
+            if isinstance(built, Communicator):
+                built.abort()
+            built.close()
+    return failed[0] if failed else None
+
+
+def _why(failures: Mapping[str, tuple[int, str]], own_obstacles: Mapping[str, str], chosen: str) -> str:
+    """Why it is not a better engine, for the log."""
+    reasons = [f"rank {rank}: {obstacle}" for rank, obstacle in failures.values()]
+    for name, obstacle in own_obstacles.items():
+        if name == chosen:
+            break
+        if obstacle and name not in failures:
+            reasons.append(f"{name}: {obstacle}")
+    return "; ".join(reasons)

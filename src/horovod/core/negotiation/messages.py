@@ -1,0 +1,246 @@
+"""The messages by which ranks agree on collectives, and their wire form.
+
+A member *announces* requests to its process set's coordinator. The coordinator answers with *orders*: batches of decisions,
+in the order in which every rank carries them out. A request or a decision is sent in full the first time, and as a small
+integer afterwards. Each direction of a connection has a dictionary that only the sender fills, so nothing in it becomes
+invalid: ``Announcer`` and ``Listener`` keep the requests; decisions have the identifiers that the coordinator gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from functools import cached_property
+
+import msgspec
+
+from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp
+
+
+class Operation(IntEnum):
+    """Kinds of collective, with the numbers of the public interface."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    JOIN = 3
+    ADASUM = 4
+    ALLTOALL = 5
+    BARRIER = 6
+    REDUCESCATTER = 7
+
+
+HOST = "cpu"
+"""The device of tensors that lie in host memory."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One tensor of a request: its name, type, and shape in elements."""
+
+    name: str
+    data_type: DataType
+    shape: tuple[int, ...]
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """What one rank asks for: one collective on one tensor, or on a group of tensors that become ready together.
+
+    Attributes:
+        name: identifies the request within its process set.
+        device: the kind of device that the tensors lie on.
+        caller: the line of the user's script, for errors.
+        transient: the name will not come again, so no dictionary keeps it.
+        members: the global ranks that take part in a request on device memory of another process set than the one whose
+            coordinator gets it; empty for all.
+    """
+
+    # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
+    operation: Operation
+    name: str
+    tensors: tuple[TensorSpec, ...] = ()
+    reduce_op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    splits: tuple[int, ...] = ()
+    device: str = HOST
+    caller: str = ""
+    transient: bool = False
+    members: tuple[int, ...] = ()
+
+    @cached_property
+    def identity(self) -> bytes:
+        """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather or alltoall."""
+        tensors = self.tensors
+        if self.operation in (Operation.ALLGATHER, Operation.ALLTOALL):
+            tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
+        return encode(
+            (
+                self.operation,
+                self.name,
+                tensors,
+                self.reduce_op,
+                self.prescale,
+                self.postscale,
+                self.root,
+                self.device,
+            )
+        )
+
+
+class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request in full. ``identifier`` abbreviates it from now on, unless it is -1."""
+
+    identifier: int
+    request: Request
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """The coordinator's decision on one name: run its collective now, or fail it.
+
+    Attributes:
+        identifier: abbreviates this decision from now on, unless it is -1.
+        rows: for allgather, per tensor the first dimension of every rank.
+        splits: for alltoall, every rank's row of splits.
+        template: the request, for ranks that have joined and have none of their own.
+        last_joined: for join, the global rank that joined last.
+        error: why it fails on every rank; "" if it runs.
+        call_sites: with an error, by global rank the line that submitted the request.
+        device, members: as the requests have them.
+    """
+
+    identifier: int
+    name: str
+    operation: Operation
+    rows: tuple[tuple[int, ...], ...] = ()
+    splits: tuple[tuple[int, ...], ...] = ()
+    template: Request | None = None
+    last_joined: int = -1
+    error: str = ""
+    device: str = HOST
+    members: tuple[int, ...] = ()
+    call_sites: dict[int, str] = {}
+
+
+class Announce(msgspec.Struct, tag=0, array_like=True):
+    """Member to coordinator: requests, each new or by its identifier, in order of submission.
+
+    Attributes:
+        proposal: the number of the fast path's proposal of the first request, which this rank has given up; 0 for none.
+    """
+
+    items: list[int | Definition]
+    proposal: int = 0
+
+
+class Leave(msgspec.Struct, tag=1, array_like=True):
+    """Member to coordinator: this rank shuts down and will announce nothing more."""
+
+    reason: str
+
+
+class Order(msgspec.Struct, tag=2, array_like=True):
+    """Coordinator to member: batches to execute, each a list of decisions, new or by identifier."""
+
+    batches: list[list[int | Decision]]
+
+
+class Stop(msgspec.Struct, tag=3, array_like=True):
+    """Coordinator to member: the last order; ``rank`` (global) left."""
+
+    rank: int
+    reason: str
+
+
+class Succeeded(msgspec.Struct, tag=4, array_like=True):
+    """Coordinator to member: a proposal that the member has given up has succeeded.
+
+    Attributes:
+        proposal: its number.
+    """
+
+    proposal: int
+
+
+class MessageError(Exception):
+    """The peer sent an invalid message, or used an identifier that it never defined."""
+
+
+encode = msgspec.msgpack.Encoder().encode
+_from_member = msgspec.msgpack.Decoder(Announce | Leave)
+_from_coordinator = msgspec.msgpack.Decoder(Order | Stop | Succeeded)
+
+
+def decode_from_member(body: bytes) -> Announce | Leave:
+    """Raises :class:`MessageError` for anything else."""
+    try:
+        message: Announce | Leave = _from_member.decode(body)
+        return message
+    except msgspec.DecodeError as error:
+        raise MessageError(str(error)) from error
+
+
+def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded:
+    """Raises :class:`MessageError` for anything else."""
+    try:
+        message: Order | Stop | Succeeded = _from_coordinator.decode(body)
+        return message
+    except msgspec.DecodeError as error:
+        raise MessageError(str(error)) from error
+
+
+class Announcer:
+    """A member's dictionary, which abbreviates requests that were announced before.
+
+    Args:
+        capacity: how many names it has; beyond that a new name takes the identifier of the oldest.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._known: dict[str, tuple[Request, int]] = {}
+
+    def item(self, request: Request) -> int | Definition:
+        """The item to send for ``request``."""
+        known = self._known.get(request.name)
+        if known is not None:
+            sent, identifier = known
+            if sent is request or sent == request:
+                return identifier
+        elif request.transient or self._capacity == 0:
+            return Definition(-1, request)
+        elif len(self._known) < self._capacity:
+            identifier = len(self._known)
+        else:
+            oldest = next(iter(self._known))
+            _, identifier = self._known.pop(oldest)
+        self._known[request.name] = (request, identifier)
+        return Definition(identifier, request)
+
+
+class Listener:
+    """The coordinator's side of one member's dictionary."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._known: dict[int, Request] = {}
+
+    def requests(self, items: Iterable[int | Definition]) -> list[Request]:
+        """The requests that the items stand for. An unchanged request is the same object each time.
+
+        Raises:
+            MessageError: one was never defined.
+        """
+        known = self._known
+        try:
+            return [known[item] if isinstance(item, int) else self._define(item) for item in items]
+        except KeyError as error:
+            raise MessageError(f"request {error} was never defined") from None
+
+    def _define(self, item: Definition) -> Request:
+        if 0 <= item.identifier < self._capacity:
+            self._known[item.identifier] = item.request
+        elif item.identifier != -1:
+            raise MessageError(f"identifier {item.identifier} is beyond the capacity {self._capacity}")
+        return item.request

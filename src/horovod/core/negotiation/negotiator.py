@@ -1,0 +1,269 @@
+"""Turns announcements into ordered decisions, for the coordinator. Pure: no I/O, no locks, no clock of its own.
+
+1. It counts which members have announced each name.
+2. When all members that have not joined have announced a name, their requests are compared.
+3. The decision joins the ready queue, in the order in which names became complete. All ranks follow that order.
+
+If the requests are the same objects that agreed the last time, they are not compared again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from horovod.core.negotiation.agreement import disagreement
+from horovod.core.negotiation.messages import Decision, Operation, Request
+
+_KEYS = 1024
+"""How many keys are kept, so that equal keys are the same object and quick to compare."""
+
+_JOIN = Operation.JOIN  # an attribute of an enumeration takes longer to look up than to compare
+
+_FUSIBLE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.ALLGATHER, Operation.REDUCESCATTER}
+
+
+class ReadyRequest(NamedTuple):
+    """A decision, and what fusion must know about it.
+
+    Attributes:
+        key: decisions with equal keys may form a batch; None: it is a batch of its own.
+        size: the bytes that it adds to a batch.
+        fresh: the members have not been sent this decision before.
+    """
+
+    decision: Decision
+    key: tuple[object, ...] | None
+    size: int
+    fresh: bool
+
+
+class Waiting(NamedTuple):
+    """A name that some members have announced and others have not.
+
+    Attributes:
+        since: the time its first announcement arrived.
+        announced, missing: members' global ranks.
+    """
+
+    request: Request
+    since: float
+    announced: list[int]
+    missing: list[int]
+
+
+class _Tally:
+    """The announcements of one name, and what was agreed the last time."""
+
+    __slots__ = ("agreed", "count", "identifier", "ranks", "ready", "requests", "since")
+
+    def __init__(self, ranks: Sequence[int], identifier: int) -> None:
+        self.identifier = identifier
+        self.ranks = ranks
+        self.requests: list[Request | None] = [None] * len(ranks)
+        self.count = 0
+        self.since = 0.0
+        self.agreed: list[Request | None] | None = None
+        self.ready: ReadyRequest | None = None
+
+
+class NegotiationError(Exception):
+    """A member broke the protocol. The checks in its own process should have prevented it."""
+
+
+class Negotiator:
+    """Coordinates one process set, and requests on device memory that only some of its members take part in.
+
+    Args:
+        ranks: the members' global ranks, in set order; arguments named ``member`` are indices into it.
+        capacity: names whose decisions are remembered; 0 remembers none.
+    """
+
+    def __init__(self, ranks: Sequence[int], capacity: int) -> None:
+        self._ranks = list(ranks)
+        self._size = len(self._ranks)
+        self._capacity = capacity
+        self._tallies: dict[str, _Tally] = {}
+        self._pending: dict[str, _Tally] = {}
+        self._free: list[int] = list(range(capacity - 1, -1, -1))
+        self._joined: dict[int, Request] = {}
+        self._last_joined = -1
+        self._moved = 0.0
+        self._ready: list[ReadyRequest] = []
+        self._unsent: set[int] = set()
+        self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether :meth:`take` would return a decision."""
+        return bool(self._ready)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no name is incomplete and no member has joined."""
+        return not self._pending and not self._joined
+
+    def announce(self, member: int, requests: Iterable[Request], now: float) -> None:
+        """Take one member's requests.
+
+        Args:
+            now: the time, for :meth:`waiting`.
+        """
+        tallies, pending = self._tallies, self._pending
+        self._moved = now
+        for request in requests:
+            if request.operation is _JOIN:
+                self._join(member, request)
+                continue
+            name = request.name
+            tally = tallies.get(name)
+            if tally is None:
+                tally = self._remember(request)
+            place = member
+            if request.members or tally.ranks is not self._ranks:
+                place = self._place(member, request, tally)
+            if tally.requests[place] is not None:
+                raise NegotiationError(f"rank {self._ranks[member]} announced {name!r} twice")
+            if tally.count == 0:
+                tally.since = now
+                pending[name] = tally
+            tally.requests[place] = request
+            tally.count += 1
+            if tally.count == len(tally.requests) or (self._joined and self._complete(tally)):
+                self._decide(name, tally)
+
+    def _place(self, member: int, request: Request, tally: _Tally) -> int:
+        """Where the request of a member belongs among those of some of the members."""
+        rank = self._ranks[member]
+        if request.members != tuple(tally.ranks if tally.ranks is not self._ranks else ()) or rank not in tally.ranks:
+            raise NegotiationError(f"rank {rank} announced {request.name!r} for other ranks than those before it")
+        return tally.ranks.index(rank)
+
+    def take(self) -> list[ReadyRequest]:
+        """The decisions made since the last call, in order. The caller sends them before anything is announced again."""
+        ready, self._ready = self._ready, []
+        self._unsent.clear()
+        return ready
+
+    def waiting(self) -> list[Waiting]:
+        """The incomplete names, oldest first.
+
+        Members that have joined are shown as waiting if no name is incomplete: since the last announcement.
+        """
+        found = []
+        for tally in self._pending.values():
+            announced = [rank for rank, request in zip(tally.ranks, tally.requests, strict=True) if request is not None]
+            missing = [
+                rank
+                for place, rank in enumerate(tally.ranks)
+                if tally.requests[place] is None and not self._excused(tally, place)
+            ]
+            request = next(request for request in tally.requests if request is not None)
+            found.append(Waiting(request, tally.since, announced, missing))
+        if self._joined and not found:
+            joined = [self._ranks[member] for member in self._joined]
+            missing = [rank for member, rank in enumerate(self._ranks) if member not in self._joined]
+            found.append(Waiting(next(iter(self._joined.values())), self._moved, joined, missing))
+        return sorted(found, key=lambda waiting: waiting.since)
+
+    def oldest(self) -> float | None:
+        """Since when the oldest of :meth:`waiting` has been incomplete."""
+        default = self._moved if self._joined else None
+        return min((tally.since for tally in self._pending.values()), default=default)
+
+    def _remember(self, request: Request) -> _Tally:
+        if request.transient or self._capacity == 0:
+            tally = _Tally(request.members or self._ranks, -1)
+        else:
+            if not self._free:
+                self._forget_one()
+            tally = _Tally(request.members or self._ranks, self._free.pop() if self._free else -1)
+        self._tallies[request.name] = tally
+        return tally
+
+    def _forget_one(self) -> None:
+        """Free the number of the oldest name that is not announced and whose decision has been sent."""
+        for name, tally in self._tallies.items():
+            if tally.identifier >= 0 and tally.count == 0 and tally.identifier not in self._unsent:
+                self._free.append(tally.identifier)
+                del self._tallies[name]
+                return
+
+    def _join(self, member: int, request: Request) -> None:
+        if member in self._joined:
+            raise NegotiationError(f"rank {self._ranks[member]} joined twice")
+        self._joined[member] = request
+        self._last_joined = self._ranks[member]
+        for name, tally in list(self._pending.items()):
+            if self._complete(tally):
+                self._decide(name, tally)
+        if len(self._joined) == self._size:
+            self._joined = {}
+            decision = Decision(-1, request.name, Operation.JOIN, last_joined=self._last_joined)
+            self._ready.append(ReadyRequest(decision, None, 0, True))
+
+    def _complete(self, tally: _Tally) -> bool:
+        return all(request is not None or self._excused(tally, place) for place, request in enumerate(tally.requests))
+
+    def _excused(self, tally: _Tally, place: int) -> bool:
+        """Whether it has joined, which is said to all ranks and concerns what all take part in."""
+        return tally.ranks is self._ranks and place in self._joined
+
+    def _decide(self, name: str, tally: _Tally) -> None:
+        requests = tally.requests
+        del self._pending[name]
+        tally.requests = [None] * len(requests)
+        tally.count = 0
+        self._unsent.add(tally.identifier)
+        if requests == tally.agreed and tally.ready is not None:  # lists compare elements by identity first
+            self._ready.append(tally.ready)
+            return
+        ready = self._agree(name, requests, tally.identifier, tally.ranks)
+        self._ready.append(ready)
+        if tally.identifier < 0:
+            del self._tallies[name]
+        elif ready.decision.error or ready.decision.template is not None:
+            tally.agreed = tally.ready = None
+        else:
+            tally.agreed, tally.ready = requests, ready._replace(fresh=False)
+
+    def _agree(self, name: str, requests: list[Request | None], identifier: int, ranks: Sequence[int]) -> ReadyRequest:
+        first = next(request for request in requests if request is not None)
+        operation = first.operation
+        error = disagreement(requests, ranks)
+        if error:
+            lines = {rank: each.caller for rank, each in zip(ranks, requests, strict=True) if each is not None}
+            return ReadyRequest(Decision(-1, name, operation, error=error, call_sites=lines), None, 0, True)
+        template = first if None in requests else None
+        rows: tuple[tuple[int, ...], ...] = ()
+        splits: tuple[tuple[int, ...], ...] = ()
+        if operation is Operation.ALLGATHER:
+            rows = tuple(
+                tuple(0 if request is None else request.tensors[index].shape[0] for request in requests)
+                for index in range(len(first.tensors))
+            )
+        elif operation is Operation.ALLTOALL:
+            splits = tuple((0,) * len(ranks) if request is None else request.splits for request in requests)
+        number = -1 if template else identifier
+        decision = Decision(number, name, operation, rows, splits, template, device=first.device, members=first.members)
+        key: tuple[object, ...] | None = None
+        if operation in _FUSIBLE:
+            types = frozenset(tensor.data_type for tensor in first.tensors)
+            joined = template is not None
+            how = (first.reduce_op, first.prescale, first.postscale)
+            key = (operation, types, *how, first.device, first.members, joined)
+            if len(self._keys) > _KEYS:
+                self._keys.clear()
+            key = self._keys.setdefault(key, key)
+        size = sum(_bytes(request) for request in requests if request is not None and operation is Operation.ALLGATHER)
+        return ReadyRequest(decision, key, size or _bytes(first), True)
+
+
+def _bytes(request: Request) -> int:
+    total = 0
+    for tensor in request.tensors:
+        elements = 1
+        for dimension in tensor.shape:
+            elements *= dimension
+        total += elements * tensor.data_type.itemsize
+    return total

@@ -1,0 +1,282 @@
+"""What a worker thread does with one batch of decisions: gather the arrays, run the collective, hand out the results.
+
+Runs in a turn of the worker thread, the same batch in the same order on every rank of the process set. A rank that has
+joined takes part with a stand-in: it contributes what leaves the others' results as they are, and what it receives goes
+nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from horovod.comm.adasum import adasum
+from horovod.comm.base import Communicator, Completion
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp, neutral, scale
+from horovod.comm.spans import Spans, Vectors, arrays_of, dtype_of, host_vector, joined, size_in_bytes, vector_of
+from horovod.core.errors import EngineFailureError
+from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Allocate
+
+
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """One submitted request with its memory, from submission to completion.
+
+    Attributes:
+        inputs, outputs: one flat vector a tensor; outputs that only the decision can size are made by ``allocate``.
+        since: when it was submitted (``time.monotonic``).
+        owner: what holds the vectors' memory, where they do not themselves.
+        held: its inputs are not there yet, so it has not been announced.
+        error: with what it fails on this rank alone, once it is carried out; None where it succeeds.
+        ready: of vectors on a device, the marker before which they must not be touched; None in host memory.
+    """
+
+    request: Request
+    inputs: Vectors
+    outputs: Vectors
+    allocate: Allocate | None
+    handle: Handle
+    since: float
+    owner: object = None
+    held: bool = False
+    error: BaseException | None = None
+    ready: Any = None
+
+    def size(self) -> int:
+        """Bytes that this rank contributes, or receives where it contributes nothing."""
+        return size_in_bytes(self.inputs or self.outputs)
+
+
+Batch = Sequence[tuple[Decision, Entry | None]]
+"""Decisions that are carried out together, each with this rank's entry; None where this rank has joined and has none."""
+
+
+def size_of(batch: Batch) -> int:
+    """Bytes that this rank contributes to a batch, or receives where it contributes nothing."""
+    return sum(entry.size() for _, entry in batch if entry is not None)
+
+
+def shard_rows(rows: int, size: int) -> list[int]:
+    """How reducescatter deals ``rows`` rows to ``size`` ranks: evenly, the first ranks one more where it does not divide."""
+    base, extra = divmod(rows, size)
+    return [base + (rank < extra) for rank in range(size)]
+
+
+def execute(
+    communicator: Communicator, ranks: Sequence[int], batch: Batch, held: list[object] | None = None
+) -> Completion:
+    """Run the collective of one batch.
+
+    Args:
+        ranks: the group's global ranks, in group order.
+        batch: of one operation (of compatible parameters, where there are several decisions).
+        held: gets what was made here and must live as long as the batch is not complete.
+
+    Returns:
+        What the batch is complete with: None where it is, or the event of its last collective, as one communicator's
+        collectives are over in the order of their calls.
+    """
+    operation = batch[0][0].operation
+    for _, entry in batch:
+        if entry is not None and entry.ready is not None:
+            communicator.follow(entry.ready)
+    if operation == Operation.BARRIER:
+        return communicator.barrier()
+    if operation == Operation.JOIN:
+        for decision, entry in batch:
+            if entry is not None:
+                entry.handle.result = decision.last_joined
+        return None
+    if operation in (Operation.ALLREDUCE, Operation.ADASUM):
+        return _allreduce(communicator, batch, held)
+    present = [(decision, entry or _stand_in(communicator, decision)) for decision, entry in batch]
+    if held is not None:
+        held.append(present)
+    if operation == Operation.ALLGATHER:
+        return _allgather(communicator, present)
+    if operation == Operation.REDUCESCATTER:
+        return _reducescatter(communicator, [entry for _, entry in present])
+    completion: Completion = None
+    for decision, entry in present:
+        if operation == Operation.BROADCAST:
+            completion = communicator.broadcast(entry.outputs, ranks.index(entry.request.root))
+        else:
+            completion = _alltoall(communicator, decision, entry)
+    return completion
+
+
+def _stand_in(communicator: Communicator, decision: Decision) -> Entry:
+    """What a rank that has joined takes part with. Its owner are the vectors as they were made."""
+    request = decision.template
+    assert request is not None
+    specs = request.tensors
+    made: list[Vectors] = []
+
+    def new(spec: TensorSpec, length: int, value: Any = None) -> Vectors:
+        made.append(communicator.allocate(spec.data_type.numpy, length, value))
+        return made[-1]
+
+    if request.operation in (Operation.ALLREDUCE, Operation.ADASUM):
+        op = request.reduce_op
+        vectors = joined([new(spec, _elements(spec.shape), neutral(op, spec.data_type.numpy)) for spec in specs])
+        return Entry(request, vectors, vectors, None, Handle(), 0.0, made)
+    if request.operation == Operation.BROADCAST:
+        vectors = joined([new(spec, _elements(spec.shape)) for spec in specs])
+        return Entry(request, [], vectors, None, Handle(), 0.0, made)
+
+    def allocate(index: int, rows: int) -> Vectors:
+        return new(specs[index], rows * _elements(specs[index].shape[1:]))
+
+    without_rows = msgspec.structs.replace(request, splits=(0,) * len(request.splits))
+    nothing = joined([new(spec, 0) for spec in specs])
+    return Entry(without_rows, nothing, [], allocate, Handle(), 0.0, made)
+
+
+def output_of(
+    entry: Entry, index: int, rows: int, spare: Callable[[np.dtype[Any], int], Vectors] = host_vector
+) -> Vectors:
+    """Make output ``index`` of a request, with that first dimension.
+
+    Where that fails, the request fails on this rank, and takes part with memory that nobody sees (``spare``): the other ranks
+    are in the collective by now, and can only end it together with this one.
+    """
+    assert entry.allocate is not None
+    try:
+        made = entry.allocate(index, rows)
+    except Exception as error:
+        tensor = entry.request.tensors[index]
+        entry.error = EngineFailureError(
+            f"the output of {tensor.name!r} ({rows} rows) could not be made on this rank: {type(error).__name__}: {error}"
+        )
+        made = spare(tensor.data_type.numpy, rows * _elements(tensor.shape[1:]))
+        entry.owner = (entry.owner, made)
+        return made
+    return [made] if isinstance(made, np.ndarray) else made
+
+
+def scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
+    """The engine's operation and factors for a reduction over ``size`` ranks: Average is a Sum with 1/size in the postscale."""
+    if request.reduce_op == ReduceOp.AVERAGE:
+        return ReduceOp.SUM, request.prescale, request.postscale / size
+    return request.reduce_op, request.prescale, request.postscale
+
+
+def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | None) -> Completion:
+    first, entry = batch[0]
+    request = first.template if entry is None else entry.request
+    assert request is not None
+    op, prescale, postscale = scaling(request, communicator.size)
+    # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
+    # decisions, or in none.
+    unlike_sum = op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+    scale_here = first.template is not None and unlike_sum and prescale != 1.0
+    entries = [entry or _stand_in(communicator, decision) for decision, entry in batch]
+    if held is not None:
+        held.append(entries)
+    parts = [entry.inputs for entry in entries]
+    in_place = all(entry.outputs is entry.inputs for entry in entries)
+    targets = parts if in_place else [entry.outputs for entry in entries]
+    if scale_here:
+        parts = [
+            vectors if own is None else [_scaled(array, prescale) for array in vectors]
+            for (_, own), vectors in zip(batch, parts, strict=True)
+        ]
+        prescale = 1.0
+    completion: Completion = None
+    for inputs, outputs in _by_type(parts, targets):
+        if op == ReduceOp.ADASUM:
+            adasum(communicator, arrays_of(inputs), arrays_of(outputs), prescale, postscale)
+        else:
+            completion = communicator.allreduce(inputs, outputs, op, prescale, postscale)
+    return completion
+
+
+def _scaled(array: Array, factor: float) -> Array:
+    if factor != 1.0:
+        array = array.copy()
+        scale(array, factor)
+    return array
+
+
+def _by_type(inputs: Sequence[Vectors], outputs: Sequence[Vectors]) -> Sequence[tuple[Vectors, Vectors]]:
+    """Join what is of one type, in the order in which types first appear (the same on all ranks)."""
+    if len({part.layout.dtype for part in inputs if isinstance(part, Spans)}) < 2:
+        together = joined(inputs)
+        if isinstance(together, Spans) or len({array.dtype for array in together}) == 1:
+            return [(together, together if outputs is inputs else joined(outputs))]
+    split: dict[object, tuple[list[Vectors], list[Vectors]]] = {}
+    for sources, targets in zip(inputs, outputs, strict=True):
+        for index in range(len(sources)):
+            source = vector_of(sources, index)
+            some_inputs, some_outputs = split.setdefault(dtype_of(source), ([], []))
+            some_inputs.append(source)
+            some_outputs.append(vector_of(targets, index))
+    return [(joined(some_inputs), joined(some_outputs)) for some_inputs, some_outputs in split.values()]
+
+
+def _by_type_with_counts(
+    inputs: Sequence[Vectors], outputs: Sequence[Vectors], counts: Sequence[Sequence[int]]
+) -> Iterator[tuple[Vectors, Vectors, Sequence[Sequence[int]]]]:
+    """Join single vectors of one type; the counts go with them."""
+    for dtype in dict.fromkeys(dtype_of(vector) for vector in inputs):
+        chosen = [index for index, vector in enumerate(inputs) if dtype_of(vector) == dtype]
+        yield (
+            joined([inputs[index] for index in chosen]),
+            joined([outputs[index] for index in chosen]),
+            [counts[index] for index in chosen],
+        )
+
+
+def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry]]) -> Completion:
+    inputs: list[Vectors] = []
+    outputs: list[Vectors] = []
+    counts: list[list[int]] = []
+    for decision, entry in batch:
+        entry.handle.result = decision.rows
+        for index, (tensor, rows) in enumerate(zip(entry.request.tensors, decision.rows, strict=True)):
+            row_elements = _elements(tensor.shape[1:])
+            inputs.append(vector_of(entry.inputs, index))
+            outputs.append(output_of(entry, index, sum(rows), communicator.allocate))
+            counts.append([row_elements * rank_rows for rank_rows in rows])
+    completion: Completion = None
+    for some in _by_type_with_counts(inputs, outputs, counts):
+        completion = communicator.allgather(*some)
+    return completion
+
+
+def _alltoall(communicator: Communicator, decision: Decision, entry: Entry) -> Completion:
+    row_elements = _elements(entry.request.tensors[0].shape[1:])
+    received = [row[communicator.rank] for row in decision.splits]
+    target = output_of(entry, 0, sum(received), communicator.allocate)
+    entry.handle.result = received
+    counts = [[split * row_elements for split in row] for row in decision.splits]
+    return communicator.alltoall(entry.inputs, target, counts)
+
+
+def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> Completion:
+    inputs: list[Vectors] = []
+    outputs: list[Vectors] = []
+    counts: list[list[int]] = []
+    for entry in entries:
+        for index, tensor in enumerate(entry.request.tensors):
+            row_elements = _elements(tensor.shape[1:])
+            inputs.append(vector_of(entry.inputs, index))
+            outputs.append(vector_of(entry.outputs, index))
+            counts.append([rows * row_elements for rows in shard_rows(tensor.shape[0], communicator.size)])
+    op, prescale, postscale = scaling(entries[0].request, communicator.size)
+    completion: Completion = None
+    for some in _by_type_with_counts(inputs, outputs, counts):
+        completion = communicator.reducescatter(*some, op, prescale, postscale)
+    return completion
+
+
+def _elements(shape: Sequence[int]) -> int:
+    total = 1
+    for dimension in shape:
+        total *= dimension
+    return total

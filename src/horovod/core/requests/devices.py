@@ -1,0 +1,105 @@
+"""What the core knows of devices whose memory an engine moves: where a submission's vectors are ready, and who owns the device.
+
+A binding whose framework has such devices registers a :class:`Provider` when it is imported. Whether an engine moves their
+memory is settled in ``init()`` for the whole job, from what all ranks say (:class:`~horovod.comm.device.DeviceFacts`), so that
+every rank submits a request in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import msgspec
+
+from horovod.comm.datatypes import DataType
+from horovod.comm.device import GPU, DeviceFacts, DeviceRuntime
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.select import engine as engine_called
+from horovod.core.negotiation.agreement import list_ranks
+from horovod.core.negotiation.messages import Request
+
+
+class Provider(Protocol):
+    """The devices of this process, as its framework knows them."""
+
+    def facts(self) -> DeviceFacts:
+        """What is known before any is used. Quick, and takes no memory of a device."""
+
+    def runtime(self) -> DeviceRuntime:
+        """The device that this rank uses for collectives: one for the whole generation."""
+
+
+class Ready(msgspec.Struct):
+    """Where the vectors of one submission are on a device.
+
+    Attributes:
+        device: as ranks compare it, made by :func:`device_name`.
+        marker: of the device's runtime; before it the vectors must not be touched.
+        held: what holds their memory.
+    """
+
+    device: str
+    marker: Any
+    held: list[Any]
+
+
+class Reduction(Protocol):
+    """What decides whether an engine has a reduction; :class:`horovod.common.reductions.Reducing` is one."""
+
+    @property
+    def op(self) -> ReduceOp: ...
+
+    @property
+    def scaled(self) -> bool:
+        """Whether elements are multiplied or divided."""
+
+
+def carries_out(engine: str, data_types: Sequence[DataType], reduction: Reduction | None) -> bool:
+    """Whether an engine for the memory of GPUs has a collective on elements of these types; None: it only moves them."""
+    op, scaled = (None, False) if reduction is None else (reduction.op, reduction.scaled)
+    return not engine_called(engine, GPU).lacks(data_types, op, scaled)
+
+
+_provider: Provider | None = None
+
+
+def provide(provider: Provider | None) -> None:
+    """Take a framework's devices; the last one counts. Memory of another framework's devices is copied to host memory."""
+    global _provider
+    _provider = provider
+
+
+def provider() -> Provider | None:
+    """Whose devices they are, None where no framework has any."""
+    return _provider
+
+
+def device_name(engine: str) -> str:
+    """The device of requests that ``engine`` carries out on a GPU's memory, as ranks compare it."""
+    return f"{GPU}:{engine}"
+
+
+def engine_of(device: str) -> str:
+    """The engine that carries out requests on this device; "" if it is the one for host memory."""
+    kind, _, engine = device.partition(":")
+    return engine if kind == GPU else ""
+
+
+def moves(device: str, engine: str) -> bool:
+    """Whether a request on this device is for that engine."""
+    return device == device_name(engine)
+
+
+@lru_cache(maxsize=4096)
+def of_members(request: Request, members: tuple[int, ...], registration: int) -> Request:
+    """A request of some ranks as it is put to the coordinator of all. A name is told from the same name of other ranks, and of
+    a process set that the same ranks had before."""
+    name = f"{request.name} on {list_ranks(members)}{f' (registration {registration})' if registration else ''}"
+    return msgspec.structs.replace(request, name=name, members=members)
+
+
+def members_of(ranks: Sequence[int], process_set_id: int | None) -> tuple[int, ...]:
+    """As :class:`Request` has them: none for the global process set."""
+    return () if process_set_id == 0 else tuple(ranks)

@@ -1,0 +1,165 @@
+"""The handle of one collective: what ``submit`` returns and ``synchronize`` waits for."""
+
+from __future__ import annotations
+
+import _thread
+import copy
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from horovod.comm.base import Event
+from horovod.core.errors import HorovodInternalError
+
+_log = logging.getLogger("horovod.core")
+
+
+class Driver(Protocol):
+    """The worker, as seen by a thread that waits for a quick collective."""
+
+    def drive(self, handle: Handle) -> None:
+        """Carry the collective out on the calling thread, or return before it is done."""
+
+    def take_over(self, handle: Handle) -> None:
+        """Have the worker thread carry the collective out at once: no other thread will."""
+
+
+def drive_plainly(driver: Driver, handle: Handle) -> None:
+    """The call that :func:`drive_by` replaces."""
+    driver.drive(handle)
+
+
+_drive: Callable[[Driver, Handle], None] = drive_plainly
+
+
+def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
+    """Have ``drive(driver, handle)`` called in place of ``driver.drive(handle)``. It must make that call itself.
+
+    For a framework that traces the Python code of a thread, and must not trace the worker.
+    """
+    global _drive
+    _drive = drive
+
+
+_first = threading.RLock()
+"""Guards the list of callbacks of every handle while it is made; most handles need none. Reentrant for signal handlers."""
+
+
+class Handle(msgspec.Struct, eq=False, gc=False):
+    """Completed exactly once, by a worker thread or by an abort. Any number of threads may wait for it.
+
+    The garbage collector does not track it. It is part of a cycle only while a thread waits, and completion ends that.
+
+    Attributes:
+        error: why the collective failed, once it is done.
+        result: what the operation returns beyond the tensors that it fills, for example received splits.
+        event: set before completion, where a device carries the collective out: a stream that uses the outputs must wait for
+            it. None: the outputs are complete.
+        driver: the worker that a waiting thread may drive to carry out this collective; None if it may not.
+        end: is called just before completion, with the error; it returns the error that waiting threads get. An exception that
+            it raises is the error, too.
+    """
+
+    end: Callable[[BaseException | None], BaseException | None] | None = None
+    driver: Driver | None = None
+    error: BaseException | None = None
+    result: Any = None
+    event: Event | None = None
+    _finished: bool = False
+    _next: list[Callable[[], None]] | None = None
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return self._finished
+
+    def awaited(self) -> bool:
+        """Whether a thread waits for it or has asked to be called."""
+        return bool(self._next)
+
+    def complete(self, error: BaseException | None = None) -> None:
+        """Complete it and wake all threads that wait. Called once."""
+        end, self.end = self.end, None
+        if end is not None:
+            try:
+                error = end(error)
+            except Exception as failure:
+                error = error or HorovodInternalError(f"what follows a collective failed: {failure!r}")
+                _log.exception("what follows a collective failed")
+        self.error = error
+        self._finished = True
+        self.driver = None
+        if self._next:
+            self._call_next(self._next)
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once when the collective is done, on the thread that completes it; at once if it is done.
+
+        For bindings whose framework waits by itself. The callback must not block. An exception that it raises is logged.
+        """
+        if self._next is None:
+            with _first:
+                self._next = self._next or []
+        self._next.append(callback)
+        if self._finished:
+            self._call_next(self._next)
+        else:
+            self.leave_to_worker()
+
+    def leave_to_worker(self) -> None:
+        """Have the worker thread carry it out at once: the caller wants the result and does not wait for it here."""
+        driver, self.driver = self.driver, None
+        if driver is not None:
+            driver.take_over(self)
+
+    def _call_next(self, callbacks: list[Callable[[], None]]) -> None:
+        while True:
+            try:
+                callback = callbacks.pop()  # two threads may be here at the same time; each callback is popped by one
+            except IndexError:
+                return
+            try:
+                callback()
+            except Exception:  # it must not keep the thread from other callbacks
+                _log.exception("a callback at the end of a collective failed")
+
+    def wait(self, timeout: float = -1) -> None:
+        """Return when the collective is done; Ctrl-C interrupts.
+
+        Raises:
+            the collective's error: each time a new exception of its type, with its message.
+            TimeoutError: it was not done within ``timeout`` seconds (-1: no limit but the runtime's own).
+        """
+        driver = self.driver
+        if driver is not None and timeout < 0:
+            try:
+                _drive(driver, self)
+            except BaseException:  # of a signal handler, perhaps before anything was announced
+                self.leave_to_worker()
+                raise
+        if not self._finished:
+            gate = _thread.allocate_lock()
+            gate.acquire()
+            self.then(gate.release)
+            if not gate.acquire(timeout=timeout):
+                raise TimeoutError(f"the collective was not done within {timeout:g} seconds")
+        if self.error is not None:
+            raise copy.copy(self.error)  # each thread that waits gets one of its own
+
+
+def all_of(waits: Iterable[Callable[[], object]]) -> None:
+    """Wait for all collectives, also after one has failed, so that no tensor is written any more. Then raise the first error.
+
+    Args:
+        waits: for each collective a function that returns when it is done and raises if it failed, such as :meth:`Handle.wait`.
+    """
+    error: BaseException | None = None
+    for wait in waits:
+        try:
+            wait()
+        except BaseException as failure:
+            error = error or failure
+    if error is not None:
+        raise error

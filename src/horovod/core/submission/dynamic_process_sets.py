@@ -1,0 +1,252 @@
+"""Adds and removes process sets while the job runs. Every rank of the job must call, in the same order.
+
+1. The ranks exchange over the global set which set they want to add or remove, and their endpoints. Where they disagree, all
+   ranks raise, and nothing has changed.
+2. To add a set, its members connect and make a worker, as in ``init()``. The ranks exchange whether they could. If one could
+   not, all ranks raise, and the set and its number are free again.
+3. To remove a set, its members run a barrier. Everything that all members have submitted before is decided by then, and runs.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from horovod.comm.datatypes import Array, DataType
+from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
+from horovod.core.config import DYNAMIC_PROCESS_SETS
+from horovod.core.errors import SHUT_DOWN
+from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.context import current
+from horovod.core.lifecycle.generation import Generation
+from horovod.core.lifecycle.process_set import ProcessSet, membership
+from horovod.core.negotiation.messages import Operation, Request
+from horovod.core.requests.tensor import Tensor
+from horovod.core.submission import collectives
+from horovod.core.submission.arguments import set_id
+from horovod.core.worker.worker import WorkerThread
+
+
+class _Change(msgspec.Struct, array_like=True):
+    """What one rank asks for.
+
+    Attributes:
+        ranks: of the set to add; empty for a removal.
+        remove: the number of the set to remove; -1 for an addition.
+        endpoint: where the other members reach this rank.
+        obstacle: why this rank could not do its part of a change that was agreed on; "" if it could.
+    """
+
+    ranks: tuple[int, ...]
+    remove: int
+    endpoint: Endpoint | None
+    obstacle: str = ""
+
+
+_decode_change = msgspec.msgpack.Decoder(_Change).decode
+
+_REMOVED = "the process set was removed"
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set; returns when every rank of the job has registered the same one.
+
+    Args:
+        process_set: a :class:`ProcessSet`, or a list of global ranks.
+
+    Raises:
+        ValueError: not initialised, not allowed to add sets, a rank that does not exist or is listed twice, a set that exists
+            already, or ranks that disagree on what is added.
+        RuntimeError: a member could not connect, or start what the set needs; the message says which and why. Then nothing has
+            changed on any rank.
+        HorovodInternalError: the job has failed meanwhile.
+    """
+    context = _dynamic_context("adding")
+    wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if wanted.ranks is None:
+        raise NotImplementedError(  # the type that scripts of the public interface expect
+            "A process set made from an mpi4py communicator cannot be added later: pass it to hvd.init(process_sets=...), or "
+            "add the list of its ranks."
+        )
+    ranks = list(wanted.ranks or [])
+    identity, config = context.identity, context.config
+    mesh = Mesh(identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interfaces)
+    try:
+        mesh.keep_to(context.addresses)
+        changes = _exchange(context, _Change(tuple(ranks), -1, mesh.endpoint))
+        for rank, change in enumerate(changes):
+            if list(change.ranks) != ranks:
+                raise ValueError(
+                    f"the ranks do not add the same process set: rank {identity.rank} adds {ranks}, rank {rank} "
+                    + (f"adds {list(change.ranks)}" if change.remove < 0 else f"removes set {change.remove}")
+                )
+        _check(ranks, identity.size)  # after the exchange, so that all ranks raise
+        group = context.freed[0] if context.freed else max(membership.ranks) + 1
+        worker, failure = None, None
+        if identity.rank in ranks:
+            try:
+                worker = _assemble(context, group, ranks, [change.endpoint for change in changes], mesh)
+            except Exception as error:
+                failure = error
+    finally:
+        mesh.close()
+    try:
+        _check_all_could(context, ranks, failure)
+    except BaseException:
+        if worker is not None:
+            worker.close()
+        raise
+    # From here on, all ranks have the set.
+    if context.freed:
+        context.freed.pop(0)
+    membership.ranks[group] = ranks
+    wanted.process_set_id = group
+    if worker is not None:
+        worker.registration = context.changes
+        _start(context, group, worker)
+    return wanted
+
+
+def _check_all_could(context: Generation, ranks: list[int], failure: Exception | None) -> None:
+    """Raise on all ranks if one could not do its part."""
+    obstacle = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    outcomes = _exchange(context, _Change(tuple(ranks), -1, None, obstacle))
+    obstacles = [f"rank {rank}: {outcome.obstacle}" for rank, outcome in enumerate(outcomes) if outcome.obstacle]
+    if obstacles:
+        raise RuntimeError(
+            f"The process set {ranks} could not be added, and nothing has changed: {'; '.join(obstacles)}"
+        ) from failure
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Remove a process set. Every rank of the job must call it, with the set of the same number.
+
+    A collective that all members have submitted is finished first; one that some members have not submitted fails. The set may
+    be added again, and then gets a new number.
+
+    Returns:
+        False for the global set and for a set that is not registered; nothing is removed.
+
+    Raises:
+        TypeError: no :class:`ProcessSet`.
+        ValueError: not initialised, not allowed to remove sets, or ranks that disagree on what is removed.
+        HorovodInternalError: the job has failed before the set was removed.
+    """
+    context = _dynamic_context("removing")
+    group = set_id(process_set)
+    if group == 0:
+        return False
+    if group is None or group not in membership.ranks:
+        process_set.process_set_id = None
+        return False
+    changes = _exchange(context, _Change((), group, None))
+    for rank, change in enumerate(changes):
+        if change.remove != group:
+            raise ValueError(
+                f"the ranks do not remove the same process set: rank {context.identity.rank} removes set {group}, rank "
+                + (f"{rank} adds {list(change.ranks)}" if change.remove < 0 else f"{rank} removes set {change.remove}")
+            )
+    worker = context.workers.get(group)
+    if worker is not None:
+        # Everything that all members have submitted before the barrier is decided by then, and runs.
+        collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        context.end_worker(group, _REMOVED)
+    if context.device_engine:
+        # The same for requests on device memory, which all go to the coordinator of all ranks.
+        collectives.submit(0, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        context.workers[0].executor.drop_members(membership.ranks[group], f"{SHUT_DOWN} This was caused by {_REMOVED}.")
+    process_set.process_set_id = None
+    del membership.ranks[group]
+    context.freed.append(group)
+    return True
+
+
+def _check(ranks: list[int], size: int) -> None:
+    wrong = [rank for rank in ranks if not 0 <= rank < size]
+    if wrong or not ranks or len(set(ranks)) != len(ranks):
+        what = f"rank {wrong[0]} is not one of the job's {size}" if wrong else "every rank must be listed once"
+        raise ValueError(f"Attempted to add an invalid process set {ranks}: {what}")
+    if ranks in membership.ranks.values():
+        raise ValueError(f"Attempted to add a duplicate process set: {ranks}")
+
+
+def _dynamic_context(action: str) -> Generation:
+    context = current()
+    if not context.config.dynamic_process_sets:
+        raise ValueError(f"Set {DYNAMIC_PROCESS_SETS}=1 to allow {action} process sets after Horovod initialization.")
+    return context
+
+
+def _exchange(context: Generation, change: _Change) -> list[_Change]:
+    """The changes that the ranks ask for, by rank. Every rank calls it."""
+    data = np.frombuffer(msgspec.msgpack.encode(change), np.uint8).copy()
+    lengths = np.zeros(context.identity.size, np.int64)
+    gathered: list[Array] = []
+
+    def allocate(_: int, rows: int) -> Array:
+        gathered.append(np.empty(rows, np.uint8))
+        return gathered[0]
+
+    own = np.array([data.size], np.int64)
+    context.changes += 1
+    length_tensor, data_tensor = Tensor(own, DataType.INT64, (1,)), Tensor(data, DataType.UINT8, (data.size,))
+    handles = [
+        collectives.allgather("process_sets.length", None, [length_tensor], lambda _, rows: lengths),
+        collectives.allgather("process_sets.change", None, [data_tensor], allocate),
+    ]
+    for handle in handles:
+        handle.wait()
+    ends = lengths.cumsum()
+    return [
+        _decode_change(gathered[0][end - length : end].tobytes())
+        for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _assemble(
+    context: Generation, group: int, ranks: Sequence[int], endpoints: Sequence[Endpoint | None], mesh: Mesh
+) -> WorkerThread:
+    """Connect to the other members and make this rank's worker of the set."""
+    known = [endpoint for endpoint in endpoints if endpoint is not None]
+    generation = f"{context.generation}.{context.changes}"
+    deadline = time.monotonic() + context.config.start_timeout.total_seconds()
+
+    def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
+        return mesh.connect(known, keys, generation, context.secret, deadline)
+
+    sockets = mesh.connect(
+        known, control_connections(group, ranks, context.identity.rank), generation, context.secret, deadline
+    )
+    try:
+        return assemble(
+            group,
+            ranks,
+            context.identity.rank,
+            context.placement,
+            known,
+            sockets,
+            connect,
+            context.config,
+            context.watch,
+            lambda *_: None,
+            deadline,
+            context.mpi,
+        )
+    except BaseException:
+        for made in sockets.values():
+            made.close()
+        raise
+
+
+def _start(context: Generation, group: int, worker: WorkerThread) -> None:
+    context.workers[group] = worker
+    context.recording.follow(worker)
+    worker.start()
+    # The job may have failed before this worker was listed, so nothing else would abort it. A rank that has left in good
+    # order is no reason to abort: it need not be a member of this set.
+    if context.termination.failure is not None:
+        worker.abort(context.termination.failure)

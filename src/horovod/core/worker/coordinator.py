@@ -1,0 +1,241 @@
+"""The role of a process set's first rank: it counts the announcements of all ranks, orders batches, and reports stalls."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from horovod.comm.shm.proposals import Proposals
+from horovod.control.failure import Cause, FailureKind
+from horovod.core.config import Config
+from horovod.core.negotiation.agreement import describe
+from horovod.core.negotiation.fusion import fuse
+from horovod.core.negotiation.messages import (
+    Leave,
+    Listener,
+    MessageError,
+    Operation,
+    Order,
+    Request,
+    Stop,
+    decode_from_member,
+    encode,
+)
+from horovod.core.negotiation.negotiator import Negotiator, ReadyRequest
+from horovod.core.requests.batch import Batch
+from horovod.core.requests.devices import engine_of
+from horovod.core.worker.connections import Connections
+from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
+from horovod.observe.activities import activity
+from horovod.observe.stall import Stalled, StallInspector
+from horovod.observe.timeline import TensorLabel, Timeline
+
+_log = logging.getLogger("horovod.core")
+
+_TIME_TO_ANSWER = 0.2
+"""Seconds between asking the ranks where they are and reporting a stall. A rank that does not answer is reported without."""
+
+
+def labels(request: Request) -> list[TensorLabel]:
+    """The tensors of a request as the timeline shows them; the request's name if it has none."""
+    found = [TensorLabel(each.name, each.data_type.label, each.shape) for each in request.tensors]
+    return found or [TensorLabel(request.name, "", ())]
+
+
+class Coordinator(Role):
+    """Decides for all ranks of one process set.
+
+    Args:
+        ranks: the members' global ranks, in set order; this rank is the first.
+        engine: the name of the set's engine, for the timeline.
+        proposals: None where the ranks share no memory.
+    """
+
+    announces_between_batches = False
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        connections: Connections,
+        schedule: Schedule,
+        proposals: Proposals | None,
+        config: Config,
+        watch: Watch,
+        engine: str,
+    ) -> None:
+        self._ranks = ranks
+        self._connections = connections
+        self._schedule = schedule
+        self._proposals = proposals
+        self._config = config
+        self._watch = watch
+        self._engine = engine
+        self._negotiator = Negotiator(ranks, config.cache_capacity)
+        self._listeners = {member: Listener(config.cache_capacity) for member in connections.members()}
+        self._window = config.cycle_time.total_seconds()
+        self._window_end = 0.0
+        self._warning_seconds, self._limit_seconds = (
+            config.stall_warning_time.total_seconds(),
+            config.stall_limit.total_seconds(),
+        )
+        self._inspector = StallInspector(self._warning_seconds, self._limit_seconds)
+        if config.stall_check and config.stall_shutdown_time > config.stall_limit:
+            _log.warning(
+                "the stall shutdown time (%s) is shorter than the warning time (%s), so it is off",
+                config.stall_shutdown_time,
+                config.stall_warning_time,
+            )
+        self._next_inspection = 0.0
+        self._asked_where = False
+        self.timeline: Timeline | None = None
+        """Another thread may set it at any moment, so each use reads it once."""
+
+    # Messages
+
+    def announce(self, requests: Sequence[Request]) -> None:
+        if self._proposals is not None:
+            self._proposals.shut()
+        self._count(0, requests)
+
+    def receive(self, member: int, body: bytes) -> None:
+        message = decode_from_member(body)
+        if isinstance(message, Leave):
+            self._schedule.stop = self._schedule.stop or (self._ranks[member], message.reason)
+            return
+        requests = self._listeners[member].requests(message.items)
+        if message.proposal and self._had_succeeded(member, message.proposal):
+            del requests[:1]  # the member has been told (FastPath)
+        self._count(member, requests)
+        if self._proposals is not None and not self.fast_path_open():
+            self._proposals.shut()  # a member that has announced or joined proposes nothing
+
+    def leave(self, reason: str) -> None:
+        self._schedule.stop = self._schedule.stop or (self._ranks[0], reason)
+
+    def stop(self, rank: int, reason: str) -> None:
+        """Send Stop to all members, behind everything that was decided before."""
+        body = encode(Stop(rank, reason))
+        for member in self._connections.members():
+            self._connections.send(member, body)
+        self._connections.flush_all(self._config.timeout.total_seconds() / 3)
+
+    def _count(self, member: int, requests: Sequence[Request]) -> None:
+        timeline = self.timeline
+        if timeline is not None:
+            for request in requests:
+                if request.operation != Operation.JOIN:
+                    timeline.ready(request.operation.name, labels(request), member)
+        self._negotiator.announce(member, requests, time.monotonic())
+
+    def _had_succeeded(self, member: int, proposal: int) -> bool:
+        if self._proposals is None:
+            raise MessageError("there are no proposals without shared memory")
+        try:
+            return self._proposals.give_up(member, proposal)
+        except ValueError as error:
+            raise MessageError(str(error)) from error
+
+    # The fast path
+
+    def fast_path_open(self) -> bool:
+        return self._negotiator.idle and self.timeline is None
+
+    def settled(self) -> None:
+        if self._proposals is not None and self.fast_path_open():
+            self._proposals.reopen()
+
+    # Decisions
+
+    def decide(self) -> None:
+        if self._negotiator.has_ready and not self._in_window():
+            batches = fuse(self._negotiator.take(), self._config.fusion_threshold, self._config.disable_group_fusion)
+            timeline = self.timeline
+            if timeline is not None:
+                timeline.cycle()
+            self._order(batches)
+            self._schedule.batches.extend([[item.decision for item in batch] for batch in batches])
+
+    def _in_window(self) -> bool:
+        """Whether to wait for more requests: in the window (``HOROVOD_CYCLE_TIME``) that the first ready one opens."""
+        if not self._window or self._schedule.stop is not None:
+            return False
+        now = time.monotonic()
+        if not self._window_end:
+            self._window_end = now + self._window
+        if now < self._window_end:
+            return True
+        self._window_end = 0.0
+        return False
+
+    def _order(self, batches: list[list[ReadyRequest]]) -> None:
+        members = self._connections.members()
+        if not members:
+            return
+        body = encode(
+            Order([[item.decision if item.fresh else item.decision.identifier for item in batch] for batch in batches])
+        )
+        for member in members:
+            self._connections.send(member, body)
+
+    # The timeline
+
+    def record(self, batch: Batch) -> AbstractContextManager[None]:
+        timeline = self.timeline
+        return NOT_RECORDED if timeline is None else self._recorded(timeline, batch)
+
+    @contextmanager
+    def _recorded(self, timeline: Timeline, batch: Batch) -> Iterator[None]:
+        first = batch[0][0]
+        tensors: list[TensorLabel] = []
+        for decision, entry in batch:
+            request = decision.template if entry is None else entry.request
+            tensors += labels(request) if request is not None else []
+        timeline.decided(tensors)
+        if first.error or first.operation in (Operation.BARRIER, Operation.JOIN):
+            yield
+            return
+        operation, engine = first.operation.name, engine_of(first.device) or self._engine
+        timeline.begin(operation, activity(engine, operation), engine, tensors)
+        try:
+            yield
+        finally:
+            timeline.end(tensors)
+
+    # Stalls
+
+    def milliseconds(self) -> float | None:
+        if self._negotiator.has_ready:
+            return max(0.0, (self._window_end - time.monotonic()) * 1000)
+        oldest = self._negotiator.oldest() if self._config.stall_check else None
+        if oldest is None:
+            return None
+        now = time.monotonic()
+        due = max(oldest + self._warning_seconds, self._next_inspection)
+        if now >= due and not self._asked_where:
+            self._watch.probe()  # so that the report can say where the missing ranks are
+            self._asked_where = True
+            due = self._next_inspection = now + _TIME_TO_ANSWER
+        elif now >= due:
+            self._asked_where = False
+            due = self._next_inspection = now + max(1.0, self._inspect(now))
+        return max(1.0, (due - now) * 1000)
+
+    def _inspect(self, now: float) -> float:
+        """Report stalls. Returns the seconds until the next inspection."""
+        stalled = [
+            Stalled(waiting.request.name, describe(waiting.request), waiting.since, waiting.announced, waiting.missing)
+            for waiting in self._negotiator.waiting()
+        ]
+        text, blamed = self._inspector.report(stalled, now, self._watch.call_sites)
+        if text:
+            _log.log(logging.ERROR if blamed >= 0 else logging.WARNING, "%s", text)
+        if blamed >= 0:
+            late = stalled[0]
+            places = {rank: place for rank, place in self._watch.call_sites.items() if rank in late.missing}
+            self._watch.report(blamed, text, cause=Cause(FailureKind.TIME_LIMIT, late.name, places))
+        remaining = [self._warning_seconds]
+        if self._limit_seconds:
+            remaining.append(self._limit_seconds - (now - stalled[0].since))
+        return min(remaining)

@@ -1,0 +1,169 @@
+"""Carries out the batches of one worker with its engines, and completes their requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from horovod.comm.base import Communicator, Completion
+from horovod.comm.engine import EngineError
+from horovod.core.engines.device_engines import DeviceEngines
+from horovod.core.errors import EngineFailureError, HorovodInternalError, MismatchError
+from horovod.core.negotiation.messages import Decision
+from horovod.core.requests.batch import Batch, Entry, execute, size_of
+from horovod.core.requests.devices import moves
+from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.in_flight import InFlight
+from horovod.core.worker.open_events import OpenEvents
+
+_PLACED_BYTES = 4 << 20
+"""For a larger batch the worker thread moves to cores of its own. The move takes some microseconds."""
+
+kept: list[Entry] = []
+"""Failed requests whose tensors an engine may still read: their memory is not given back."""
+
+
+class Executor:
+    """The engines of one worker, and what runs on them. Its methods are for the thread that drives the worker but for
+    :meth:`abort`, :meth:`fail`, :meth:`drop_members` and :meth:`close`.
+
+    Args:
+        ranks: the members' global ranks, in set order.
+        communicator: the engine that moves the data of these ranks.
+        requests: of the worker.
+        placement: the cores that the worker thread runs on.
+        seconds: how long a device may take for a collective that it has come to.
+        settled: called when nothing is in flight any more, before the last handle is completed.
+
+    Attributes:
+        devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
+            set before the worker's thread starts.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        communicator: Communicator,
+        requests: InFlight,
+        placement: Placement,
+        seconds: float,
+        settled: Callable[[], None],
+    ) -> None:
+        self.devices: DeviceEngines | None = None
+        self._ranks = ranks
+        self._communicator = communicator
+        self._requests = requests
+        self._placement = placement
+        self._settled = settled
+        self._open_events = OpenEvents(seconds)
+
+    def carry_out(self, batch: Batch, driven: bool) -> None:
+        """Run one batch, and complete the handles of this rank's requests in it.
+
+        Args:
+            driven: by a thread of the script, which stays on its cores.
+
+        Raises:
+            PeerFailure, DeviceFailure, Aborted: it could not be carried out; the handles are left to :meth:`fail`.
+        """
+        if driven or size_of(batch) <= _PLACED_BYTES:
+            self._run(batch)
+        else:
+            with self._placement.at_work():
+                self._run(batch)
+
+    def carry_out_alone(
+        self, entry: Entry, rows: tuple[tuple[int, ...], ...] = (), splits: tuple[tuple[int, ...], ...] = ()
+    ) -> None:
+        """Run a quick request that all ranks have agreed on without an order, and complete it.
+
+        Args:
+            rows, splits: as in :class:`Decision`.
+        """
+        request = entry.request
+        self._run([(Decision(-1, request.name, request.operation, rows, splits), entry)])
+
+    def complete_alone(self, entry: Entry) -> None:
+        """Complete a request that ran without an order and without the engine."""
+        for known in self._requests.finish([entry.request.name]):
+            if known is not None:  # else an abort has completed it
+                known.handle.complete(known.error)
+
+    def look_at_devices(self) -> float | None:
+        """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work.
+
+        Raises:
+            DeviceFailure: a device failed, or takes too long.
+        """
+        if self._open_events:
+            self._open_events.look(time.monotonic())
+        return self._open_events.milliseconds()
+
+    def abort(self) -> None:
+        """End what runs. For any thread."""
+        self._communicator.abort()
+        if self.devices is not None:
+            self.devices.abort()
+
+    def fail(self, entries: Sequence[Entry], error: BaseException) -> None:
+        """Complete requests, which are in flight no more, with ``error``."""
+        if self._communicator.may_still_read():
+            kept.extend(entries)
+        for entry in entries:
+            entry.handle.complete(error)
+
+    def drop_members(self, members: Sequence[int], reason: str) -> None:
+        """These ranks are no process set any more: what they have not all submitted on device memory fails, and their
+        communicator goes. All ranks of the job call it, when everything else of that set is over."""
+        if self.devices is None:
+            return
+        for entry in self._requests.take_out(members):
+            entry.handle.complete(HorovodInternalError(reason))
+        self.devices.drop(members)
+
+    def close(self) -> None:
+        """Release the engines. Nothing may run on them any more."""
+        if self.devices is not None:
+            self.devices.close()
+        self._communicator.close()
+
+    def _run(self, batch: Batch) -> None:
+        first = batch[0][0]
+        failure: HorovodInternalError | None = None
+        completion: Completion = None
+        held: list[object] = []
+        if first.error:
+            failure = MismatchError(first.error, ranks=first.call_sites, tensor=first.name, call_sites=first.call_sites)
+        else:
+            try:
+                communicator, ranks = self._serving(first)
+            except EngineError as error:
+                failure = EngineFailureError(str(error), tensor=first.name)
+            else:
+                if communicator is None:  # the batch is of other ranks alone
+                    self._settle()
+                    return
+                completion = execute(communicator, ranks, batch, held)
+        self._complete(batch, failure, completion, held)
+
+    def _serving(self, decision: Decision) -> tuple[Communicator | None, Sequence[int]]:
+        """The communicator that carries out a decision, and its ranks; None where this rank does not take part."""
+        devices = self.devices
+        if devices is None or not moves(decision.device, devices.engine):
+            return self._communicator, self._ranks
+        return devices.of(decision.members)
+
+    def _complete(self, batch: Batch, error: BaseException | None, completion: Completion, held: object) -> None:
+        entries = self._requests.finish(decision.name for decision, _ in batch)
+        if completion is not None:
+            names = ", ".join(decision.name for decision, _ in batch[:3])
+            self._open_events.add(completion, names, (entries, held), time.monotonic())
+        self._settle()
+        for entry in entries:
+            if entry is not None:  # an abort has completed it, or this rank has joined
+                entry.handle.event = completion
+                entry.handle.complete(error or entry.error)
+
+    def _settle(self) -> None:
+        if self._requests.none():
+            self._settled()

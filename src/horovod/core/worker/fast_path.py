@@ -1,0 +1,284 @@
+"""Runs quick collectives of one host without an order of the coordinator (:mod:`horovod.comm.shm.proposals`).
+
+The set's first rank leads; it is also the rank of the coordinator. Proposal n runs as follows:
+
+1. A thread that waits for a quick collective proposes it, if nothing else of its process set is in flight here: it writes what
+   it asks for, and its contribution if that is small, into shared memory, then the number n (:meth:`FastPath._propose`).
+2. The leader waits a moment for the proposals of all ranks. The proposal succeeds if all are the same, and fails otherwise or
+   when a message arrives. The leader writes that down, for all ranks alike (:meth:`FastPath._lead`).
+3. A member waits a moment for what the leader writes (:meth:`FastPath._follow`). On success every rank computes the result
+   from all contributions, or runs the collective with the engine if it is not small (:meth:`FastPath.finish`). On failure
+   every rank announces its request as if nothing had been proposed.
+4. A member cannot take a proposal back. One that has waited long enough announces the request and names n
+   (:meth:`FastPath.given_up`). If n is still undecided when the coordinator reads that, it lets n fail and counts the request.
+   If n succeeds before, the leader sends ``Succeeded`` at once, since it may wait for the member in the engine; the member
+   carries n out (:meth:`FastPath.resolve`), and the coordinator does not count the request when it comes to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from horovod.comm.shm.proposals import Proposals, fits
+from horovod.comm.spans import Vectors, arrays_of, vector_of
+from horovod.core.negotiation.messages import Operation, Request, Succeeded, encode
+from horovod.core.requests.batch import Entry, output_of, scaling, shard_rows
+from horovod.core.requests.handle import Handle
+from horovod.core.worker.connections import Connections
+from horovod.core.worker.executor import Executor
+from horovod.core.worker.in_flight import InFlight
+from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, Polls
+
+_BY_ROWS = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
+"""Where ranks need the others' numbers of rows."""
+
+OPERATIONS = _BY_ROWS | {Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER, Operation.REDUCESCATTER}
+"""What each rank knows all about from its own request, and from the numbers of rows in the others' proposals."""
+
+
+class FastPath:
+    """The proposals of one rank. All methods are for the thread that drives the worker.
+
+    Args:
+        ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
+        polls: how often to poll before sleeping.
+        executor: runs what is not small, and completes requests.
+    """
+
+    def __init__(
+        self,
+        proposals: Proposals,
+        requests: InFlight,
+        ranks: Sequence[int],
+        index: int,
+        connections: Connections,
+        polls: Polls,
+        executor: Executor,
+    ) -> None:
+        self._executor = executor
+        self._proposals = proposals
+        self._requests = requests
+        self._ranks = ranks
+        self._index = index
+        self._connections = connections
+        self._rounds, self._polls = polls.word_rounds, polls.word
+        self._last = 0
+        self._contributed = False  # whether this rank's contribution is in its last proposal
+        self._unresolved: tuple[int, Entry] | None = None
+
+    def carry_out(self, handle: Handle) -> bool:
+        """Run the quick collective of ``handle`` and complete it, if nothing else is in flight and all ranks agree in time.
+
+        False: it was not run, and is announced before anything else.
+
+        Raises:
+            PeerFailure, Aborted: the engine could not run it.
+        """
+        entry = self._requests.take_alone(handle)
+        if entry is None:
+            return False
+        agreed = False
+        try:
+            agreed = self._agree(entry)
+        finally:
+            if not agreed:
+                self._requests.put_back(entry)
+        if agreed:
+            self.finish(entry)
+        return agreed
+
+    def _agree(self, entry: Entry) -> bool:
+        request = entry.request
+        if request.operation not in OPERATIONS:
+            return False
+        if request.operation in _BY_ROWS and (len(request.tensors) != 1 or not request.tensors[0].shape):
+            return False
+        identity = request.identity
+        if not fits(identity, _rows(request)):
+            return False
+        self._unresolved = None
+        return (self._lead if self._proposals.leads else self._follow)(entry, identity)
+
+    def _contributes(self, entry: Entry) -> bool:
+        """Whether this rank's contribution goes into its proposal: on all ranks or on none if their requests are alike; for an
+        allgather or alltoall, this rank's rows decide."""
+        request = entry.request
+        if request.operation in _BY_ROWS:
+            return self._all_fit([_rows(request)], request)
+        return entry.size() <= self._proposals.data_bytes and _of_one_type(request)
+
+    def _all_fit(self, notes: Sequence[Sequence[int]], request: Request) -> bool:
+        """Whether the rows that each rank contributes, the sum of its notes, fit into its proposal."""
+        row_bytes = _row_elements(request) * request.tensors[0].data_type.itemsize
+        return max(map(sum, notes)) * row_bytes <= self._proposals.data_bytes
+
+    def finish(self, entry: Entry) -> None:
+        """Carry out what all ranks have agreed on, the entry of this rank's last proposal, and complete it.
+
+        Raises:
+            PeerFailure, Aborted: the engine could not run it.
+        """
+        if entry.request.operation is Operation.ALLGATHER:
+            self._finish_allgather(entry)
+        elif entry.request.operation is Operation.ALLTOALL:
+            self._finish_alltoall(entry)
+        elif self._contributed:
+            self._compute(entry)
+            self._executor.complete_alone(entry)
+        else:
+            self._executor.carry_out_alone(entry)
+
+    def _finish_allgather(self, entry: Entry) -> None:
+        notes = self._proposals.notes(1)
+        rows = tuple(note for (note,) in notes)
+        if not self._all_fit(notes, entry.request):
+            self._executor.carry_out_alone(entry, rows=(rows,))
+            return
+        entry.handle.result = (rows,)
+        output = arrays_of(output_of(entry, 0, sum(rows)))[0]
+        row_elements = _row_elements(entry.request)
+        self._proposals.allgather(output, [row_elements * each for each in rows])
+        self._executor.complete_alone(entry)
+
+    def _finish_alltoall(self, entry: Entry) -> None:
+        splits = self._proposals.notes(len(self._ranks))
+        if not self._all_fit(splits, entry.request):
+            self._executor.carry_out_alone(entry, splits=splits)
+            return
+        entry.handle.result = received = [row[self._index] for row in splits]
+        output = arrays_of(output_of(entry, 0, sum(received)))[0]
+        row_elements = _row_elements(entry.request)
+        self._proposals.alltoall(output, [[row_elements * each for each in row] for row in splits])
+        self._executor.complete_alone(entry)
+
+    def _disturbed(self) -> bool:
+        """Whether there is something else to do than to wait for a proposal."""
+        return self._requests.waiting() or self._requests.closed
+
+    def _lead(self, entry: Entry, identity: bytes) -> bool:
+        proposals = self._proposals
+        proposals.reopen()
+        number = self._propose(entry, identity)
+        success = all(
+            self._proposes_in_time(peer, number) and proposals.alike(peer, identity)
+            for peer in range(1, len(self._ranks))
+        )
+        for member in proposals.decide(success):
+            self._connections.send(member, encode(Succeeded(number)))
+        return success
+
+    def _proposes_in_time(self, peer: int, number: int) -> bool:
+        proposals, messages = self._proposals, self._connections.poll_messages
+        for _ in range(self._rounds):
+            if proposals.await_proposal(peer, number, self._polls, 0):
+                return True
+            if messages(0).readable:
+                return False
+        for _ in range(SLEEPS):
+            if proposals.await_proposal(peer, number, 1, SLEEP_SECONDS):
+                return True
+            if self._disturbed() or messages(0).readable:
+                return False
+        return False
+
+    def _follow(self, entry: Entry, identity: bytes) -> bool:
+        proposals = self._proposals
+        if proposals.closed():
+            return False
+        number = self._propose(entry, identity)
+        self._unresolved = (number, entry)
+        if not self._decided_in_time(number) and not proposals.stop_waiting(number):
+            return False
+        self._unresolved = None
+        return proposals.succeeded()
+
+    def _decided_in_time(self, number: int) -> bool:
+        proposals = self._proposals
+        for _ in range(self._rounds):
+            if proposals.await_outcome(number, self._polls, 0):
+                return True
+            if proposals.closed():
+                return False
+        for _ in range(SLEEPS):
+            if proposals.await_outcome(number, 1, SLEEP_SECONDS):
+                return True
+            if self._disturbed() or proposals.closed():
+                return False
+        return False
+
+    def resolve(self, number: int) -> Entry | None:
+        """The entry of a proposal that this rank has given up and that has succeeded, for :meth:`finish`.
+
+        None: this rank saw the success itself.
+
+        Raises:
+            ValueError: this rank has not proposed it, or it has not succeeded.
+        """
+        if self._unresolved is None or self._unresolved[0] != number:
+            if 0 < number <= self._last:
+                return None
+            raise ValueError(f"proposal {number} was never made")
+        if not self._proposals.over(number) or not self._proposals.succeeded():
+            raise ValueError(f"proposal {number} has not succeeded")
+        entry = self._unresolved[1]
+        self._unresolved = None
+        return entry
+
+    def given_up(self, request: Request) -> int:
+        """The number of the proposal that the announcement of ``request`` must name; 0 for none. Called once for each."""
+        if self._unresolved is None or self._unresolved[1].request is not request:
+            return 0
+        number = self._unresolved[0]
+        if self._proposals.over(number) and not self._proposals.succeeded():
+            self._unresolved = None
+            return 0
+        return number
+
+    def _propose(self, entry: Entry, identity: bytes) -> int:
+        request = entry.request
+        vectors: Vectors = entry.inputs
+        self._contributed = self._contributes(entry)
+        if not self._contributed:
+            vectors = ()
+        elif request.operation is Operation.BROADCAST:
+            vectors = entry.outputs if self._ranks[self._index] == request.root else ()
+        elif request.operation is Operation.ALLTOALL:  # not the rows that go to nobody
+            vectors = [arrays_of(vectors)[0][: sum(request.splits) * _row_elements(request)]]
+        self._last = self._proposals.propose(identity, vectors, _rows(request))
+        return self._last
+
+    def _compute(self, entry: Entry) -> None:
+        request = entry.request
+        if request.operation is Operation.ALLREDUCE:
+            self._proposals.reduce(entry.outputs, *scaling(request, len(self._ranks)))
+        elif request.operation is Operation.REDUCESCATTER:
+            self._compute_shards(entry)
+        elif request.operation is Operation.BROADCAST:
+            self._proposals.broadcast(entry.outputs, self._ranks.index(request.root))
+
+    def _compute_shards(self, entry: Entry) -> None:
+        start, size = 0, len(self._ranks)
+        how = scaling(entry.request, size)
+        for index, tensor in enumerate(entry.request.tensors):
+            rows, *others = tensor.shape
+            row_elements = math.prod(others)
+            before = sum(shard_rows(rows, size)[: self._index])
+            self._proposals.reduce(vector_of(entry.outputs, index), *how, start + before * row_elements)
+            start += rows * row_elements
+
+
+def _rows(request: Request) -> tuple[int, ...]:
+    """What the other ranks must know of this rank's rows: how many there are, or how many go to each rank."""
+    if request.operation is Operation.ALLGATHER:
+        return request.tensors[0].shape[:1]
+    return request.splits
+
+
+def _row_elements(request: Request) -> int:
+    return math.prod(request.tensors[0].shape[1:])
+
+
+def _of_one_type(request: Request) -> bool:
+    tensors = request.tensors
+    return len(tensors) < 2 or all(each.data_type is tensors[0].data_type for each in tensors[1:])

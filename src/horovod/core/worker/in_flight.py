@@ -1,0 +1,232 @@
+"""This rank's requests in flight in one process set, and which submission wakes the worker thread. For any thread.
+
+A request is in flight from its submission until it is done, failed or withdrawn. It is announced once, by the thread that
+drives the worker next. The worker thread says in which state it waits (:mod:`horovod.core.worker.waiting`). One lock guards
+the requests and the state, so a thread that is about to sleep misses no submission.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from horovod.core.requests.batch import Entry
+from horovod.core.requests.handle import Driver, Handle
+from horovod.core.worker.progress import is_quick
+from horovod.core.worker.waiting import COALESCE_MILLISECONDS, WorkerState, must_wake
+
+DUPLICATE_NAME = (
+    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+    "being processed. If you want to request another tensor, use a different tensor name."
+)
+
+_AWAKE = WorkerState.AWAKE  # an attribute of an enumeration takes longer to look up than everything else _wakes() does
+
+
+class InFlight:
+    """The requests in flight.
+
+    Args:
+        driver: the worker that threads which wait for a quick request may drive; None if they must not.
+
+    Attributes:
+        closed: no request is taken any more, and none that is in flight may be begun; set once.
+        error: what every request in flight has failed with; set once, after ``closed``.
+        failed: set together with ``error``.
+        latest: the handle of the last submission.
+    """
+
+    def __init__(self, driver: Driver | None) -> None:
+        self.closed = False
+        self.error: BaseException | None = None
+        self.failed = threading.Event()
+        self.latest = Handle()
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._known: dict[str, Entry] = {}
+        self._unannounced: list[Entry] = []
+        self._left_to_worker: Handle | None = None
+        self._state = WorkerState.AWAKE
+        self._coalesce_next = False
+        self._announced_at = 0.0
+
+    # The next three methods return whether the worker thread must be woken.
+
+    def add(self, entry: Entry, held: bool, awaited: bool) -> bool:
+        """Take a submission.
+
+        Args:
+            held: it is not announced before :meth:`release`.
+            awaited: the calling thread waits for it next, and carries it out if it is quick.
+
+        Raises:
+            ValueError: a request of that name is in flight.
+            the error that all requests have failed with; not before all threads have left their tensors.
+        """
+        name, handle = entry.request.name, entry.handle
+        driver = self._driver if not held and is_quick(entry) else None
+        with self._lock:
+            if not self.closed:
+                if name in self._known:
+                    raise ValueError(f"{DUPLICATE_NAME} The name is {name!r}.")
+                self.latest = handle
+                if held:
+                    entry.held = True
+                    self._known[name] = entry
+                    return False
+                handle.driver = driver
+                queue = self._unannounced.append
+                # Both or neither: Python runs a signal handler, which may raise, after a call, and there is none in between.
+                self._known[name] = entry
+                queue(entry)
+                return self._wakes(entry, awaited)
+        self.failed.wait()
+        assert self.error is not None
+        raise copy.copy(self.error)
+
+    def release(self, entry: Entry) -> bool:
+        """Let a held request be announced, if it is still in flight."""
+        with self._lock:
+            if self.closed or self._known.get(entry.request.name) is not entry:
+                return False
+            queue = self._unannounced.append
+            entry.held = False  # both or neither, as in add()
+            queue(entry)
+            return self._wakes(entry, awaited=False)
+
+    def leave_to_worker(self, handle: Handle) -> bool:
+        """Keep the worker thread from standing by until ``handle`` is done: no waiting thread will carry it out."""
+        with self._lock:
+            self._left_to_worker = handle
+            state = self._state
+            return state is WorkerState.STANDBY or (state is WorkerState.ASLEEP and bool(self._unannounced))
+
+    def _wakes(self, entry: Entry, awaited: bool) -> bool:
+        state = self._state
+        if state is _AWAKE:
+            return False
+        wake = must_wake(state, entry.handle.driver is not None, awaited, entry.since - self._announced_at)
+        if wake and state is not WorkerState.STANDBY:
+            self._state = WorkerState.AWAKE
+        return wake
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Forget a held request; False if it has failed or was released already."""
+        with self._lock:
+            known = entry.held and self._known.get(entry.request.name) is entry
+            if known:
+                del self._known[entry.request.name]
+        return known
+
+    def take_out(self, members: Sequence[int]) -> list[Entry]:
+        """Forget, and return, requests of some of the ranks, who will not take part in them any more."""
+        with self._lock:
+            found = [entry for entry in self._known.values() if entry.request.members == tuple(members)]
+            for entry in found:
+                del self._known[entry.request.name]
+            self._unannounced = [entry for entry in self._unannounced if entry not in found]
+        return found
+
+    def close(self) -> None:
+        """Take and announce nothing from now on. :meth:`fail` follows when no thread uses the tensors any more."""
+        with self._lock:
+            self.closed = True
+            self._unannounced.clear()
+
+    def fail(self, error: BaseException) -> list[Entry]:
+        """Fail everything that is in flight, and all later submissions, with ``error``. Returns what was in flight."""
+        self.close()
+        with self._lock:
+            if self.error is None:
+                self.error = error
+            entries = list(self._known.values())
+            self._known.clear()
+        self.failed.set()
+        return entries
+
+    def oldest(self) -> Entry | None:
+        """The first submission of all that are in flight."""
+        with self._lock:
+            return next(iter(self._known.values()), None)
+
+    # For the thread that drives the worker.
+
+    def waiting(self) -> bool:
+        """Whether there is anything to announce."""
+        return bool(self._unannounced)
+
+    def take(self) -> list[Entry]:
+        """Everything that is to be announced, in the order of submission."""
+        with self._lock:
+            taken, self._unannounced = self._unannounced, []
+        return taken
+
+    def take_alone(self, handle: Handle) -> Entry | None:
+        """The request of ``handle``, if it has not been announced and nothing else is in flight."""
+        with self._lock:
+            if len(self._known) != 1 or len(self._unannounced) != 1 or self._unannounced[0].handle is not handle:
+                return None
+            return self._unannounced.pop()
+
+    def put_back(self, entry: Entry) -> None:
+        """Undo :meth:`take_alone`: the request is announced before all others."""
+        with self._lock:
+            if not self.closed:
+                self._unannounced.insert(0, entry)
+
+    def find(self, names: Iterable[str]) -> list[Entry | None]:
+        """The requests of these names; None for a name that is not in flight."""
+        with self._lock:
+            return [self._known.get(name) for name in names]
+
+    def finish(self, names: Iterable[str]) -> list[Entry | None]:
+        """Like :meth:`find`; the requests are not in flight any more."""
+        with self._lock:
+            return [self._known.pop(name, None) for name in names]
+
+    def none(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._known
+
+    def announced(self, coalesce: bool) -> None:
+        """Note that everything that was taken has been announced.
+
+        Args:
+            coalesce: the worker thread waits a moment for more submissions before it sleeps, if an answer is due.
+        """
+        self._coalesce_next, self._announced_at = coalesce, time.monotonic()
+
+    # For the worker thread.
+
+    def begin_standby(self) -> bool:
+        """Enter STANDBY; False, and it does not, if something is in flight that no waiting thread carries out."""
+        with self._lock:
+            if self._left_to_worker is not None and not self._left_to_worker.done():
+                return False
+            if any(entry.handle.driver is None and not entry.held for entry in self._known.values()):
+                return False
+            self._state = WorkerState.STANDBY
+        return True
+
+    def begin_wait(self, busy: bool) -> int:
+        """Enter the state to wait in. Returns for how many milliseconds; -1: until it is woken.
+
+        Args:
+            busy: the thread has something to do and does not wait.
+        """
+        with self._lock:
+            coalesce, self._coalesce_next = self._coalesce_next, False
+            if busy or self._unannounced:
+                return 0
+            if coalesce and self._known:
+                self._state = WorkerState.COALESCING
+                return COALESCE_MILLISECONDS
+            self._state = WorkerState.ASLEEP
+            return -1
+
+    def end_wait(self) -> None:
+        """Enter AWAKE."""
+        with self._lock:
+            self._state = WorkerState.AWAKE

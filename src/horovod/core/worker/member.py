@@ -1,0 +1,93 @@
+"""The role of every rank but the first: it announces to the coordinator and follows its orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from horovod.core.negotiation.messages import (
+    Announce,
+    Announcer,
+    Decision,
+    Leave,
+    MessageError,
+    Request,
+    Stop,
+    Succeeded,
+    decode_from_coordinator,
+    encode,
+)
+from horovod.core.worker.connections import Connections
+from horovod.core.worker.fast_path import FastPath
+from horovod.core.worker.role import Role, Schedule
+
+
+class Member(Role):
+    """Announces requests, and schedules the batches that the coordinator orders.
+
+    Args:
+        connections: member 0 is the coordinator.
+        fast_path: None where the ranks share no memory.
+        capacity: how many requests the announcements abbreviate.
+    """
+
+    announces_between_batches = True
+    """The coordinator hears early what comes next."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        schedule: Schedule,
+        fast_path: FastPath | None,
+        capacity: int,
+    ) -> None:
+        self._connections = connections
+        self._schedule = schedule
+        self._fast_path = fast_path
+        self._announcer = Announcer(capacity)
+        self._decisions: dict[int, Decision] = {}
+
+    def announce(self, requests: Sequence[Request]) -> None:
+        proposal = self._fast_path.given_up(requests[0]) if self._fast_path is not None else 0
+        self._connections.send(0, encode(Announce([self._announcer.item(request) for request in requests], proposal)))
+
+    def leave(self, reason: str) -> None:
+        self._connections.send(0, encode(Leave(reason)))
+
+    def receive(self, member: int, body: bytes) -> None:
+        message = decode_from_coordinator(body)
+        if isinstance(message, Stop):
+            self._schedule.stop = (message.rank, message.reason)
+            self._connections.drop(member)  # it is the last message; the coordinator closes the connection after it
+        elif isinstance(message, Succeeded):
+            self._resolve(message.proposal)
+        else:
+            self._schedule.batches.extend([[self._decision(item) for item in batch] for batch in message.batches])
+
+    def decide(self) -> None:
+        """Nothing: the coordinator decides."""
+
+    def settled(self) -> None:
+        """Nothing: the coordinator opens and closes the fast path."""
+
+    def stop(self, rank: int, reason: str) -> None:
+        """Nothing: Stop is the last message."""
+
+    def _resolve(self, proposal: int) -> None:
+        if self._fast_path is None:
+            raise MessageError("there are no proposals without shared memory")
+        try:
+            entry = self._fast_path.resolve(proposal)
+        except ValueError as error:
+            raise MessageError(str(error)) from error
+        if entry is not None:
+            self._fast_path.finish(entry)
+
+    def _decision(self, item: int | Decision) -> Decision:
+        if isinstance(item, int):
+            try:
+                return self._decisions[item]
+            except KeyError:
+                raise MessageError(f"decision {item} was never defined") from None
+        if item.identifier >= 0:
+            self._decisions[item.identifier] = item
+        return item

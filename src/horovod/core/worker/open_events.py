@@ -1,0 +1,80 @@
+"""What a worker thread has handed to a device and is not over yet: held, looked after, and given up after a while.
+
+A device engine's collective returns before the device has carried it out, and handles complete then. The vectors that it works
+on are held here until its event is over. The worker thread looks at the oldest event while there is one, so an error of the
+engine, or a peer that never comes, ends the job instead of leaving the device waiting for good.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from horovod.comm.base import DeviceFailure, Event
+
+FIRST_LOOK_MILLISECONDS = 1.0
+LOOK_MILLISECONDS = 100.0
+"""How long the worker thread sleeps at most while an event is open: twice as long each time that it finds none over. So memory
+is held for not much longer than the device needs it, and a device that computes for long costs nothing."""
+
+
+class _Open(NamedTuple):
+    event: Event
+    names: str
+    held: object
+
+
+class OpenEvents:
+    """Events in the order of their collectives, which is that in which they are over.
+
+    Args:
+        seconds: how long the oldest may take after the device has come to it. What the device does before, as computing a step,
+            may take any time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._open: deque[_Open] = deque()
+        self._progress = 0.0
+        self._pause = FIRST_LOOK_MILLISECONDS
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, event: Event, names: str, held: object, now: float) -> None:
+        """Hold ``held`` until ``event`` is over."""
+        if not self._open:
+            self._progress = now
+        self._open.append(_Open(event, names, held))
+        self._pause = FIRST_LOOK_MILLISECONDS
+
+    def milliseconds(self) -> float | None:
+        """Until the next look; None where nothing is open."""
+        return self._pause if self._open else None
+
+    def look(self, now: float) -> None:
+        """Let go of what is over.
+
+        Raises:
+            DeviceFailure: the engine reports an error, or there was no progress within the limit.
+        """
+        self._pause = min(2 * self._pause, LOOK_MILLISECONDS)
+        while self._open:
+            first = self._open[0]
+            error = first.event.error()
+            if error is not None:
+                raise DeviceFailure(f"{first.names} failed on the device: {error}")
+            if not first.event.query():
+                if not first.event.begun():
+                    self._progress = now
+                break
+            self._open.popleft()
+            self._progress = now
+            self._pause = FIRST_LOOK_MILLISECONDS
+        if self._open and now - self._progress > self._seconds:
+            raise DeviceFailure(
+                f"{self._open[0].names} is not over on the device {now - self._progress:.3g} seconds after the device came to "
+                "it: the device of another rank has not come to it. If that computes for so long, raise "
+                "HOROVOD_GLOO_TIMEOUT_SECONDS",
+                timed_out=True,
+            )

@@ -1,0 +1,104 @@
+"""The role of a rank in one process set: the set's first rank is its :class:`Coordinator`, every other rank a :class:`Member`.
+
+A worker has one role, and calls it in each step. A role sends and takes messages, and puts what was decided into the worker's
+:class:`Schedule`. It runs no collective and owns no thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from horovod.control.failure import LOST, Cause
+from horovod.core.negotiation.messages import Decision, Request
+from horovod.core.requests.batch import Batch
+
+
+class Watch(Protocol):
+    """What a worker and its role need of the liveness monitor.
+
+    Attributes:
+        call_sites: by rank, where in the script it was when it last answered.
+    """
+
+    call_sites: dict[int, str]
+
+    def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
+        """Report that ``rank`` has failed; ``suspected``: perhaps through the fault of another rank."""
+
+    def report_no_progress(self, rank: int, reason: str, times: int) -> None:
+        """Report for the n-th time in one wait that ``rank`` makes no progress in a collective."""
+
+    def probe(self) -> None:
+        """Ask all ranks whether they answer."""
+
+
+class Schedule:
+    """What was decided and has not been carried out on this rank yet.
+
+    Attributes:
+        batches: in the order in which every rank carries them out.
+        stop: the rank that has left and its reason, once no batch follows any more; None before.
+    """
+
+    __slots__ = ("batches", "stop")
+
+    def __init__(self) -> None:
+        self.batches: deque[Sequence[Decision]] = deque()
+        self.stop: tuple[int, str] | None = None
+
+
+class Role(ABC):
+    """A rank's part in the agreement of its process set. All methods are for the thread that drives the worker.
+
+    Attributes:
+        announces_between_batches: submissions are announced after each batch, not only after all that are due.
+    """
+
+    announces_between_batches: bool
+
+    @abstractmethod
+    def announce(self, requests: Sequence[Request]) -> None:
+        """Tell the coordinator what this rank has submitted."""
+
+    @abstractmethod
+    def receive(self, member: int, body: bytes) -> None:
+        """Take one message.
+
+        Raises:
+            MessageError, NegotiationError: the member broke the protocol.
+        """
+
+    @abstractmethod
+    def leave(self, reason: str) -> None:
+        """Tell the coordinator that this rank shuts down."""
+
+    @abstractmethod
+    def decide(self) -> None:
+        """Schedule what has become ready."""
+
+    def record(self, batch: Batch) -> AbstractContextManager[None]:
+        """A block in which the batch is carried out, for the timeline."""
+        return NOT_RECORDED
+
+    @abstractmethod
+    def settled(self) -> None:
+        """Note that nothing of this rank is in flight."""
+
+    @abstractmethod
+    def stop(self, rank: int, reason: str) -> None:
+        """Do what is left to do when everything scheduled has run and ``rank`` has left."""
+
+    def fast_path_open(self) -> bool:
+        """Whether small collectives may run without an order now."""
+        return True
+
+    def milliseconds(self) -> float | None:
+        """After what time the worker must take a step though nothing happens; None: never."""
+        return None
+
+
+NOT_RECORDED = nullcontext()

@@ -1,0 +1,403 @@
+"""The worker of one process set on one rank: announces submissions, receives orders, carries them out one by one.
+
+One thread does all of it. While a collective runs there is nothing better to do: what becomes ready meanwhile waits in the
+sockets, and travels together as the next batch. Other threads append to a queue and return. The worker thread sleeps in one
+``poll`` of its connections and its wake-up, without a timeout while nothing is in flight
+(:mod:`horovod.core.worker.waiting`).
+
+The worker works in steps. A thread that waits for a quick collective may take steps, too, one thread at a time
+(:mod:`horovod.core.worker.progress`). Large collectives and the orderly end are left to the worker thread.
+
+What a step says to other ranks and hears from them depends on the worker's role (:mod:`horovod.core.worker.role`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
+from horovod.comm.shm.proposals import Proposals
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.failure import ENGINE, TIME_LIMIT
+from horovod.core.config import Config
+from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
+from horovod.core.negotiation.messages import Decision, MessageError
+from horovod.core.negotiation.negotiator import NegotiationError
+from horovod.core.requests.batch import Batch, Entry
+from horovod.core.requests.handle import Handle
+from horovod.core.worker.connections import Connections, ReadyConnections
+from horovod.core.worker.coordinator import Coordinator
+from horovod.core.worker.cpu_affinity import ANYWHERE, Placement
+from horovod.core.worker.executor import Executor
+from horovod.core.worker.fast_path import FastPath
+from horovod.core.worker.in_flight import InFlight
+from horovod.core.worker.member import Member
+from horovod.core.worker.progress import Progress, may_drive
+from horovod.core.worker.role import Role, Schedule, Watch
+from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
+
+_log = logging.getLogger("horovod.core")
+
+
+def still_in_use(error: HorovodInternalError) -> HorovodInternalError:
+    """``error`` with a warning not to use the tensors' memory again, because a thread did not leave a collective."""
+    return error.extended(
+        "A thread of this rank (horovod-worker) did not leave a collective in time, so the tensors of collectives that were "
+        "in flight may still be read and written: end this process instead of using them again."
+    )
+
+
+class WorkerThread:
+    """The queue, the connections, the engine and the thread of one process set on this rank.
+
+    Args:
+        name: of the process set, for the thread's name.
+        ranks: the members' global ranks, in set order.
+        index: this rank's place in ``ranks``; 0 is the coordinator.
+        channels: by member index: to the coordinator (index 0), or on the coordinator to all others.
+        communicator: the engine that moves the data of these ranks.
+        watch: the liveness monitor, which takes reports of failures.
+        on_stopped: called on the worker thread when the set was shut down in good order, with the rank that left, its
+            reason, and whether this rank still waited for a collective.
+        placement: the cores that the thread runs on.
+        proposals: the shared memory of the fast path; None where the ranks share none.
+
+    Attributes:
+        role: coordinator or member.
+        finished: the set has ended in good order, on all ranks.
+        unnamed: how many calls without a name were made on this process set, by kind.
+        registration: a number that tells its process set from another of the same ranks, the same on all members.
+        executor: what carries out batches.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        index: int,
+        channels: Mapping[int, Channel],
+        communicator: Communicator,
+        config: Config,
+        watch: Watch,
+        on_stopped: Callable[[int, str, bool], None],
+        placement: Placement = ANYWHERE,
+        proposals: Proposals | None = None,
+    ) -> None:
+        self.ranks = list(ranks)
+        self.index = index
+        self.communicator = communicator
+        self.registration = 0
+        self.unnamed: Counter[str] = Counter()
+        self.finished = False
+        self._config = config
+        self._watch = watch
+        self._on_stopped = on_stopped
+        self._placement = placement
+        self._polls = polls(placement.spins)
+        self._connections = Connections(channels)
+        self._requests = InFlight(None if config.cycle_time else self)
+        self._schedule = Schedule()
+        self._progress = Progress(self._connections, self._polls, index == 0)
+        self._proposals = proposals
+        self.executor = Executor(
+            self.ranks,
+            communicator,
+            self._requests,
+            placement,
+            config.timeout.total_seconds(),
+            lambda: self.role.settled(),
+        )
+        self._fast_path: FastPath | None = None
+        if proposals is not None:
+            self._fast_path = FastPath(
+                proposals, self._requests, self.ranks, index, self._connections, self._polls, self.executor
+            )
+        self.role: Role = (
+            Coordinator(self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name)
+            if index == 0
+            else Member(self._connections, self._schedule, self._fast_path, config.cache_capacity)
+        )
+        self._left = threading.Event()
+        self._leaving: str | None = None
+        self._said_leave = False
+        self._probe_seconds = config.timeout.total_seconds() / 3
+        self._next_probe = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
+
+    # For any thread.
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, entry: Entry, held: bool = False, awaited: bool = False) -> None:
+        """Queue a request. Never waits for peers.
+
+        Args:
+            held: its inputs have not arrived yet, so it is not announced before :meth:`release`.
+            awaited: the calling thread calls ``entry.handle.wait()`` next, so a sleeping worker thread need not be woken.
+
+        Raises:
+            ValueError: a request of that name is in flight on this rank.
+            HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
+            what a signal handler raises: then the request is either not in flight, or it is carried out like any other.
+        """
+        try:
+            if self._requests.add(entry, held, awaited):
+                self._connections.wake()
+        except BaseException:
+            self._connections.wake()
+            raise
+
+    def release(self, entry: Entry, error: BaseException | None = None) -> None:
+        """Announce a held request, whose inputs have arrived; or fail it on this rank with ``error``: they never will.
+
+        Does nothing if the request has failed meanwhile.
+        """
+        if error is not None:
+            if self.withdraw(entry):
+                entry.handle.complete(error)
+            return
+        entry.since = time.monotonic()
+        try:
+            if self._requests.release(entry):
+                self._connections.wake()
+        except BaseException:
+            self._connections.wake()
+            raise
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Forget a held request; False if it has failed or was released already."""
+        return self._requests.withdraw(entry)
+
+    def leave(self, reason: str) -> None:
+        """Ask for an orderly end: what is decided still runs, the rest fails. Then the thread ends, on every rank."""
+        self._leaving = reason
+        self._connections.wake()
+
+    # An abort has three steps, because a script that gets the error may use the tensors' memory for something else:
+    # 1. interrupt(): take no more requests, and wake the thread out of what it waits for.
+    # 2. await_exit(): wait until no thread uses a tensor.
+    # 3. fail(): fail the handles.
+
+    def interrupt(self) -> None:
+        """Take no more requests, and wake the thread out of whatever it waits for. Returns at once."""
+        self._requests.close()
+        self.executor.abort()
+        self._connections.wake()
+
+    def await_exit(self, seconds: float) -> bool:
+        """After :meth:`interrupt`, wait until no thread of this process uses a request's tensors; False: one still does."""
+        if self._thread.ident is None or threading.current_thread() is self._thread:
+            return True
+        return self._left.wait(max(0.0, seconds))
+
+    def fail(self, error: BaseException) -> None:
+        """Fail everything that is in flight, and all later submissions, with ``error``."""
+        self.executor.fail(self._requests.fail(error), error)
+
+    def abort(self, error: HorovodInternalError) -> None:
+        """All three steps."""
+        self.interrupt()
+        if not self.await_exit(self._config.timeout.total_seconds()):
+            error = still_in_use(error)
+        self.fail(error)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread to end; False if it has not within ``seconds``."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Release everything. If the thread did not leave a collective, it may still use everything, so nothing is released."""
+        if self._thread.is_alive():
+            return
+        if self._proposals is not None:
+            self._proposals.close()
+        self.executor.close()
+        self._connections.close()
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that a forked child must close."""
+        shared = [] if self._proposals is None else self._proposals.descriptors()
+        return [*self._connections.descriptors(), *self.communicator.descriptors(), *shared]
+
+    def drive(self, handle: Handle) -> None:
+        """Carry out a quick collective on the calling thread, which waits for it; or return before it is done."""
+        self._progress.drive(handle, self._try_fast_path, self._quick_step)
+
+    def take_over(self, handle: Handle) -> None:
+        """Have the worker thread carry out a collective that no waiting thread will."""
+        if self._requests.leave_to_worker(handle):
+            self._connections.wake()
+
+    def _try_fast_path(self, handle: Handle) -> bool:
+        """Carry out a quick collective without an order, if nothing else is in flight; whether it is done."""
+        return self._fast_path is not None and self.role.fast_path_open() and self._fast_path.carry_out(handle)
+
+    def _quick_step(self, ready: ReadyConnections) -> bool:
+        """A step of a waiting thread; whether anything is left for the worker thread."""
+        if ready.readable or self._requests.waiting():
+            self._step(ready, driven=True)
+            if self._schedule.batches or self._schedule.stop is not None or self._connections.unsent():
+                return True
+        return self.finished or self._requests.closed
+
+    # On the worker thread.
+
+    def _run(self) -> None:
+        self._placement.begin()
+        failure = self._serve()
+        self._progress.end()
+        self._left.set()
+        if not self.finished:
+            self._await_failure(failure)
+
+    def _serve(self) -> str:
+        """Take steps until the end. Returns, and reports, what went wrong in this worker; "" if nothing did."""
+        try:
+            with np.errstate(all="ignore"):  # an overflow in a gradient is the script's to find
+                while not self.finished and not self._requests.closed:
+                    self._stand_by()
+                    self._progress.take(self._wait(), self._step)
+            return ""
+        except PeerFailure as failure:
+            self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
+            return f"rank {self.ranks[failure.rank]}: {failure.reason}"
+        except DeviceFailure as failure:
+            cause = TIME_LIMIT if failure.timed_out else ENGINE
+            self._watch.report(self.ranks[self.index], str(failure), suspected=True, cause=cause)
+            return f"rank {self.ranks[self.index]}: {failure}"
+        except Aborted:
+            return "a collective was aborted"
+        except Exception as error:
+            _log.exception("rank %d: the worker thread of process set %s failed", self.ranks[self.index], self.ranks)
+            self._watch.report(self.ranks[self.index], f"its worker thread failed: {error!r}", cause=ENGINE)
+            return f"rank {self.ranks[self.index]}: its worker thread failed: {error!r}"
+
+    def _await_failure(self, reason: str) -> None:
+        """Wait until an abort fails what is in flight. If none comes, fail it here."""
+        if not self._requests.failed.wait(2 * self._config.timeout.total_seconds()):
+            text = f"Horovod: {reason}. Rank 0 has not said in time which rank failed first."
+            self.fail(RankLostError(text, reason=reason))
+
+    def _stand_by(self) -> None:
+        """While other threads drive the worker, leave the connections to them."""
+        for _ in range(STANDBY_ROUNDS):
+            if not self._progress.driven() or not self._requests.begin_standby():
+                return
+            woken = self._connections.poll_wake_up(STANDBY_MILLISECONDS)
+            self._requests.end_wait()
+            if woken:
+                return
+
+    def _wait(self) -> ReadyConnections:
+        """Wait for something to do."""
+        if self._polls.worker and self._requests.latest.awaited():
+            for _ in range(self._polls.worker):
+                ready = self._connections.poll(0)
+                if ready.readable or ready.woken or self._requests.waiting():
+                    return ready
+        limit: float | None = self._requests.begin_wait(busy=self._leaving is not None and not self._said_leave)
+        ready = self._connections.poll(self._progress.sleep_limit(self._milliseconds) if limit == -1 else limit)
+        self._requests.end_wait()
+        return ready
+
+    def _milliseconds(self) -> float | None:
+        """How long this thread may sleep; None: without end."""
+        limits = [self._until_probe(), self.role.milliseconds(), self.executor.look_at_devices()]
+        return min([limit for limit in limits if limit is not None], default=None)
+
+    def _until_probe(self) -> float | None:
+        """Have the other ranks probed if one is due. Returns the milliseconds until the next; None if nothing is in flight."""
+        oldest = self._requests.oldest()
+        if oldest is None:
+            return None
+        now = time.monotonic()
+        due = max(oldest.since + self._probe_seconds, self._next_probe)
+        if now >= due:
+            self._watch.probe()
+            self._next_probe = due = now + self._probe_seconds
+        return max(1.0, (due - now) * 1000)
+
+    # Steps, on the thread that drives the worker.
+
+    def _step(self, ready: ReadyConnections, driven: bool = False) -> None:
+        """Do everything there is to do now.
+
+        Args:
+            driven: by a waiting thread. Large batches and the orderly end are left to the worker thread.
+        """
+        if self._requests.closed:
+            return
+        leaving = self._leaving is not None and not self._said_leave
+        if self._announce_submissions():
+            self._requests.announced(coalesce=not driven)
+        for member in ready.writable:
+            if member in self._connections:
+                self._connections.flush(member)
+        for member in ready.readable:
+            if member in self._connections and not self._receive(member):
+                return
+        if leaving:
+            self._said_leave = True
+            self.role.leave(self._leaving or "")
+        self.role.decide()
+        while self._schedule.batches:
+            batch = self._batch(self._schedule.batches[0])
+            if driven and not (self.communicator.any_thread and may_drive(batch)):
+                return
+            self._schedule.batches.popleft()
+            with self.role.record(batch):
+                self.executor.carry_out(batch, driven)
+            if self.role.announces_between_batches:
+                self._announce_submissions()
+        if self._schedule.stop is not None and not driven:
+            self.role.stop(*self._schedule.stop)
+            self._stop(*self._schedule.stop)
+
+    def _announce_submissions(self) -> bool:
+        """Announce what was submitted since the last time; False if nothing was."""
+        submitted = self._requests.take()
+        if submitted:
+            self.role.announce([entry.request for entry in submitted])
+        return bool(submitted)
+
+    def _receive(self, member: int) -> bool:
+        """Take the messages of a member; False: its connection is of no more use."""
+        try:
+            for body in self._connections.receive(member):
+                self.role.receive(member, body)
+        except ChannelClosed as error:
+            self._lost(member, f"its control connection broke ({error})")
+            return False
+        except (MessageError, NegotiationError) as error:
+            self._lost(member, f"it broke the protocol ({error})")
+            return False
+        return True
+
+    def _lost(self, member: int, reason: str) -> None:
+        """Close a connection. The liveness monitor finds out which rank failed."""
+        if self._connections.drop(member):
+            self._watch.report(self.ranks[member], reason, suspected=True)
+
+    def _batch(self, decisions: Sequence[Decision]) -> Batch:
+        entries = self._requests.find(decision.name for decision in decisions)
+        if self._requests.closed:
+            raise Aborted
+        return list(zip(decisions, entries, strict=True))
+
+    def _stop(self, rank: int, reason: str) -> None:
+        """End in good order: everything that was ordered has run; what is still in flight fails."""
+        self.finished = True
+        pending = self._requests.oldest()
+        if pending is not None:
+            reason += f" while rank {self.ranks[self.index]} waited for {pending.request.name!r}"
+        self.fail(shut_down_by(rank, reason, pending.request.name if pending is not None else ""))
+        self._on_stopped(rank, reason, pending is not None)

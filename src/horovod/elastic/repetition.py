@@ -1,0 +1,41 @@
+"""Finds rounds of an elastic job that end again and again by the same exception of the script. Pure."""
+
+from __future__ import annotations
+
+from horovod.core.errors import HorovodInternalError, RankRaisedError, RepeatedFailureError
+
+MOST_REPETITIONS = 3
+"""So many rounds in a row that end by the same exception of the script, without a completed step, end the job."""
+
+
+class Repetition:
+    """What the last rounds have ended by."""
+
+    def __init__(self) -> None:
+        self._reason = ""
+        self._times = 0
+        self._checks = 0
+
+    def after(self, error: HorovodInternalError, checks: int) -> HorovodInternalError:
+        """The error that the round has ended by, or, if it has been the same too often, a :class:`RepeatedFailureError`.
+
+        A rank that is lost for another reason does not count, and does not interrupt the count.
+
+        Args:
+            checks: how many commits or checks all ranks have come to, in all rounds.
+        """
+        if not isinstance(error, RankRaisedError):
+            return error
+        again = error.reason == self._reason and checks == self._checks
+        self._times = self._times + 1 if again else 1
+        self._reason, self._checks = error.reason, checks
+        if self._times < MOST_REPETITIONS:
+            return error
+        return RepeatedFailureError(
+            f"{self._times} rounds in a row have ended by the same exception of the script, and no step was completed between "
+            f"them, so another round would end in the same way: {error}",
+            ranks=error.ranks,
+            tensor=error.tensor,
+            call_sites=error.call_sites,
+            reason=error.reason,
+        )

@@ -1,0 +1,58 @@
+"""Two ways are tried in turn, the quicker one is kept to for a while, and then it is tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod.comm.shm.large import _LONGEST_REST, _REST, _TRIES, _WARM, Preference
+
+ROUND = 2 * (_WARM + _TRIES)
+
+
+def go(preference: Preference, costs: tuple[float, float], calls: int) -> list[int]:
+    """The ways of so many calls, which take what they cost."""
+    ways = []
+    for _ in range(calls):
+        ways.append(preference.way)
+        if not preference.trying:
+            preference.rested()
+            continue
+        preference.took(costs[preference.way])
+        if preference.due:
+            preference.settle(preference.medians)
+    return ways
+
+
+@pytest.mark.parametrize(("costs", "quicker"), [((2.0, 1.0), 1), ((1.0, 2.0), 0), ((1.0, 1.0), 0)])
+def test_the_quicker_way_is_kept_to(costs: tuple[float, float], quicker: int) -> None:
+    preference = Preference()
+    assert go(preference, costs, ROUND) == [0, 1] * (ROUND // 2)
+    assert go(preference, costs, _REST) == [quicker] * _REST
+
+
+def test_it_is_tried_again_and_ever_more_rarely() -> None:
+    preference = Preference()
+    rest, now, costs = _REST, 1, (2.0, 1.0)
+    for _ in range(7):
+        assert sorted(go(preference, costs, ROUND)) == [0] * (ROUND // 2) + [1] * (ROUND // 2)
+        assert go(preference, costs, rest) == [now] * rest
+        rest = min(2 * rest, _LONGEST_REST)
+        costs, now = (costs[1], costs[0]), 1 - now
+    assert rest == _LONGEST_REST
+
+
+def test_one_slow_try_does_not_decide_nor_the_first_of_each_way() -> None:
+    preference = Preference()
+    for seconds in (99.0, 1.0, 9.0, 2.0, 1.0, 2.0, 1.0, 2.0):
+        preference.took(seconds)
+    assert preference.due and preference.medians == [1.0, 2.0]
+    preference.settle(preference.medians)
+    assert preference.way == 0
+
+
+def test_what_all_ranks_took_together_decides() -> None:
+    preference = Preference()
+    for _ in range(ROUND):
+        preference.took(1.0 + preference.way)
+    preference.settle([10.0, 9.0])
+    assert preference.way == 1

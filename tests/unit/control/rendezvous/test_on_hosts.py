@@ -1,0 +1,229 @@
+"""Ranks on several hosts meet at a server that rank 0 runs; each rank is a thread here, and MUNGE a stand-in."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+
+from horovod.control.rendezvous import on_hosts as rendezvous_on_hosts
+from horovod.control.rendezvous.messages import PURPOSE
+from horovod.control.rendezvous.munge import MungeError
+from horovod.control.rendezvous.on_hosts import PORTS, RendezvousOnHosts, candidates
+from unit.control.strangers import STRANGERS, visited_by
+from unit.control.together import Together, together
+
+SECONDS = 20.0
+KEY = b"k" * 32
+
+
+class StandIn:
+    """A MUNGE of whose credentials nobody can tell the contents; one user's are another's refused."""
+
+    sealed: dict[bytes, tuple[str, bytes]]
+    user = "me"
+
+    def __init__(self) -> None:
+        StandIn.sealed = getattr(StandIn, "sealed", {})
+
+    def seal(self, payload: bytes) -> bytes:
+        credential = b"MUNGE:%d:" % len(self.sealed)
+        self.sealed[credential] = (self.user, payload)
+        return credential
+
+    def open(self, credential: bytes) -> bytes:
+        user, payload = self.sealed.get(credential, ("nobody", b""))
+        if user != self.user:
+            raise MungeError("Invalid credential")
+        return payload
+
+
+@pytest.fixture(autouse=True)
+def munge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous_on_hosts, "Munge", StandIn)
+
+
+def place(job: str, key: bytes = b"", ports: Sequence[int] = (), first: str = "a") -> RendezvousOnHosts:
+    return RendezvousOnHosts(job, ("a", "b"), first, ports, key, lambda _: "127.0.0.1")
+
+
+def ranks(
+    make: Callable[[], RendezvousOnHosts], size: int, attempt: int = 1, seconds: float = SECONDS
+) -> list[partial[object]]:
+    return [partial(make().exchange, attempt, rank, size, b"%d" % rank, seconds) for rank in range(size)]
+
+
+def free_ports(number: int) -> list[int]:
+    found = []
+    for _ in range(number):
+        with socket.socket() as one:
+            one.bind(("", 0))
+            found.append(one.getsockname()[1])
+    return found
+
+
+@pytest.mark.parametrize("key", [b"", KEY], ids=["MUNGE", "a key"])
+@pytest.mark.parametrize("size", [2, 5])
+def test_all_ranks_meet_and_have_one_new_secret_each_time(key: bytes, size: int) -> None:
+    places = [place("job 1", key) for _ in range(size)]
+    secrets = []
+    for attempt in (1, 2):
+        found = together(
+            *(partial(each.exchange, attempt, rank, size, b"%d" % rank, SECONDS) for rank, each in enumerate(places))
+        )
+        assert found == [[b"%d" % rank for rank in range(size)]] * size
+        (secret,) = {each.secret for each in places}
+        secrets.append(secret)
+    assert len(set(secrets)) == 2 and all(len(secret) == 32 and secret != key for secret in secrets)
+
+
+def test_rank_0_may_come_last() -> None:
+    functions = ranks(lambda: place("late"), 3)
+    early = Together(*functions[1:])
+    time.sleep(0.05)
+    assert functions[0]() == [b"0", b"1", b"2"]
+    early.results()
+
+
+def test_steps_that_run_at_the_same_time_do_not_meet_each_other() -> None:
+    ports = free_ports(2)  # both reserved for both: a port alone does not tell whose meeting is there
+    found = together(*ranks(lambda: place("1/0", ports=ports), 3), *ranks(lambda: place("1/1", ports=ports), 2))
+    assert found == [[b"0", b"1", b"2"]] * 3 + [[b"0", b"1"]] * 2
+
+
+def test_a_port_that_is_in_use_is_passed_over() -> None:
+    ports = free_ports(2)
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", ports[0]))
+        other.listen()
+        assert together(*ranks(lambda: place("busy", ports=ports), 2)) == [[b"0", b"1"]] * 2
+
+
+def test_no_port_is_free() -> None:
+    (port,) = free_ports(1)
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", port))
+        other.listen()
+        with pytest.raises(
+            RuntimeError, match=f"rank 0 cannot serve .* at any of the ports {port}: Address already in use"
+        ):
+            ranks(lambda: place("busy", ports=[port]), 2)[0]()
+
+
+def test_a_part_of_the_job_meets_where_its_first_rank_is() -> None:
+    asked: list[str] = []
+
+    def resolve(host: str) -> str:
+        asked.append(host)
+        return {"a": "127.0.0.2", "b": "127.0.0.1"}[host]
+
+    def part(rank: int) -> object:
+        at = RendezvousOnHosts("part", ("a", "b"), "a", (), KEY, resolve)
+        return at.exchange(1, rank, 2, b"%d" % rank, SECONDS, [3, 1])
+
+    assert together(partial(part, 0), partial(part, 1)) == [[b"0", b"1"]] * 2
+    assert asked == ["a", "b"]
+
+
+def test_another_users_server_gets_no_rank_and_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    theirs = place("job 1", ports=[port])
+
+    class Impostor(StandIn):
+        user = "somebody else"
+
+    theirs._munge = Impostor()  # type: ignore[assignment]  # as if MUNGE vouched for another user there
+    there = Together(partial(theirs.exchange, 1, 0, 2, b"bait", 1.0))
+    with pytest.raises(TimeoutError, match=r"rank 0 of this job did not call hvd.init\(\).*MUNGE refuses"):
+        place("job 1", ports=[port]).exchange(1, 1, 2, b"mine", 0.7)
+    (outcome,) = there.outcomes()
+    assert isinstance(outcome, TimeoutError | RuntimeError)
+
+
+def test_a_recorded_credential_opens_no_door() -> None:
+    """Who replays a server's first words cannot go on: the handshake needs what is inside of them."""
+    (port,) = free_ports(1)
+    early = rendezvous_on_hosts._Sealed(f"{os.getuid()}\nx\n1\n", StandIn())  # type: ignore[arg-type]  # the stand-in
+    recorded = early.preface(b"s" * 32)
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", port))
+        thief.listen()
+
+        def replay() -> bytes:
+            connection, _ = thief.accept()
+            with connection:
+                connection.sendall(recorded + b"HVD1" + b"n" * 32)
+                proof = connection.recv(1000)
+                connection.sendall(b"p" * 32)
+                return proof + connection.recv(1000)
+
+        there = Together(replay)
+        with pytest.raises(TimeoutError, match="did not call"):
+            place("x", ports=[port]).exchange(1, 1, 2, b"mine", 0.5)
+        (heard,) = there.results()
+        assert len(heard) == 32 + 2 + len(PURPOSE) + 32 and b"mine" not in heard
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"", b"HVDS", b"HVDS\xff\xff" + b"x" * 5000, b"GET / HTTP/1.1\r\n\r\n", b"HVDS\0\4abcd", b"HVD1" + b"\0" * 40],
+)
+def test_what_answers_otherwise_is_not_the_meeting(words: bytes) -> None:
+    (port,) = free_ports(1)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(words)
+
+        there = Together(answer)
+        with pytest.raises(TimeoutError, match="did not call"):
+            place("x", ports=[port]).exchange(1, 1, 2, b"mine", 0.3)
+        there.results()
+
+
+@pytest.mark.parametrize(
+    ("stranger", "key"),
+    [
+        (name, key)
+        for name in STRANGERS
+        for key in (b"", KEY)
+        if name != "closed_at_once" and (key or name != "wrong_secret")  # which would have to get past MUNGE first
+    ],
+)
+def test_strangers_at_the_meeting_do_not_disturb(stranger: str, key: bytes) -> None:
+    ports = free_ports(1)
+    functions = ranks(lambda: place(f"visited {stranger}", key, ports), 2)
+    first = Together(functions[0])
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", ports[0]), 1).close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+    with visited_by(stranger, ("127.0.0.1", ports[0])):
+        assert functions[1]() == [b"0", b"1"]
+    assert first.results() == [[b"0", b"1"]]
+
+
+def test_a_rank_with_another_key_is_not_let_in() -> None:
+    ports = free_ports(1)
+    first = Together(*ranks(lambda: place("x", KEY, ports), 2, seconds=1.0)[:1])
+    with pytest.raises(TimeoutError, match="has it the same secret"):
+        ranks(lambda: place("x", b"z" * 32, ports), 2, seconds=0.7)[1]()
+    assert isinstance(first.outcomes()[0], TimeoutError)
+
+
+def test_ports_follow_from_the_name_alone() -> None:
+    assert candidates("a") == candidates("a") != candidates("b")
+    for name in map(str, range(200)):
+        ports = candidates(name)
+        assert len(set(ports)) == len(ports) and set(ports) <= set(PORTS)

@@ -1,0 +1,451 @@
+"""The store and the all-gather of ``init()``, with a real server on loopback, friends and strangers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+import pytest
+
+from horovod.control.dial import Address, dial
+from horovod.control.framing import frame
+from horovod.control.handshake import GREETING
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.control.rendezvous.messages import PURPOSE, Exchange, Put, RendezvousError, ServerGoneError
+from horovod.control.rendezvous.server import RendezvousServer
+from unit.control.strangers import STRANGERS, Recorder, connect, receive, visited_by
+from unit.control.together import Together, errors, together, wait_until
+
+SECRET = b"s" * 32
+SECONDS = 20.0
+
+
+@pytest.fixture
+def server() -> Iterator[RendezvousServer]:
+    made = RendezvousServer(SECRET)
+    made.start()
+    yield made
+    made.stop()
+
+
+def exchange(
+    server: RendezvousServer, rank: int, size: int, value: bytes = b"", key: str = "k", seconds: float = SECONDS
+) -> list[bytes]:
+    with RendezvousClient(server.address, SECRET, SECONDS) as client:
+        return client.exchange(key, rank, size, value, seconds)
+
+
+def everybody(server: RendezvousServer, size: int, key: str = "k") -> list[Callable[[], list[bytes]]]:
+    return [partial(exchange, server, rank, size, b"value %d" % rank, key) for rank in range(size)]
+
+
+def test_of_several_addresses_any_that_answers_will_do(server: RendezvousServer) -> None:
+    host, port = server.address
+    with RendezvousClient((f"127.0.0.9,{host}", port), SECRET, SECONDS) as client:  # nobody listens at the first
+        client.put("a", b"1")
+    assert server.peek("a") == b"1"
+    with pytest.raises(
+        RendezvousError, match=r"127.0.0.8:1 or 127.0.0.9:1, cannot be reached: .*127.0.0.8:1: .*; 127.0.0.9:1: "
+    ):
+        RendezvousClient(("127.0.0.8,127.0.0.9", 1), SECRET, 0.1)
+
+
+def test_a_value_that_was_put_can_be_got(server: RendezvousServer) -> None:
+    with RendezvousClient(server.address, SECRET, SECONDS) as client:
+        client.put("a", b"1")
+        assert client.get("a", SECONDS) == b"1"
+        client.put("a", b"2")
+        client.put("a", b"3", only_first=True)
+        assert client.get("a", SECONDS) == b"2"
+        client.put("new", b"first", only_first=True)
+        assert client.get("new", SECONDS) == b"first"
+    assert server.peek("a") == b"2"
+    assert server.peek("nothing") is None
+    assert server.get("new", SECONDS) == b"first"
+
+
+@pytest.mark.parametrize("value", [b"", bytes(range(256)) * 20_000], ids=["empty", "5 MB"])
+def test_values_of_any_size(server: RendezvousServer, value: bytes) -> None:
+    with RendezvousClient(server.address, SECRET, SECONDS) as client:
+        client.put("big", value)
+        assert client.get("big", SECONDS) == value
+
+
+def test_who_waits_for_a_value_gets_it_when_it_comes(server: RendezvousServer) -> None:
+    def wait() -> bytes:
+        with RendezvousClient(server.address, SECRET, SECONDS) as client:
+            return client.get("later", SECONDS)
+
+    waiting = Together(*[wait] * 3)
+    with RendezvousClient(server.address, SECRET, SECONDS) as client:
+        client.put("later", b"here")
+    assert waiting.results() == [b"here"] * 3
+
+
+def test_the_owner_can_put_and_wait_too(server: RendezvousServer) -> None:
+    def wait() -> bytes:
+        with RendezvousClient(server.address, SECRET, SECONDS) as client:
+            client.put("up", b"from client")
+            return client.get("down", SECONDS)
+
+    waiting = Together(wait, lambda: server.get("up", SECONDS))
+    server.put("down", b"from owner")
+    assert waiting.results() == [b"from owner", b"from client"]
+
+
+def test_a_value_that_nobody_delivers(server: RendezvousServer) -> None:
+    with RendezvousClient(server.address, SECRET, SECONDS) as client:
+        with pytest.raises(TimeoutError, match="'never'"):
+            client.get("never", 0.05)
+        client.put("still", b"works")
+    with pytest.raises(TimeoutError, match=r"'never' within 0\.02 seconds"):
+        server.get("never", 0.02)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_everybody_learns_everybodys_value(server: RendezvousServer, size: int) -> None:
+    expected = [b"value %d" % rank for rank in range(size)]
+    assert together(*everybody(server, size)) == [expected] * size
+
+
+def test_the_same_key_serves_again_and_again(server: RendezvousServer) -> None:
+    def several(rank: int) -> list[list[bytes]]:
+        with RendezvousClient(server.address, SECRET, SECONDS) as client:
+            return [client.exchange("k", rank, 2, b"%d.%d" % (rank, turn), SECONDS) for turn in range(30)]
+
+    first, second = together(partial(several, 0), partial(several, 1))
+    assert first == second == [[b"0.%d" % turn, b"1.%d" % turn] for turn in range(30)]
+    assert server.peek("k") is None
+
+
+def test_the_timeout_names_the_missing_rank(server: RendezvousServer) -> None:
+    outcomes = Together(
+        partial(exchange, server, 0, 3, seconds=0.3), partial(exchange, server, 2, 3, seconds=0.3)
+    ).outcomes()
+    assert [type(outcome) for outcome in outcomes] == [TimeoutError, TimeoutError]
+    for text in errors(outcomes):
+        assert text.startswith("rank 1 of 3 did not call hvd.init() within 0.3 seconds")
+        assert "HOROVOD_START_TIMEOUT" in text
+    assert together(*everybody(server, 3)) == [[b"value 0", b"value 1", b"value 2"]] * 3
+
+
+def test_the_timeout_names_several_missing_ranks_and_not_thousands(server: RendezvousServer) -> None:
+    with pytest.raises(TimeoutError, match=r"^ranks 0, 1, 3 of 4 did not"):
+        exchange(server, 2, 4, seconds=0.05)
+    with pytest.raises(TimeoutError) as caught:
+        exchange(server, 0, 5000, seconds=0.05)
+    assert "ranks 1, 2, 3," in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
+    legitimate = Together(partial(exchange, server, 0, 2, b"real"))
+    wait_until(lambda: server._rendezvous_groups, "the first claim")
+    with pytest.raises(RendezvousError, match="two processes say they are rank 0"):
+        exchange(server, 0, 2, b"double")
+    assert exchange(server, 1, 2, b"one") == [b"real", b"one"]
+    assert legitimate.results() == [[b"real", b"one"]]
+
+
+def test_ranks_that_differ_about_the_size(server: RendezvousServer) -> None:
+    legitimate = Together(partial(exchange, server, 0, 2, b"zero"))
+    wait_until(lambda: server._rendezvous_groups, "the first claim")
+    with pytest.raises(RendezvousError, match=r"rank 1 says the job has 3 ranks, others say 2"):
+        exchange(server, 1, 3)
+    assert exchange(server, 1, 2, b"one") == [b"zero", b"one"]
+    assert legitimate.results() == [[b"zero", b"one"]]
+
+
+def members(server: RendezvousServer, rank: int, ranks: list[int], seconds: float = SECONDS) -> list[bytes]:
+    """Launched rank ``rank`` meets with ``ranks`` only."""
+    with RendezvousClient(server.address, SECRET, SECONDS) as client:
+        return client.exchange(f"k{ranks}", ranks.index(rank), len(ranks), b"%d" % rank, seconds, ranks)
+
+
+def test_groups_of_launched_ranks_meet_apart(server: RendezvousServer) -> None:
+    calls = [partial(members, server, rank, ranks) for ranks in ([3, 0], [1, 4, 2]) for rank in ranks]
+    assert together(*calls) == [[b"3", b"0"]] * 2 + [[b"1", b"4", b"2"]] * 3
+
+
+def test_ranks_with_contradicting_lists_are_told_of_each_other_when_the_time_is_over(server: RendezvousServer) -> None:
+    other = Together(partial(members, server, 1, [1, 0], 1.0))
+    wait_until(lambda: server._rendezvous_groups, "the other list")
+    (told,) = Together(partial(members, server, 0, [0, 1], 0.2)).outcomes()
+    assert isinstance(told, TimeoutError)
+    assert "rank 1 of 2 did not call hvd.init(comm=[0, 1]) within 0.2 seconds" in str(told)
+    assert "Instead, rank 1 called hvd.init(comm=[1, 0]). All ranks of one list must pass the same list" in str(told)
+    (told,) = other.outcomes()
+    assert "rank 0 of 2 did not call hvd.init(comm=[1, 0])" in str(told)
+    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+
+
+def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousServer) -> None:
+    first = Together(partial(members, server, 0, [0, 1]))
+    wait_until(lambda: server._rendezvous_groups, "the one that waits")
+    assert together(*(partial(members, server, rank, [1, 2]) for rank in (1, 2))) == [[b"1", b"2"]] * 2
+    assert members(server, 1, [0, 1]) == [b"0", b"1"]
+    assert first.results() == [[b"0", b"1"]]
+
+
+def test_who_waits_for_a_rank_that_departs_is_told_at_once_and_who_comes_later_too(server: RendezvousServer) -> None:
+    early = Together(partial(exchange, server, 0, 3))
+    wait_until(lambda: server._rendezvous_groups, "rank 0")
+    server.depart(1, "exit code 0")
+    outcomes = [*early.outcomes(), *Together(partial(exchange, server, 2, 3)).outcomes()]
+    for error in outcomes:
+        assert isinstance(error, RendezvousError)
+        assert "rank 1 of 3 has ended (exit code 0)" in str(error)
+    awaited = server.awaited_in_vain()
+    assert awaited is not None and awaited[0] == 1
+    assert awaited[1].endswith("where rank 0 waited for it")
+
+
+def test_several_ranks_that_departed_are_all_named_and_the_first_is_to_blame(server: RendezvousServer) -> None:
+    server.depart(2, "exit code 3")
+    server.depart(1, "exit code 0")
+    (error,) = Together(partial(exchange, server, 0, 3)).outcomes()
+    assert "ranks 1, 2 of 3 have ended (exit codes 0, 3)" in str(error)
+    assert server.awaited_in_vain() == (
+        2,
+        "it ended (exit code 3) instead of calling hvd.init(), where rank 0 waited for it",
+    )
+
+
+def test_who_does_not_wait_for_a_rank_that_departed_hears_nothing_of_it(server: RendezvousServer) -> None:
+    server.depart(1, "exit code 0")
+    assert together(*(partial(members, server, rank, [2, 0]) for rank in (0, 2))) == [[b"2", b"0"]] * 2
+    assert server.awaited_in_vain() is None
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_outside_the_job(server: RendezvousServer, rank: int, size: int) -> None:
+    with pytest.raises(RendezvousError):
+        exchange(server, rank, size, key="outside", seconds=0.1)
+
+
+class Guest:
+    """A connection that speaks the protocol by hand, so that it can stop in the middle."""
+
+    def __init__(self, server: RendezvousServer) -> None:
+        self.connection = dial(server.address, SECRET, PURPOSE, time.monotonic() + SECONDS)
+
+    def say(self, message: object) -> None:
+        self.connection.sendall(frame(msgspec.msgpack.encode(message)))
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+
+def arrived(server: RendezvousServer, key: str, count: int) -> Callable[[], bool]:
+    return lambda: key in server._rendezvous_groups and len(server._rendezvous_groups[key].values) == count
+
+
+def test_who_leaves_in_the_middle_ends_the_wait_of_the_others_at_once(server: RendezvousServer) -> None:
+    waiting = Together(partial(exchange, server, 0, 3), partial(exchange, server, 2, 3))
+    with Guest(server) as leaver:
+        wait_until(arrived(server, "k", 2), "two arrivals")
+        elsewhere = Together(partial(exchange, server, 0, 2, b"", "elsewhere"))
+        wait_until(arrived(server, "elsewhere", 1), "an exchange that has nothing to do with it")
+        leaver.connection.close()
+    wait_until(lambda: len(server._clients) == 3, "the end of the guest")
+    assert arrived(server, "k", 2)()  # a guest that took no part does not matter
+    assert exchange(server, 1, 3) == [b"", b"", b""]
+    waiting.results()
+
+    waiting = Together(partial(exchange, server, 0, 3, seconds=600.0))
+    wait_until(arrived(server, "k", 1), "one arrival")
+    with Guest(server) as leaver:
+        leaver.say(Exchange("k", 1, 3, b"", SECONDS))
+        wait_until(arrived(server, "k", 2), "two arrivals")
+    (outcome,) = waiting.outcomes()
+    assert type(outcome) is RendezvousError
+    assert str(outcome) == "rank 1 left while the other ranks waited in init()"
+    assert arrived(server, "elsewhere", 1)()
+    assert exchange(server, 1, 2, b"", "elsewhere") == [b"", b""]
+    elsewhere.results()
+
+
+def test_after_somebody_left_the_next_attempt_starts_from_nothing(server: RendezvousServer) -> None:
+    with Guest(server) as leaver:
+        leaver.say(Exchange("k", 1, 2, b"stale", SECONDS))
+        wait_until(arrived(server, "k", 1), "an arrival")
+    wait_until(lambda: "k" not in server._rendezvous_groups, "its end")
+    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Drop", "key": "a"})])
+def test_a_message_that_is_none_ends_that_conversation_only(server: RendezvousServer, body: bytes) -> None:
+    with Guest(server) as guest:
+        guest.connection.sendall(frame(body))
+        guest.connection.settimeout(10)
+        assert guest.connection.recv(10) == b""
+    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+
+
+def test_a_connection_made_for_another_purpose_is_closed(server: RendezvousServer) -> None:
+    with dial(server.address, SECRET, b"something else", time.monotonic() + SECONDS) as connection:
+        connection.settimeout(10)
+        assert connection.recv(10) == b""
+
+
+def test_who_puts_and_goes_without_reading_the_answer_disturbs_nobody(server: RendezvousServer) -> None:
+    for number in range(20):
+        with Guest(server) as guest:
+            guest.say(Put(f"key {number}", b"x" * 1000))
+    wait_until(lambda: not server._clients, "all gone")
+    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+
+
+def test_a_guest_that_does_not_read_holds_nobody_up(server: RendezvousServer) -> None:
+    """Its answer, far larger than the kernel takes at once, waits in the server; the others have theirs."""
+    big = b"b" * 6_000_000
+    with Guest(server) as slow:
+        slow.say(Exchange("k", 0, 2, big, SECONDS))
+        assert exchange(server, 1, 2, b"small") == [big, b"small"]
+        assert together(*everybody(server, 2, "another")) == [[b"value 0", b"value 1"]] * 2
+        slow.connection.settimeout(10)
+        length = int.from_bytes(receive(slow.connection, 4), "big")
+        assert len(receive(slow.connection, length)) == length > len(big)
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_strangers_do_not_disturb(server: RendezvousServer, stranger: str) -> None:
+    early = Together(partial(exchange, server, 0, 3, b"value 0"))
+    wait_until(arrived(server, "k", 1), "the first rank")
+    with visited_by(stranger, server.address):
+        late = Together(*everybody(server, 3)[1:])
+        expected = [b"value 0", b"value 1", b"value 2"]
+        assert early.results() + late.results() == [expected] * 3
+        assert server._thread.is_alive()
+        assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_server_that_stops_gives_everything_back_with_strangers_at_the_door(stranger: str) -> None:
+    server = RendezvousServer(SECRET)
+    server.start()
+    with visited_by(stranger, server.address):
+        exchange(server, 0, 1)
+        address: Address = server.address
+        server.stop()
+        assert not server._thread.is_alive()
+        with pytest.raises(ConnectionRefusedError):
+            connect(address)
+
+
+def test_a_replayed_handshake_opens_nothing(server: RendezvousServer) -> None:
+    recorder = Recorder(server.address)
+    with RendezvousClient(recorder.address, SECRET, SECONDS) as client:
+        client.put("a", b"1")
+        client.put("a", b"2", only_first=True)
+    recorder.close()
+    server.put("a", b"3")
+    with connect(server.address) as replay:
+        receive(replay, GREETING)
+        replay.sendall(recorder.said)
+        try:
+            assert replay.recv(100) == b""
+        except ConnectionResetError:
+            pass
+    assert server.peek("a") == b"3"
+    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+
+
+def test_a_client_with_a_wrong_secret_says_that_it_could_not_get_in(server: RendezvousServer) -> None:
+    with pytest.raises(RendezvousError, match="the rendezvous server of this job"):
+        RendezvousClient(server.address, b"wrong", 0.1)
+
+
+def test_nobody_serves() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with pytest.raises(RendezvousError, match=f"127.0.0.1:{closed.getsockname()[1]}"):
+            RendezvousClient(closed.getsockname(), SECRET, 0.05)
+
+
+def test_a_server_that_goes_away_ends_the_wait() -> None:
+    server = RendezvousServer(SECRET)
+    server.start()
+    waiting = Together(partial(exchange, server, 0, 2, seconds=600.0))
+    wait_until(arrived(server, "k", 1), "the arrival")
+    server.stop()
+    (outcome,) = waiting.outcomes()
+    assert type(outcome) is ServerGoneError
+    assert "has ended" in str(outcome)
+
+
+def test_a_wait_that_is_longer_than_the_kernel_can_sleep(server: RendezvousServer) -> None:
+    waiting = Together(partial(exchange, server, 0, 2, seconds=1e9))
+    wait_until(arrived(server, "k", 1), "the arrival")
+    assert exchange(server, 1, 2, seconds=1e9) == [b"", b""]
+    waiting.results()
+
+
+def test_a_server_on_a_unix_socket_of_the_same_user() -> None:
+    name = f"\0horovod-test-rendezvous-{os.getpid()}"
+    server = RendezvousServer(b"", name=name, same_user=True)
+    server.start()
+    try:
+
+        def meet(rank: int) -> list[bytes]:
+            with RendezvousClient(name, b"", SECONDS, same_user=True) as client:
+                return client.exchange("k", rank, 2, b"%d" % rank, SECONDS)
+
+        assert together(partial(meet, 0), partial(meet, 1)) == [[b"0", b"1"]] * 2
+        with pytest.raises(OSError, match="in use"):
+            RendezvousServer(b"", name=name)
+    finally:
+        server.stop()
+
+
+def test_waiting_until_the_clients_have_left(server: RendezvousServer) -> None:
+    one, two = (RendezvousClient(server.address, SECRET, SECONDS) for _ in range(2))
+    together(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
+    server.wait_until_left(time.monotonic() + 0.02)  # in vain
+    assert len(server._clients) == 2
+    leaving = threading.Timer(0.05, two.close)
+    leaving.start()
+    server.wait_until_left(time.monotonic() + SECONDS)
+    assert len(server._clients) == 1
+    leaving.join()
+    one.close()
+
+
+def test_a_rank_that_is_back_for_its_next_rendezvous_is_not_waited_for(server: RendezvousServer) -> None:
+    """It has come before rank 0 has ended this one, and waits for it; both would wait until the timeout."""
+    one, two = (RendezvousClient(server.address, SECRET, SECONDS) for _ in range(2))
+    together(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
+    with RendezvousClient(server.address, SECRET, SECONDS) as back:
+        waiting = Together(lambda: back.exchange("k", 1, 2, b"", SECONDS))
+        wait_until(lambda: server._rendezvous_groups, "the rank that is back")
+        two.close()
+        Together(lambda: server.wait_until_left(time.monotonic() + 10 * SECONDS)).results()
+        server.stop()
+        (ended,) = waiting.outcomes()
+    assert isinstance(ended, ServerGoneError)
+    one.close()
+
+
+def test_stopping_twice_and_stopping_what_never_started() -> None:
+    server = RendezvousServer(SECRET)
+    server.stop()
+    server = RendezvousServer(SECRET)
+    server.start()
+    server.stop()
+    server.stop()
+
+
+def test_a_hundred_servers_after_one_another() -> None:
+    for _ in range(100):
+        server = RendezvousServer(SECRET)
+        server.start()
+        assert exchange(server, 0, 1, b"x") == [b"x"]
+        server.stop()

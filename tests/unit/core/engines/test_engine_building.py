@@ -1,0 +1,96 @@
+"""How the members of a group talk while they choose an engine, and what happens where one of them cannot build it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from engines import group_of, loopback_pair, run_ranks
+from horovod.comm.base import Communicator
+from horovod.comm.engine import Bootstrap, EngineError, Group
+from horovod.comm.select import engine
+from horovod.comm.spans import HOST
+from horovod.comm.tcp.communicator import TcpCommunicator
+from horovod.core.engines.engine_building import ExchangeOverCommunicator, ExchangeOverConnections, build_engine
+from unit.control.together import Together
+
+
+def test_members_talk_over_a_communicator_that_they_have_already() -> None:
+    def talk(communicator: Communicator) -> tuple[list[bytes], tuple[bytes, int]]:
+        exchange = ExchangeOverCommunicator(communicator)
+        everybody = exchange.allgather(b"x" * communicator.rank)
+        return everybody, exchange.broadcast(b"from the first" if communicator.rank == 0 else b"")
+
+    with group_of("tcp", 3) as group:
+        assert run_ranks(group, talk) == [([b"", b"x", b"xx"], (b"from the first", -1))] * 3
+
+
+@pytest.mark.parametrize(("pair", "passed"), [(socket.socketpair, True), (loopback_pair, False)])
+def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> None:
+    near, far = pair()  # type: ignore[operator]
+    deadline = time.monotonic() + 20
+    first = ExchangeOverConnections([0, 1], {1: near}, leads=True, deadline=deadline)
+    second = ExchangeOverConnections([0, 1], {0: far}, leads=False, deadline=deadline)
+    descriptor = os.memfd_create("test")
+    with near, far:
+        mine, theirs = Together(
+            lambda: first.broadcast(b"data" * 1000, descriptor), lambda: second.broadcast(b"", -1)
+        ).outcomes()
+    os.close(descriptor)
+    assert isinstance(mine, tuple) and isinstance(theirs, tuple)
+    assert mine[0] == theirs[0] == b"data" * 1000
+    assert (theirs[1] >= 0) is passed
+    for each in (mine[1], theirs[1]):
+        if each >= 0:
+            os.close(each)
+
+
+@pytest.mark.parametrize("pair", [socket.socketpair, loopback_pair])
+def test_a_member_that_goes_away_is_named_by_its_rank(pair: object) -> None:
+    near, far = pair()  # type: ignore[operator]
+    exchange = ExchangeOverConnections([2, 5], {1: near}, leads=True, deadline=time.monotonic() + 20)
+    far.close()
+    with near, pytest.raises(ConnectionError, match=r"rank 5 did not take part in the choice of an engine \("):
+        exchange.allgather(b"")
+
+
+def test_a_member_that_never_answers_is_named_by_its_rank() -> None:
+    near, far = socket.socketpair()
+    exchange = ExchangeOverConnections([2, 5], {1: near}, leads=True, deadline=time.monotonic() + 0.05)
+    with near, far, pytest.raises(TimeoutError, match="rank 5 did not take part"):
+        exchange.allgather(b"")
+
+
+def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Member 1 fails to build tcp. Both hear why, and the one that was made is closed."""
+    closed = threading.Event()
+
+    def build(self: object, group: Group, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
+        if group.rank == 1:
+            raise EngineError("no route to member 0")
+        made = TcpCommunicator(group.rank, group.connect(), group.settings.stall_timeout)
+        close = made.close
+        monkeypatch.setattr(made, "close", lambda: (close(), closed.set()))
+        return made
+
+    monkeypatch.setattr(type(engine("tcp", HOST)), "build", build)
+    near, far = socket.socketpair()
+    data, other = socket.socketpair()
+    deadline = time.monotonic() + 20
+
+    def run(rank: int) -> Communicator:
+        connections: Mapping[int, socket.socket] = {1: near} if rank == 0 else {0: far}
+        group = Group(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
+        exchange = ExchangeOverConnections([2, 5], connections, rank == 0, deadline)
+        return build_engine(group, exchange, "tcp", "VARIABLE", deadline)
+
+    with near, far, other:
+        for outcome in Together(lambda: run(0), lambda: run(1)).outcomes():
+            assert isinstance(outcome, EngineError)
+            assert str(outcome) == "VARIABLE=tcp cannot serve this group: rank 5: no route to member 0"
+    assert closed.is_set()

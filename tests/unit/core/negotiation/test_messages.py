@@ -1,0 +1,213 @@
+"""What ranks say survives the wire, and the abbreviations of both directions always mean what was meant."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.comm.datatypes import DataType
+from horovod.comm.reduction import ReduceOp
+from horovod.core.negotiation.messages import (
+    Announce,
+    Announcer,
+    Decision,
+    Definition,
+    Leave,
+    Listener,
+    MessageError,
+    Operation,
+    Order,
+    Request,
+    Stop,
+    TensorSpec,
+    decode_from_coordinator,
+    decode_from_member,
+    encode,
+)
+
+names = st.text(max_size=12)
+sizes = st.integers(0, 1 << 40)
+shapes = st.lists(sizes, max_size=5).map(tuple)
+factors = st.floats(allow_nan=False)
+specs = st.builds(TensorSpec, names, st.sampled_from(DataType), shapes)
+requests = st.builds(
+    Request,
+    operation=st.sampled_from(Operation),
+    name=names,
+    tensors=st.lists(specs, max_size=4).map(tuple),
+    reduce_op=st.sampled_from(ReduceOp),
+    prescale=factors,
+    postscale=factors,
+    root=st.integers(-1, 1000),
+    splits=st.lists(st.integers(0, 1 << 31), max_size=5).map(tuple),
+    device=st.sampled_from(["cpu", "cuda:0"]),
+    caller=names,
+    transient=st.booleans(),
+)
+definitions = st.builds(Definition, st.integers(-1, 1 << 20), requests)
+decisions = st.builds(
+    Decision,
+    st.integers(-1, 1 << 20),
+    names,
+    st.sampled_from(Operation),
+    rows=st.lists(shapes, max_size=3).map(tuple),
+    splits=st.lists(shapes, max_size=3).map(tuple),
+    template=st.none() | requests,
+    last_joined=st.integers(-1, 1000),
+    error=names,
+)
+identifiers = st.integers(0, 1 << 20)
+from_members = st.builds(Announce, st.lists(identifiers | definitions, max_size=5)) | st.builds(Leave, names)
+from_coordinators = st.builds(Order, st.lists(st.lists(identifiers | decisions, max_size=4), max_size=4)) | st.builds(
+    Stop, st.integers(0, 1000), names
+)
+
+
+@given(from_members)
+def test_what_a_member_says_arrives(message: Announce | Leave) -> None:
+    assert decode_from_member(encode(message)) == message
+
+
+@given(from_coordinators)
+def test_what_the_coordinator_says_arrives(message: Order | Stop) -> None:
+    assert decode_from_coordinator(encode(message)) == message
+
+
+@given(from_members)
+def test_one_direction_is_not_the_other(message: Announce | Leave) -> None:
+    with pytest.raises(MessageError):
+        decode_from_coordinator(encode(message))
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_a_message_error_or_a_message(body: bytes) -> None:
+    for decode in (decode_from_member, decode_from_coordinator):
+        try:
+            found = decode(body)
+        except MessageError:
+            continue
+        assert isinstance(found, Announce | Leave | Order | Stop)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc0",
+        msgspec.msgpack.encode([0]),
+        msgspec.msgpack.encode([0, "x"]),
+        msgspec.msgpack.encode([0, [1.5]]),
+        msgspec.msgpack.encode([0, [[0, [0]]]]),
+        msgspec.msgpack.encode([9, []]),
+        msgspec.msgpack.encode([0, [1]]) + b"\x00",
+        msgspec.msgpack.encode({"type": 0}),
+    ],
+)
+def test_half_a_message_and_worse(body: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode_from_member(body)
+    with pytest.raises(MessageError):
+        decode_from_coordinator(body)
+
+
+@given(from_members, st.data())
+def test_a_message_cut_short_is_none(message: Announce | Leave, data: st.DataObject) -> None:
+    body = encode(message)
+    with pytest.raises(MessageError):
+        decode_from_member(body[: data.draw(st.integers(0, len(body) - 1))])
+
+
+def make(name: str, version: int = 0, transient: bool = False) -> Request:
+    return Request(Operation.ALLREDUCE, name, (TensorSpec(name, DataType.FLOAT32, (version,)),), transient=transient)
+
+
+def test_the_second_time_a_number_says_it_all() -> None:
+    announcer, listener = Announcer(4), Listener(4)
+    request = make("a")
+    first, second, third = announcer.item(request), announcer.item(request), announcer.item(make("a"))
+    assert first == Definition(0, request)
+    assert (second, third) == (0, 0)  # the same object, or one that says the same
+    assert all(found is request for found in listener.requests([first, second]))
+
+
+def test_what_changed_is_said_in_full_under_the_same_number() -> None:
+    announcer, listener = Announcer(4), Listener(4)
+    listener.requests([announcer.item(make("a", 1))])
+    changed = make("a", 2)
+    item = announcer.item(changed)
+    assert item == Definition(0, changed)
+    assert listener.requests([item])[0] == changed
+    assert announcer.item(changed) == 0
+    assert listener.requests([0])[0] == changed
+
+
+def test_a_name_that_will_not_come_again_takes_no_place() -> None:
+    announcer = Announcer(1)
+    for number in range(5):
+        request = make(f"t{number}", transient=True)
+        assert announcer.item(request) == Definition(-1, request)
+    assert announcer.item(make("a")) == Definition(0, make("a"))
+
+
+def test_the_oldest_name_makes_room() -> None:
+    announcer = Announcer(2)
+    for name in "abc":
+        announcer.item(make(name))
+    assert announcer.item(make("b")) == 1
+    assert announcer.item(make("c")) == 0
+    assert isinstance(announcer.item(make("a")), Definition)
+
+
+def test_a_capacity_of_nothing_says_everything_in_full() -> None:
+    announcer, listener = Announcer(0), Listener(0)
+    for _ in range(3):
+        item = announcer.item(make("a"))
+        assert item == Definition(-1, make("a"))
+        assert listener.requests([item])[0] == make("a")
+    with pytest.raises(MessageError, match="beyond the capacity 0"):
+        listener.requests([Definition(0, make("a"))])
+
+
+@given(
+    st.integers(0, 4),
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 1), st.booleans()), max_size=80),
+)
+def test_both_ends_of_a_dictionary_agree_over_any_sequence(
+    capacity: int, sequence: list[tuple[str, int, bool]]
+) -> None:
+    announcer, listener = Announcer(capacity), Listener(capacity)
+    for name, version, transient in sequence:
+        request = make(name, version, transient)
+        (item,) = decode_from_member(encode(Announce([announcer.item(request)]))).items  # type: ignore[union-attr]
+        assert listener.requests([item])[0] == request
+    assert len(listener._known) <= capacity
+    assert len(announcer._known) <= capacity
+
+
+@given(st.integers(0, 5), st.integers(-3, 10))
+def test_a_number_that_was_never_defined(capacity: int, number: int) -> None:
+    with pytest.raises(MessageError, match=f"request {number} was never defined"):
+        Listener(capacity).requests([number])
+
+
+@pytest.mark.parametrize("identifier", [-2, 3, 1 << 40])
+def test_a_number_beyond_the_capacity_is_refused_and_not_kept(identifier: int) -> None:
+    listener = Listener(3)
+    with pytest.raises(MessageError, match="beyond the capacity 3"):
+        listener.requests([Definition(identifier, make("a"))])
+    assert not listener._known
+
+
+def test_operations_have_the_numbers_of_the_public_interface() -> None:
+    assert {operation.name: int(operation) for operation in Operation} == {
+        "ALLREDUCE": 0,
+        "ALLGATHER": 1,
+        "BROADCAST": 2,
+        "JOIN": 3,
+        "ADASUM": 4,
+        "ALLTOALL": 5,
+        "BARRIER": 6,
+        "REDUCESCATTER": 7,
+    }

@@ -1,0 +1,192 @@
+"""What is in flight on one rank, and for which submissions a resting worker thread is woken. No thread, no worker thread."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from horovod.core.errors import HorovodInternalError
+from horovod.core.requests.batch import Entry
+from horovod.core.requests.handle import Handle
+from horovod.core.worker.in_flight import InFlight
+from horovod.core.worker.waiting import COALESCE_MILLISECONDS, COALESCE_SECONDS
+from unit.core.workers import LARGE, allreduce_request
+
+
+class Driver:
+    def drive(self, handle: Handle) -> None:
+        raise AssertionError("nobody waits here")
+
+    def take_over(self, handle: Handle) -> None:
+        pass
+
+
+@pytest.fixture
+def requests() -> InFlight:
+    return InFlight(Driver())
+
+
+def entry(name: str = "x", length: int = 4, since: float = 0.0) -> Entry:
+    array = np.zeros(length, np.float32)
+    return Entry(allreduce_request(name, (length,)), [array], [array], None, Handle(), since)
+
+
+def asleep(requests: InFlight) -> None:
+    assert requests.begin_wait(busy=False) == -1
+
+
+def test_they_are_taken_once_in_the_order_of_submission(requests: InFlight) -> None:
+    entries = [entry(name) for name in "cab"]
+    for each in entries:
+        requests.add(each, held=False, awaited=False)
+    assert requests.waiting()
+    assert requests.take() == entries
+    assert requests.take() == []
+    assert not requests.waiting() and not requests.none()
+    assert requests.oldest() is entries[0]
+    assert requests.latest is entries[-1].handle
+
+
+def test_a_name_is_free_again_when_it_is_finished(requests: InFlight) -> None:
+    first = entry()
+    requests.add(first, held=False, awaited=False)
+    with pytest.raises(ValueError, match=r"same name as another tensor .* The name is 'x'"):
+        requests.add(entry(), held=False, awaited=False)
+    assert requests.find(["x", "y"]) == [first, None]
+    assert requests.finish(["y", "x"]) == [None, first]
+    assert requests.finish(["x"]) == [None]
+    assert requests.none() and requests.oldest() is None
+    requests.add(entry(), held=False, awaited=False)
+
+
+def test_what_is_held_is_in_flight_and_not_announced(requests: InFlight) -> None:
+    late = entry()
+    asleep(requests)
+    assert not requests.add(late, held=True, awaited=False)
+    assert requests.take() == [] and not requests.none()
+    assert late.handle.driver is None
+    assert requests.release(late)
+    assert requests.take() == [late]
+
+
+def test_what_is_withdrawn_cannot_be_released(requests: InFlight) -> None:
+    late = entry()
+    requests.add(late, held=True, awaited=False)
+    assert requests.withdraw(late)
+    assert not requests.withdraw(late)
+    asleep(requests)
+    assert not requests.release(late)
+    assert requests.take() == []
+
+
+def test_a_failure_is_everybodys_for_ever(requests: InFlight) -> None:
+    entries = [entry(name) for name in "ab"]
+    for each in entries:
+        requests.add(each, held=False, awaited=False)
+    assert requests.fail(HorovodInternalError("first")) == entries
+    assert requests.fail(HorovodInternalError("second")) == []
+    assert requests.none() and requests.take() == []
+    with pytest.raises(HorovodInternalError, match="first"):
+        requests.add(entry(), held=False, awaited=False)
+
+
+def test_only_small_ones_may_be_driven_and_only_where_somebody_drives(requests: InFlight) -> None:
+    small, large = entry("small"), entry("large", LARGE)
+    for each in (small, large):
+        requests.add(each, held=False, awaited=False)
+    assert isinstance(small.handle.driver, Driver) and large.handle.driver is None
+    alone = entry()
+    InFlight(None).add(alone, held=False, awaited=True)
+    assert alone.handle.driver is None
+
+
+@pytest.mark.parametrize(
+    ("length", "awaited", "woken"), [(4, False, True), (4, True, False), (LARGE, False, True), (LARGE, True, True)]
+)
+def test_who_sleeps_is_woken_unless_the_caller_does_it(
+    requests: InFlight, length: int, awaited: bool, woken: bool
+) -> None:
+    asleep(requests)
+    assert requests.add(entry(length=length), held=False, awaited=awaited) is woken
+    assert requests.add(entry("next"), held=False, awaited=False) is not woken  # once is enough
+    requests.end_wait()
+    assert not requests.add(entry("awake"), held=False, awaited=False)
+
+
+def test_who_has_something_to_do_does_not_rest(requests: InFlight) -> None:
+    assert requests.begin_wait(busy=True) == 0
+    requests.add(entry(), held=False, awaited=False)
+    assert requests.begin_wait(busy=False) == 0
+
+
+def test_submissions_coalesce_after_an_announcement_while_an_answer_is_due(requests: InFlight) -> None:
+    requests.announced(coalesce=True)
+    asleep(requests)  # nothing is in flight
+    requests.add(entry(), held=False, awaited=False)
+    requests.take()
+    announced = time.monotonic()  # or later, however busy the machine is
+    requests.announced(coalesce=True)
+    assert requests.begin_wait(busy=False) == COALESCE_MILLISECONDS
+    assert not requests.add(entry("soon", since=announced), held=False, awaited=False)
+    assert requests.add(entry("later", since=time.monotonic() + 2 * COALESCE_SECONDS), held=False, awaited=False)
+    requests.take()
+    requests.announced(coalesce=False)
+    asleep(requests)
+
+
+def test_who_stands_by_is_woken_for_what_nobody_drives(requests: InFlight) -> None:
+    assert requests.begin_standby()
+    assert not requests.add(entry("small"), held=False, awaited=False)
+    assert requests.add(entry("large", LARGE), held=False, awaited=False)
+    requests.end_wait()
+    assert not requests.begin_standby()  # it is still to be announced
+    requests.take()
+    assert not requests.begin_standby()  # and then to be carried out
+    requests.finish(["large"])
+    assert requests.begin_standby()
+
+
+def test_who_stands_by_does_not_wait_for_what_is_held(requests: InFlight) -> None:
+    late = entry()
+    requests.add(late, held=True, awaited=False)
+    assert requests.begin_standby()
+    assert requests.release(late)
+    requests.end_wait()
+    assert not requests.begin_standby()
+
+
+def test_who_is_asked_to_take_over_does_not_stand_by_until_that_is_done(requests: InFlight) -> None:
+    assert requests.begin_standby()
+    handle = Handle()
+    assert requests.leave_to_worker(handle)
+    requests.end_wait()
+    assert not requests.begin_standby()
+    assert not requests.leave_to_worker(handle)
+    handle.complete()
+    assert requests.begin_standby()
+
+
+def test_who_sleeps_is_asked_to_take_over_what_nobody_has_announced(requests: InFlight) -> None:
+    handle = Handle()
+    asleep(requests)
+    assert not requests.leave_to_worker(handle)
+    requests.add(entry(), held=False, awaited=True)
+    assert requests.leave_to_worker(handle)
+
+
+def test_one_alone_can_be_taken_and_put_back(requests: InFlight) -> None:
+    first, second = entry("first"), entry("second")
+    assert requests.take_alone(first.handle) is None
+    requests.add(first, held=False, awaited=True)
+    assert requests.take_alone(second.handle) is None
+    assert requests.take_alone(first.handle) is first
+    assert requests.take_alone(first.handle) is None
+    requests.add(second, held=False, awaited=True)
+    assert requests.take_alone(second.handle) is None  # the first is in flight
+    requests.put_back(first)
+    assert requests.take() == [first, second]
+    requests.fail(HorovodInternalError("it is over"))
+    requests.put_back(first)
+    assert requests.take() == []
