@@ -1,4 +1,4 @@
-"""Judges training loops: on N ranks, each trains as one process does on the whole batch, or stops with a sentence that says why.
+"""Judges training loops: each rank trains as one process does on the whole batch, or stops with a sentence that says why.
 
 A loop is a function of one argument, its :class:`Side`. It is called twice: in one process with all rows of every batch and
 plain optimizers, and on every rank with this rank's rows and distributed ones. It returns the trained values.
