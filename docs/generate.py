@@ -85,7 +85,7 @@ SECTIONS = (
     ("Process sets", r"\w*process_set\w*|ProcessSet"),
     ("The timeline", r"\w+_timeline"),
     ("Errors", r"\w+(Error|Interrupt)"),
-    ("What this installation can do", r"\w+_(built|enabled|supported)|__version__"),
+    ("What this installation can do", r"\w+_(built|enabled|supported)|build_info|__version__"),
     ("More", r".*"),
 )
 """Headlines, and the names that stand under each; the first that fits has it. Bindings use the same names.

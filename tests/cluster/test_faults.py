@@ -224,9 +224,9 @@ def test_a_host_without_a_package_names_it(cluster: Cluster, package: ModuleType
 
 
 def test_a_host_with_another_version_says_so(cluster: Cluster) -> None:
-    own = Path(horovod.__file__)
+    own = Path(horovod._version.__file__)
     other = cluster.folder / "other.py"
-    other.write_text(own.read_text() + "\n__version__ = '0.0.1'\n")
+    other.write_text(own.read_text() + "\nVERSION = '0.28.1+pure.0'\n")
     with cluster.hosts.replaced("hostB", own, other):
         line = refusal(cluster, cluster.start(*refused("hostB")), "hostB")
-    assert "it has version 0.0.1 of Horovod" in line and "install the same on both" in line
+    assert "it has version 0.28.1+pure.0 of Horovod" in line and "install the same on both" in line

@@ -178,12 +178,12 @@ def test_ranks_run_where_the_user_says_they_are(launcher: Launcher, ssh: Path) -
 
 
 def test_another_version_says_so(launcher: Launcher, ssh: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import horovod\nhorovod.__version__ = '0.0.1'\n")
+    (tmp_path / "sitecustomize.py").write_text("import horovod._version as own\nown.VERSION = '0.28.1+pure.0'\n")
     path = launcher.environment()["PYTHONPATH"]
     last = "${@: -1}"
     write(ssh, f'export PYTHONPATH={tmp_path}:{path}; set -- "$(echo "{last}" | sed s,{path},{tmp_path}:{path},)"')
     done = run(launcher, ssh, "-np", "1", "-H", "b:1", "true")
-    assert "it has version 0.0.1 of Horovod" in done.stderr and "install the same on both" in done.stderr
+    assert "it has version 0.28.1+pure.0 of Horovod" in done.stderr and "install the same on both" in done.stderr
 
 
 def test_a_command_that_is_not_there_says_where(launcher: Launcher, ssh: Path) -> None:

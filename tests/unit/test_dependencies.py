@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 import horovod
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no parser of TOML")
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MODULES = {"PyYAML": "yaml"}
 """Packages whose modules have another name."""
 BROUGHT_BY_FRAMEWORKS = {"h5py": "keras", "jax": "keras", "tf_keras": "tensorflow"}
@@ -39,7 +42,7 @@ def modules_of(requirements: list[str]) -> set[str]:
 
 
 def test_every_dependency_is_imported_and_the_other_way_round() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PROJECT["project"]
     needed = modules_of(project["dependencies"])
     extras = project["optional-dependencies"]
     rooms = [ROOT / "src" / "horovod", ROOT / "src" / "horovod" / "comm"]
@@ -55,7 +58,19 @@ def test_every_dependency_is_imported_and_the_other_way_round() -> None:
     assert not undeclared, f"imported, and not declared: {undeclared}"
 
 
-def test_the_version_meets_what_scripts_require() -> None:
-    """Their requirements ask for horovod>=0.28, the last version of the other Horovod."""
-    major, minor = map(int, horovod.__version__.split(".")[:2])
-    assert (major, minor) >= (0, 28)
+@pytest.mark.parametrize("wanted", [">=0.28", "==0.28.1", "<0.29", "~=0.28.0", ">=0.24.0,!=0.28.0"])
+def test_the_version_meets_what_scripts_require(wanted: str) -> None:
+    """Requirements name versions of the interface; both the package's and the distribution's meet them."""
+    info = horovod.build_info()
+    assert SpecifierSet(wanted).contains(horovod.__version__)
+    assert SpecifierSet(wanted).contains(info["version"])
+
+
+def test_the_version_of_the_distribution_is_a_build_of_the_interface() -> None:
+    info = horovod.build_info()
+    assert info["interface"] == horovod.__version__ == Version(info["version"]).public
+    assert re.fullmatch(r"pure\.\d+", str(Version(info["version"]).local))
+    source = PROJECT["tool"]["hatch"]["version"]["path"]
+    assert info["path"] == str((ROOT / source).parent), "pyproject.toml takes the version from what is imported"
+    found = re.findall(r'(?m)^(?:__version__|VERSION) *= *"(.+)"', (ROOT / source).read_text())  # as its backend does
+    assert found == [info["version"]]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import horovod
+from horovod import _version
 from horovod.core import config
 from horovod.runner.errors import UsageError
 from horovod.runner.options import Options
@@ -158,7 +158,7 @@ def _names(text: str) -> list[str]:
 def build_parser() -> Parser:
     parser = Parser()
     flag = parser.flag
-    flag(parser, "-v", "--version", action="version", version=horovod.__version__, help="show the version, and exit")
+    flag(parser, "-v", "--version", action="version", version=_version.VERSION, help="show the version, and exit")
     flag(parser, "-cb", "--check-build", action="store_true", dest="check_build",
          help="show which frameworks and engines can be used, and exit")  # fmt: skip
     flag(parser, "-np", "--num-proc", type=_positive, dest="num_proc", metavar="N", help="how many ranks to run")

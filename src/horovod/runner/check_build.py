@@ -77,7 +77,8 @@ def render(findings: dict[str, Finding]) -> str:
             # The controller that scripts know by this name is the one that needs no MPI, which is built in.
             usable = launches if (title, name) == ("Available Controllers", "Gloo") else _of(findings, name).usable
             lines.append(f"    [{'X' if usable else ' '}] {name}")
-    lines += ["", "Details:"]
+    build = horovod.build_info()
+    lines += ["", "Details:", f"  Horovod: {build['version']}, in {build['path']}"]
     rows = (*_FRAMEWORKS, *_ENGINES, "NCCL", "DDL", "CCL", "MPI", "Gloo", "horovodrun", *_PROGRAMS)
     lines += [f"  {name}: {_of(findings, name).detail}{_advice(_of(findings, name))}" for name in rows]
     engines = [engine for name, engine in _ENGINES.items() if findings[name].usable]

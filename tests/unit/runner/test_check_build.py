@@ -98,6 +98,7 @@ def test_the_first_lines_are_those_that_tools_know() -> None:
         "Available Controllers:\n    [ ] MPI\n    [X] Gloo\n\nAvailable Tensor Operations:\n    [ ] NCCL\n    [ ] DDL\n"
         "    [ ] CCL\n    [ ] MPI\n    [ ] Gloo\n"
     )
+    assert f"\n\nDetails:\n  Horovod: {horovod.build_info()['version']}, in " in text
     assert "  MXNet: not installed. To add it: pip install mxnet\n" in text
     assert "  tensors in CPU memory travel by: shm, tcp\n" in text
 

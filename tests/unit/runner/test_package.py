@@ -13,7 +13,7 @@ from horovod import runner
 
 def test_the_package_offers_run_and_its_version() -> None:
     assert horovod.run is runner.run
-    assert isinstance(horovod.__version__, str)
+    assert horovod.__version__ == "0.28.1"  # clients compare it
     assert "run" in dir(horovod)
     with pytest.raises(AttributeError, match="no attribute 'init'"):
         horovod.init  # noqa: B018  the access is the test

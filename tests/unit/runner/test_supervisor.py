@@ -79,7 +79,7 @@ class FarAgent:
             self._on_congestion,
         )
         self.stream.write(b"Welcome!\n" + GREETING)
-        self.tell(Hello(horovod.__version__, "python", 8, ["eth0"]))
+        self.tell(Hello(horovod.build_info()["version"], "python", 8, ["eth0"]))
 
     def tell(self, event: Any) -> None:
         self.stream.send(encode(event))

@@ -104,6 +104,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """The first message: the agent describes its host."""
 
     version: str
+    """The version of the distribution; the launcher's must be the same."""
     python: str
     """The interpreter that runs the agent."""
     cores: int

@@ -15,7 +15,7 @@ import sys
 import time
 import tty
 
-import horovod
+from horovod import _version
 from horovod.control.dial import Address, dial_until, set_keepalive
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.secret import decode_secret
@@ -76,7 +76,7 @@ class Program:
         before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         self._loop.watch(self._signals, self._on_signals)
         self._stream.write(GREETING)
-        self._tell(Hello(horovod.__version__, facts.python, facts.cores, list(facts.interfaces)))
+        self._tell(Hello(_version.VERSION, facts.python, facts.cores, list(facts.interfaces)))
         try:
             self._loop.run(lambda: self._over)
             self._loop.run(lambda: self._stream.idle, time.monotonic() + _LAST_MESSAGES_SECONDS)

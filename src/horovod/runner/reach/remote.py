@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
-import horovod
+from horovod import _version
 from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.messages import (
     GREETING,
@@ -119,9 +119,9 @@ class RemoteAgent(Agent):
             while self._read_errors():
                 pass
             self._errors.clear()  # what the transport and the host print at login is no error
-            if event.version != horovod.__version__:
+            if event.version != _version.VERSION:
                 self._refuse(
-                    f"it has version {event.version} of Horovod ({event.python}), and the launcher {horovod.__version__}: "
+                    f"it has version {event.version} of Horovod ({event.python}), and the launcher {_version.VERSION}: "
                     "install the same on both"
                 )
             else:
