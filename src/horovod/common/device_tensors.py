@@ -15,6 +15,7 @@ from horovod.comm.cuda.runtime import CudaRuntime
 from horovod.comm.datatypes import DataType
 from horovod.comm.device import DeviceFacts, names_in_view
 from horovod.comm.spans import Spans, layout_of
+from horovod.core.config import GPU_OPERATIONS
 from horovod.core.lifecycle.context import running
 from horovod.core.requests import devices
 from horovod.core.requests.devices import Ready, Reduction, carries_out, device_name
@@ -73,7 +74,7 @@ class CudaDevices:
                 elif runtime.ordinal != ordinal:
                     raise ValueError(
                         f"one tensor is on cuda:{ordinal}, and this rank's collectives use {runtime.device}: all "
-                        "must be on one device. With HOROVOD_GPU_OPERATIONS=HOST a process may use several."
+                        f"must be on one device. With {GPU_OPERATIONS}=HOST a process may use several."
                     )
             return runtime
 

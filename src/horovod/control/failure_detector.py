@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from horovod.control.failure import LOST, TIME_LIMIT, Cause
+from horovod.core.config import STALL_SHUTDOWN_TIME
 
 NO_PROGRESS_REPORTS = 3
 """How many reports of one wait blame a peer."""
@@ -38,7 +39,7 @@ UNRESPONSIVE = (
 )
 
 UNABLE = (
-    "it has not answered for longer than {:g} seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS) although its process runs: "
+    f"it has not answered for longer than {{:g}} seconds ({STALL_SHUTDOWN_TIME}) although its process runs: "
     "something in it holds Python's interpreter lock, or the machine is short of processor time or memory"
 )
 

@@ -25,6 +25,7 @@ from horovod.control.listener import Listener
 from horovod.control.networks import Network, common_links, networks_of
 from horovod.control.processes import own_process_namespace
 from horovod.control.wakeup import WakeUp
+from horovod.core.config import START_TIMEOUT
 
 
 class Endpoint(msgspec.Struct, array_like=True, frozen=True):
@@ -237,7 +238,7 @@ class Mesh:
                         missing = sorted({key.peer for key in expected})
                         raise MeshError(
                             f"ranks {missing} did not connect to rank {self._rank} in time. Look at their output; if they only "
-                            "need more time to start, raise horovodrun --start-timeout (HOROVOD_START_TIMEOUT)"
+                            f"need more time to start, raise horovodrun --start-timeout ({START_TIMEOUT})"
                         )
                     wake = min(deadline, listener.next_deadline() or deadline)
                     for key, events in selector.select(max(0.0, wake - now)):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from horovod.control.mesh import Endpoint, MeshError
 from horovod.control.networks import common_links
+from horovod.core.config import NETWORK_INTERFACE
 
 TRIAL_SECONDS = 5.0
 """How long a host may take to answer at one of its addresses: a lost packet is sent again after one and three seconds."""
@@ -103,7 +104,7 @@ def usable(endpoints: Sequence[Endpoint], findings: Sequence[Findings]) -> list[
             first,
             "Horovod initialization failed: hosts of this job cannot reach each other:\n" + "\n".join(lines) + "\n"
             "Ranks connect by TCP, at ports that the kernel chooses. Open them between these hosts, or choose other networks "
-            "with horovodrun --network-interfaces (HOROVOD_GLOO_IFACE)",
+            f"with horovodrun --network-interfaces ({NETWORK_INTERFACE})",
         )
     return [endpoint.limited_to(set(endpoint.addresses) - useless.get(endpoint.host, set())) for endpoint in endpoints]
 

@@ -5,13 +5,15 @@ core calls :func:`Config.from_env` once in ``init()``. This module imports nothi
 defaults: the public interface that existing scripts rely on.
 """
 
+# ruff: noqa: RUF009 (_setting() makes the field of a dataclass, as field() does)
+
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 # Which rank this process is, and where the rendezvous server listens. Set by the launcher.
 RANK = "HOROVOD_RANK"
@@ -138,6 +140,10 @@ def _integer(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def _cores(text: str) -> tuple[int, ...]:
+    return tuple(map(_integer(0), text.split(",")))
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in choices:
@@ -170,53 +176,69 @@ def network_interfaces(env: Mapping[str, str]) -> str:
     return every if not chosen or chosen in every.split(",") else chosen
 
 
+def _setting(variable: str, default: Any, parse: Callable[[str], Any], common: bool = False) -> Any:
+    """A field of :class:`Config`: its variable, the value where that is not set, and how its text is parsed.
+
+    Args:
+        common: it must be the same on all ranks.
+    """
+    return field(default=default, metadata={"variable": variable, "parse": parse, "common": common})
+
+
+def _text(value: Any) -> str:
+    """A setting as it is compared and shown: flags as numbers, durations in milliseconds."""
+    if isinstance(value, timedelta):
+        return f"{value / timedelta(milliseconds=1):g}"
+    return str(int(value) if isinstance(value, bool) else value)
+
+
 @dataclass(frozen=True)
 class Config:
     """The settings of one generation."""
 
-    fusion_threshold: int = 128 * MEBIBYTE
+    fusion_threshold: int = _setting(FUSION_THRESHOLD, 128 * MEBIBYTE, _integer(0), common=True)
     """The size of a batch in bytes; 0 turns fusion off."""
-    cycle_time: timedelta = timedelta(0)
+    cycle_time: timedelta = _setting(CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3), common=True)
     """How long the coordinator waits for more requests after the first that is ready; 0: not at all."""
-    cache_capacity: int = 1024
+    cache_capacity: int = _setting(CACHE_CAPACITY, 1024, _integer(0), common=True)
     """How many requests the announcements of a rank abbreviate; 0: none."""
-    disable_group_fusion: bool = False
-    dynamic_process_sets: bool = False
-    cpu_operations: str = ""
+    disable_group_fusion: bool = _setting(DISABLE_GROUP_FUSION, False, _flag, common=True)
+    dynamic_process_sets: bool = _setting(DYNAMIC_PROCESS_SETS, False, _flag, common=True)
+    cpu_operations: str = _setting(CPU_OPERATIONS, "", str.lower)
     """The engine forced for host memory, or "" to choose."""
-    gpu_operations: str = ""
+    gpu_operations: str = _setting(GPU_OPERATIONS, "", str.lower)
     """The engine forced for the memory of GPUs, or "" to choose."""
-    hierarchical_allreduce: bool | None = None
+    hierarchical_allreduce: bool | None = _setting(HIERARCHICAL_ALLREDUCE, None, _flag, common=True)
     """Whether allreduces between hosts go in three steps, in the host, between hosts, and in the host; None: where
     that pays."""
-    hierarchical_allgather: bool | None = None
-    mpi_threads_disable: bool = False
+    hierarchical_allgather: bool | None = _setting(HIERARCHICAL_ALLGATHER, None, _flag, common=True)
+    mpi_threads_disable: bool = _setting(MPI_THREADS_DISABLE, False, _flag)
     """MPI is not initialised for calls from several threads at a time."""
     network_interfaces: str = ""
-    """Those whose addresses a rank offers, separated by commas; "": all."""
-    shm_piece_bytes: int = 0
+    """Those whose addresses a rank offers, separated by commas; "": all. :func:`network_interfaces` reads it."""
+    shm_piece_bytes: int = _setting(SHM_PIECE_BYTES, 0, _integer(4096), common=True)
     """Bytes that each rank moves through shared memory at a time; 0: as many as suit the machine's caches."""
-    shm_direct: str = "auto"
+    shm_direct: str = _setting(SHM_DIRECT, "auto", _one_of("auto", "always", "never"), common=True)
     """Whether the ranks of a host read one another's memory: "auto" where it is faster, "always" where they can, or "never"."""
-    bucket_bytes: int = 0
+    bucket_bytes: int = _setting(BUCKET_BYTES, 0, _integer(1), common=True)
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
-    thread_affinity: tuple[int, ...] = ()
+    thread_affinity: tuple[int, ...] = _setting(THREAD_AFFINITY, (), _cores)
     """The core of the worker thread, by local rank; empty: the kernel decides."""
-    start_timeout: timedelta = timedelta(seconds=30)
-    timeout: timedelta = timedelta(seconds=30)
+    start_timeout: timedelta = _setting(START_TIMEOUT, timedelta(seconds=30), _seconds(1))
+    timeout: timedelta = _setting(TIMEOUT_SECONDS, timedelta(seconds=30), _seconds(1))
     """How long a rank may make no progress in a collective, or not answer at all, before the job is ended."""
-    stall_check: bool = True
-    stall_warning_time: timedelta = timedelta(seconds=60)
-    stall_shutdown_time: timedelta = timedelta(0)
+    stall_check: bool = _setting(STALL_CHECK_DISABLE, True, lambda text: not _flag(text))
+    stall_warning_time: timedelta = _setting(STALL_CHECK_TIME, timedelta(seconds=60), _seconds(0))
+    stall_shutdown_time: timedelta = _setting(STALL_SHUTDOWN_TIME, timedelta(0), _seconds(0))
     """When a stalled tensor ends the job; 0: never."""
-    elastic: bool = False
-    timeline: str = ""
+    elastic: bool = _setting(ELASTIC, False, _flag, common=True)
+    timeline: str = _setting(TIMELINE, "", str)
     """The file that rank 0 writes the timeline to; ``DYNAMIC``: the script starts and stops it; "": none."""
-    timeline_mark_cycles: bool = False
-    log_level: str = "warning"
+    timeline_mark_cycles: bool = _setting(TIMELINE_MARK_CYCLES, False, _flag)
+    log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
-    log_hide_time: bool = False
-    autotune: bool = False
+    log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)
+    autotune: bool = _setting(AUTOTUNE, False, _flag)
 
     @property
     def stall_limit(self) -> timedelta:
@@ -227,17 +249,9 @@ class Config:
     def common(self) -> dict[str, str]:
         """The settings that must be the same on all ranks, by variable, as text."""
         return {
-            FUSION_THRESHOLD: str(self.fusion_threshold),
-            CYCLE_TIME: f"{self.cycle_time / timedelta(milliseconds=1):g}",
-            CACHE_CAPACITY: str(self.cache_capacity),
-            DISABLE_GROUP_FUSION: str(int(self.disable_group_fusion)),
-            DYNAMIC_PROCESS_SETS: str(int(self.dynamic_process_sets)),
-            HIERARCHICAL_ALLREDUCE: str(self.hierarchical_allreduce),
-            HIERARCHICAL_ALLGATHER: str(self.hierarchical_allgather),
-            SHM_PIECE_BYTES: str(self.shm_piece_bytes),
-            SHM_DIRECT: self.shm_direct,
-            BUCKET_BYTES: str(self.bucket_bytes),
-            ELASTIC: str(int(self.elastic)),
+            each.metadata["variable"]: _text(getattr(self, each.name))
+            for each in fields(self)
+            if each.metadata.get("common")
         }
 
     @staticmethod
@@ -248,36 +262,13 @@ class Config:
             ValueError: a variable does not parse, or names something that does not exist; the message has its name and value.
         """
         env = os.environ if env is None else env
-        # There is one controller, and no engine for devices: these variables are only checked.
-        _read(env, CONTROLLER, None, _controller)
-        torus: bool | None = (
-            _read(env, TORUS_ALLREDUCE, False, _flag) or None
-        )  # the same steps, with NCCL between the hosts
-        return Config(
-            fusion_threshold=_read(env, FUSION_THRESHOLD, 128 * MEBIBYTE, _integer(0)),
-            cycle_time=_read(env, CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3)),
-            cache_capacity=_read(env, CACHE_CAPACITY, 1024, _integer(0)),
-            disable_group_fusion=_read(env, DISABLE_GROUP_FUSION, False, _flag),
-            dynamic_process_sets=_read(env, DYNAMIC_PROCESS_SETS, False, _flag),
-            cpu_operations=env.get(CPU_OPERATIONS, "").strip().lower(),
-            gpu_operations=env.get(GPU_OPERATIONS, "").strip().lower(),
-            hierarchical_allreduce=_read(env, HIERARCHICAL_ALLREDUCE, torus, _flag),
-            hierarchical_allgather=_read(env, HIERARCHICAL_ALLGATHER, None, _flag),
-            mpi_threads_disable=_read(env, MPI_THREADS_DISABLE, False, _flag),
-            network_interfaces=network_interfaces(env),
-            shm_piece_bytes=_read(env, SHM_PIECE_BYTES, 0, _integer(4096)),
-            shm_direct=_read(env, SHM_DIRECT, "auto", _one_of("auto", "always", "never")),
-            bucket_bytes=_read(env, BUCKET_BYTES, 0, _integer(1)),
-            thread_affinity=_read(env, THREAD_AFFINITY, (), lambda text: tuple(map(_integer(0), text.split(",")))),
-            start_timeout=_read(env, START_TIMEOUT, timedelta(seconds=30), _seconds(1)),
-            timeout=_read(env, TIMEOUT_SECONDS, timedelta(seconds=30), _seconds(1)),
-            stall_check=not _read(env, STALL_CHECK_DISABLE, False, _flag),
-            stall_warning_time=_read(env, STALL_CHECK_TIME, timedelta(seconds=60), _seconds(0)),
-            stall_shutdown_time=_read(env, STALL_SHUTDOWN_TIME, timedelta(0), _seconds(0)),
-            elastic=_read(env, ELASTIC, False, _flag),
-            timeline=env.get(TIMELINE, "").strip(),
-            timeline_mark_cycles=_read(env, TIMELINE_MARK_CYCLES, False, _flag),
-            log_level=env.get(LOG_LEVEL, "").strip().lower() or "warning",
-            log_hide_time=_read(env, LOG_HIDE_TIME, False, _flag),
-            autotune=_read(env, AUTOTUNE, False, _flag),
-        )
+        _read(env, CONTROLLER, None, _controller)  # there is one controller: the variable is only checked
+        torus = _read(env, TORUS_ALLREDUCE, False, _flag)  # the same steps, with NCCL between the hosts
+        settings: dict[str, Any] = {
+            each.name: _read(env, each.metadata["variable"], each.default, each.metadata["parse"])
+            for each in fields(Config)
+            if each.metadata
+        }
+        if torus and settings["hierarchical_allreduce"] is None:
+            settings["hierarchical_allreduce"] = True
+        return Config(network_interfaces=network_interfaces(env), **settings)

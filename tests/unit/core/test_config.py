@@ -122,7 +122,7 @@ def test_every_flag_is_tested() -> None:
 @pytest.mark.parametrize("variable", [config.HIERARCHICAL_ALLREDUCE, config.HIERARCHICAL_ALLGATHER])
 def test_flags_that_leave_the_choice_where_they_are_not_set(variable: str) -> None:
     chosen = [Config.from_env({variable: text}).common()[variable] for text in ("yes", "0", "")]
-    assert chosen == ["True", "False", "None"]
+    assert chosen == ["1", "0", "None"]
 
 
 def test_the_torus_is_another_name_for_the_steps_of_an_allreduce() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from horovod.core import config
 from horovod.core.config import Config
 
 ROOT = Path(__file__).resolve().parents[3]
+SOURCE = ROOT / "src" / "horovod"
+DECLARED_IN = SOURCE / "core" / "config.py"
 TABLE = ROOT / "docs" / "environment.md"
 NAME = re.compile(r"_?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 
@@ -38,8 +42,8 @@ def known() -> dict[str, str]:
 
 def readers(constant: str) -> list[Path]:
     """Modules that use a constant, or the setting or function that config.py makes of it."""
-    text = (ROOT / "src/horovod/core/config.py").read_text()
-    setting = re.search(rf"(\w+)=(?:not )?(?:_read\(env, |env\.get\(){constant}\b", text)
+    text = DECLARED_IN.read_text()
+    setting = re.search(rf"(\w+): .* = _setting\({constant}\b", text)
     functions = re.findall(rf"^def (\w+)\(env:(?:(?!^def |^class )[\s\S])*?\b{constant}\b", text, re.MULTILINE)
     uses = rf"\b{constant}\b" + (rf"|config\.{setting[1]}\b" if setting else "")
     uses += "".join(rf"|\b{function}\((?!env:)" for function in functions)
@@ -94,3 +98,38 @@ def test_the_controller_that_scripts_may_ask_for(value: str) -> None:
 def test_what_is_refused_is_an_error_that_says_what_to_do(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}='{value}': there is no such .* Correct it or unset it"):
         Config.from_env({name: value})
+
+
+def literals(tree: ast.AST) -> Iterator[str]:
+    """The strings of a module that it uses: all but docstrings, which document and cannot be put together."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('"""Reads HOROVOD_RANK."""', []),
+        ('NAME = "HOROVOD_RANK"', ["HOROVOD_RANK"]),
+        ('f"set HOROVOD_{kind} to 1"', ["set HOROVOD_", " to 1"]),
+        ('def f():\n    """HOROVOD_RANK"""\n    raise ValueError("set HOROVOD_" "RANK")', ["set HOROVOD_RANK"]),
+    ],
+)
+def test_what_counts_as_a_literal(source: str, found: list[str]) -> None:
+    assert list(literals(ast.parse(source))) == found
+
+
+def test_a_variable_is_named_in_one_place() -> None:
+    """Other modules import its name, so no text speaks of a variable that is not there. Docstrings name what is declared."""
+    named: dict[str, list[str]] = {}
+    undeclared: dict[str, set[str]] = {}
+    for path in set(SOURCE.rglob("*.py")) - {DECLARED_IN}:
+        text, module = path.read_text(), str(path.relative_to(SOURCE))
+        named[module] = [literal for literal in literals(ast.parse(text)) if "HOROVOD_" in literal]
+        undeclared[module] = set(re.findall(r"\bHOROVOD_[A-Z0-9_]*[A-Z0-9]\b", text)) - set(known())
+    assert len(named) > 100
+    assert not {module: found for module, found in named.items() if found}
+    assert not {module: found for module, found in undeclared.items() if found}

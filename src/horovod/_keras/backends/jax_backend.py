@@ -27,6 +27,7 @@ from horovod.common.compression import CastCompressor, NoneCompressor
 from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.common.dlpack import address_in
 from horovod.common.reductions import Reducing
+from horovod.core.config import GPU_OPERATIONS
 from horovod.core.errors import HorovodInternalError
 from horovod.core.requests import devices
 from horovod.core.requests.tensor import Tensor
@@ -118,7 +119,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         if not engine:
             raise HorovodInternalError(
                 "this training step was compiled for an engine that moves the memory of GPUs, and the job has none any more: "
-                "call model.compile() again, or set HOROVOD_GPU_OPERATIONS=HOST on all ranks"
+                f"call model.compile() again, or set {GPU_OPERATIONS}=HOST on all ranks"
             )
         places = [address_in(output.__dlpack__()) for output in outputs]
         somewhere = max(places)

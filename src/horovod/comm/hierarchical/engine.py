@@ -8,6 +8,7 @@ from typing import ClassVar
 from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
 from horovod.comm.hierarchical.placement import Placement
+from horovod.core.config import HIERARCHICAL_ALLREDUCE
 
 INSIDE = ("shm", "tcp")
 """What may carry within a host, best first."""
@@ -29,7 +30,7 @@ class HierarchicalEngine(Engine):
             return "every host has one of its ranks only"
         settings = group.settings
         if settings.hierarchical_allreduce is False and not settings.hierarchical_allgather:
-            return "HOROVOD_HIERARCHICAL_ALLREDUCE=0"
+            return f"{HIERARCHICAL_ALLREDUCE}=0"
         return ""
 
     def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> HierarchicalCommunicator:

@@ -26,6 +26,7 @@ from horovod.control.rendezvous.interface import AllGather, Rendezvous, all_gath
 from horovod.control.rendezvous.messages import RendezvousError, ServerGoneError
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
+from horovod.core.config import RENDEZVOUS_PORT, START_TIMEOUT
 
 _LOOPBACK = "127.0.0.1"
 _LOOK_AGAIN_SECONDS = 0.1
@@ -165,7 +166,7 @@ class RendezvousAtRank0(Rendezvous):
             raise RendezvousError(
                 f"rank 0 cannot listen at {directory.place}, where the other ranks look for it: {error.strerror}. If the "
                 "script's own torch.distributed listens there, call hvd.init() before it, or set "
-                "HOROVOD_GLOO_RENDEZVOUS_PORT to another port, the same on all ranks"
+                f"{RENDEZVOUS_PORT} to another port, the same on all ranks"
             ) from None
         server.start()
         stack.callback(server.stop)
@@ -208,7 +209,7 @@ class RendezvousAtRank0(Rendezvous):
             call = f"hvd.init(comm={list(members)})" if members else "hvd.init()"
             raise TimeoutError(
                 f"rank 0 of this job, at {directory.place}, could not be reached in {call}. Look at its output; if "
-                f"it only needs more time to start, raise HOROVOD_START_TIMEOUT ({reason})"
+                f"it only needs more time to start, raise {START_TIMEOUT} ({reason})"
             )
 
         return all_gather

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovod.control.channel import Channel
+from horovod.core.config import START_TIMEOUT
 
 
 @dataclass
@@ -72,7 +73,7 @@ def lateness(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
             )
     return text + (
         "Look at the output of those ranks; if they only need more time to start, raise horovodrun --start-timeout "
-        "(HOROVOD_START_TIMEOUT)"
+        f"({START_TIMEOUT})"
     )
 
 

@@ -15,6 +15,7 @@ from horovod.control.dial import Address
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
+from horovod.core.config import START_TIMEOUT
 
 AllGather = Callable[[str, bytes, float], list[bytes]]
 """``all_gather(subject, value, seconds)``: every rank gives a value for the same subject, and gets those of all, by rank.
@@ -158,5 +159,5 @@ def _client(make: Callable[[], RendezvousClient], seconds: float, members: Seque
         first, call = (members[0], f"hvd.init(comm={list(members)})") if members else (0, "hvd.init()")
         raise TimeoutError(
             f"rank {first} of this job did not call {call} within {seconds:.3g} seconds. Look at its output; if it only "
-            f"needs more time to start, raise HOROVOD_START_TIMEOUT ({error})"
+            f"needs more time to start, raise {START_TIMEOUT} ({error})"
         ) from error

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from horovod.control.rendezvous.interface import AllGather, Rendezvous
+from horovod.core.config import START_TIMEOUT
 
 _abandoned: list[Any] = []
 """Requests that timed out. MPI cannot cancel a collective, and may still write to the memory that these hold."""
@@ -134,6 +135,6 @@ def _await(request: Any, size: int, deadline: float, seconds: float, call: str) 
             _abandoned.append(request)
             raise TimeoutError(
                 f"not all {size} ranks of the communicator called {call} within {seconds:.3g} seconds. Look at "
-                "their output; if they only need more time to start, raise HOROVOD_START_TIMEOUT"
+                f"their output; if they only need more time to start, raise {START_TIMEOUT}"
             )
         time.sleep(_POLL_SECONDS)

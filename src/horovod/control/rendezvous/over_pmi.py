@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from horovod.control.rendezvous.interface import AllGather, Rendezvous
+from horovod.core.config import START_TIMEOUT
 
 DESCRIPTOR = "PMI_FD"
 """The environment variable that holds the socket's number."""
@@ -76,7 +77,7 @@ class Client:
         except TimeoutError:
             raise TimeoutError(
                 f"not all {size} ranks called hvd.init() within {seconds:.3g} seconds. Look at their output; if they only "
-                "need more time to start, raise HOROVOD_START_TIMEOUT"
+                f"need more time to start, raise {START_TIMEOUT}"
             ) from None
         return [value if other == rank else self._fetch(other, deadline) for other in range(size)]
 

@@ -27,6 +27,7 @@ from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import HOST
 from horovod.control.dial import receive_exactly
 from horovod.control.framing import LENGTH_BYTES, frame
+from horovod.core.config import GPU_OPERATIONS
 
 _log = logging.getLogger("horovod.core")
 
@@ -284,7 +285,7 @@ def build_for_members(
     if failure is not None:
         raise EngineError(
             f"{name} could not be set up for the memory of GPUs: rank {failure[0]}: {failure[1]}. With "
-            "HOROVOD_GPU_OPERATIONS=HOST copies in host memory travel instead."
+            f"{GPU_OPERATIONS}=HOST copies in host memory travel instead."
         )
     return communicator
 

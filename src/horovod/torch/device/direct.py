@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from horovod.comm.spans import Spans, layout_of
+from horovod.core.config import GPU_OPERATIONS
 from horovod.core.requests.devices import Ready, device_name
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
@@ -69,7 +70,7 @@ class Direct(InPlace):
         if tensor.device != self._runtime.torch_device:
             raise ValueError(
                 f"Tensors in list must be on same device, and those of all collectives of a process. One is on "
-                f"{self._runtime.device}, another on {tensor.device}. With HOROVOD_GPU_OPERATIONS=HOST a process may use "
+                f"{self._runtime.device}, another on {tensor.device}. With {GPU_OPERATIONS}=HOST a process may use "
                 "several."
             )
         self._ready.held.append(tensor.detach())
