@@ -366,18 +366,12 @@ class Generation:
         """Whether every host runs the same number of ranks."""
         return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
 
-    def auto_name(self, prefix: str, process_set_id: int | None) -> str:
-        """A name for a call without one. The n-th calls by one prefix on all members of a set belong together."""
-        unnamed = self.workers[-1 if process_set_id is None else process_set_id].unnamed
-        unnamed[prefix] += 1
-        return f"{prefix}.noname.{unnamed[prefix]}"
-
     def everybody_joined(self) -> None:
         """Start counting unnamed calls anew: until now the ranks may have made different numbers of them.
 
         Called on every rank, by the thread that has joined.
         """
-        self.workers[0].unnamed.clear()
+        self.workers[0].count_anew()
 
     def abandon(self) -> None:
         """In a forked child, close the inherited descriptors: they would keep the parent's connections open."""

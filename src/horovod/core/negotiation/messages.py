@@ -53,6 +53,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
         transient: the name will not come again, so no dictionary keeps it.
         members: the global ranks that take part in a request on device memory of another process set than the one whose
             coordinator gets it; empty for all.
+        unnamed: the call has no name, and has not been counted yet: its name lacks its number. Never sent.
     """
 
     # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
@@ -68,6 +69,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     caller: str = ""
     transient: bool = False
     members: tuple[int, ...] = ()
+    unnamed: bool = False
 
     @cached_property
     def identity(self) -> bytes:
@@ -87,6 +89,24 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.device,
             )
         )
+
+
+UNNAMED = ".noname."
+"""In the name of a call without one; its number comes behind it when the call is submitted."""
+
+
+def numbered_name(name: str, number: int) -> str:
+    """The name of the ``number``-th of the calls that share the unnumbered ``name``."""
+    before, _, after = name.partition(UNNAMED)
+    return f"{before}{UNNAMED}{number}{after}"
+
+
+def numbered(request: Request, number: int) -> Request:
+    """An ``unnamed`` request as the ``number``-th of its name."""
+    specs = tuple(
+        [TensorSpec(numbered_name(each.name, number), each.data_type, each.shape) for each in request.tensors]
+    )
+    return msgspec.structs.replace(request, name=numbered_name(request.name, number), tensors=specs, unnamed=False)
 
 
 class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -6,8 +6,8 @@ handle is done.
 
 Common arguments:
     prefix, name: ``<prefix>.<name>`` identifies the collective within its process set; it must not be in flight there.
-        Calls without a name are counted by prefix: the n-th calls of all members belong together. A call that is refused here
-        does not count.
+        Calls without a name are counted by prefix: the n-th calls of all members belong together. A call that is refused here,
+        or that a signal handler interrupts before it is submitted, does not count.
     process_set_id: 0 for all ranks.
     awaited: the calling thread waits for the handle next, so no other thread is woken for a small collective. If the caller
         does not wait after all, the collective is carried out together with the next one of the process set.
@@ -75,7 +75,7 @@ def allreduce(
     Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
     they become ready together.
     """
-    request = allreduce_call(prefix, name, inputs, op, prescale, postscale, process_set_id, device_of(inputs))
+    request = allreduce_call(prefix, name, inputs, op, prescale, postscale, device_of(inputs))
     return submit(process_set_id, request, inputs, outputs, awaited=awaited)
 
 
@@ -91,7 +91,7 @@ def allgather(
 
     Types and all dimensions but the first must agree.
     """
-    request = make_request(Operation.ALLGATHER, prefix, name, process_set_id, inputs, device=device_of(inputs))
+    request = make_request(Operation.ALLGATHER, prefix, name, inputs, device=device_of(inputs))
     return submit(process_set_id, request, inputs, allocate=allocate, awaited=awaited)
 
 
@@ -146,9 +146,7 @@ def alltoall(
         raise ValueError(
             f"Sum of splits entries is greater than the first dimension of tensor. {called!r}: {sum(splits)} > {rows}."
         )
-    request = make_request(
-        Operation.ALLTOALL, prefix, name, process_set_id, [source], splits=tuple(splits), device=device_of([source])
-    )
+    request = make_request(Operation.ALLTOALL, prefix, name, [source], splits=tuple(splits), device=device_of([source]))
     return submit(process_set_id, request, [source], allocate=allocate, awaited=awaited)
 
 
@@ -182,7 +180,6 @@ def reducescatter(
         Operation.REDUCESCATTER,
         prefix,
         name,
-        process_set_id,
         inputs,
         reduce_op=op,
         prescale=prescale,

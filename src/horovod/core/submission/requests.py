@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp, can_fold, can_scale
 from horovod.core.lifecycle.context import running
-from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec, encode
+from horovod.core.negotiation.messages import HOST, UNNAMED, Operation, Request, TensorSpec, encode
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.arguments import full_name, real_number, whole_number
 from horovod.core.submission.prepared import Prepared, recall, remember
@@ -58,7 +60,6 @@ def allreduce_call(
     op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    process_set_id: int | None = 0,
     device: str = HOST,
 ) -> Request:
     """The request of one call of ``allreduce``. Only the tensors' types and shapes are used.
@@ -66,16 +67,16 @@ def allreduce_call(
     A call with a name gets the request of the last call of that name, if its arguments are the same.
 
     Raises:
-        ValueError: the operation has no meaning for a tensor's type; not a member of the process set.
+        ValueError: the operation has no meaning for a tensor's type.
     """
     called, line = full_name(prefix, name), caller()
     prescale, postscale = factors(prescale, postscale)
     if called:
         return prepared_allreduce(called, _described(called, tensors), op, prescale, postscale, line, device).request
-    # What is refused is not counted.
     check_reduction(prefix, [(prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
-    called = _counted_name(prefix, process_set_id, Operation.ALLREDUCE)
-    return allreduce_request(called, _described(called, tensors), op, prescale, postscale, line, True, device)
+    called = prefix + UNNAMED
+    request = allreduce_request(called, _described(called, tensors), op, prescale, postscale, line, True, device)
+    return msgspec.structs.replace(request, unnamed=True)
 
 
 def prepared_allreduce(
@@ -124,7 +125,7 @@ def broadcast_call(
             f"broadcast received invalid root rank {root} for provided process set: {called!r} can come from "
             f"ranks {worker.ranks}"
         )
-    return make_request(Operation.BROADCAST, prefix, name, process_set_id, tensors, root=root, device=device)
+    return make_request(Operation.BROADCAST, prefix, name, tensors, root=root, device=device)
 
 
 def labelled(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[tuple[str, Tensor | TensorSpec]]:
@@ -134,18 +135,10 @@ def labelled(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[tuple[st
     return [(f"{name}_{number}of{len(tensors)}", tensor) for number, tensor in enumerate(tensors, 1)]
 
 
-def _counted_name(prefix: str, process_set_id: int | None, operation: Operation) -> str:
-    """A name for a call without one. Each process set counts by itself, because a rank need not be in all of them."""
-    context = running()
-    context.worker(process_set_id, operation)  # raises before the call is counted
-    return context.auto_name(prefix, process_set_id)
-
-
 def make_request(
     operation: Operation,
     prefix: str,
     name: str | None,
-    process_set_id: int | None,
     tensors: Sequence[Tensor | TensorSpec],
     reduce_op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
@@ -159,7 +152,7 @@ def make_request(
     A call with a name gets the request of the last call of that name, if they are the same.
     """
     given = full_name(prefix, name)
-    called = given or _counted_name(prefix, process_set_id, operation)
+    called = given or prefix + UNNAMED
     specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in labelled(called, tensors))
     request = Request(
         operation,
@@ -173,6 +166,7 @@ def make_request(
         device,
         caller=caller(),
         transient=not given,
+        unnamed=not given,
     )
     if not given:
         return sendable(request)

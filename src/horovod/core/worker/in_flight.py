@@ -3,6 +3,9 @@
 A request is in flight from its submission until it is done, failed or withdrawn. It is announced once, by the thread that
 drives the worker next. The worker thread says in which state it waits (:mod:`horovod.core.worker.waiting`). One lock guards
 the requests and the state, so a thread that is about to sleep misses no submission.
+
+The n-th calls without a name on all members belong together. A call gets its number in the moment in which it is submitted:
+one that a signal handler interrupts before counts on no rank.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
+from horovod.core.negotiation.messages import UNNAMED, Request, numbered, numbered_name
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Driver, Handle
 from horovod.core.worker.progress import is_quick
@@ -46,6 +50,7 @@ class InFlight:
         self._driver = driver
         self._lock = threading.Lock()
         self._known: dict[str, Entry] = {}
+        self._counts: dict[str, int] = {}  # of calls without a name
         self._unannounced: list[Entry] = []
         self._left_to_worker: Handle | None = None
         self._state = WorkerState.AWAKE
@@ -65,21 +70,28 @@ class InFlight:
             ValueError: a request of that name is in flight.
             the error that all requests have failed with; not before all threads have left their tensors.
         """
-        name, handle = entry.request.name, entry.handle
+        request, handle = entry.request, entry.handle
+        unnumbered, number = "", 0
         driver = self._driver if not held and is_quick(entry) else None
         with self._lock:
             if not self.closed:
+                if request.unnamed:
+                    unnumbered, number = request.name, self._counts.get(request.name, 0) + 1
+                    request = numbered(request, number)
+                name = request.name
                 if name in self._known:
                     raise ValueError(f"{DUPLICATE_NAME} The name is {name!r}.")
                 self.latest = handle
+                queue = self._unannounced.append
+                # All or nothing: Python runs a signal handler, which may raise, after a call, and there is none in between.
+                if number:
+                    entry.request = request
+                    self._counts[unnumbered] = number
+                self._known[name] = entry
                 if held:
                     entry.held = True
-                    self._known[name] = entry
                     return False
                 handle.driver = driver
-                queue = self._unannounced.append
-                # Both or neither: Python runs a signal handler, which may raise, after a call, and there is none in between.
-                self._known[name] = entry
                 queue(entry)
                 return self._wakes(entry, awaited)
         self.failed.wait()
@@ -113,12 +125,31 @@ class InFlight:
         return wake
 
     def withdraw(self, entry: Entry) -> bool:
-        """Forget a held request; False if it has failed or was released already."""
+        """Forget a held request, and do not count it; False if it has failed or was released already."""
         with self._lock:
             known = entry.held and self._known.get(entry.request.name) is entry
             if known:
-                del self._known[entry.request.name]
+                name = entry.request.name
+                last = [each for each, count in self._counts.items() if numbered_name(each, count) == name]
+                del self._known[name]
+                for unnumbered in last:
+                    self._counts[unnumbered] -= 1
         return known
+
+    def number(self, request: Request) -> Request:
+        """Count the call of a request that is submitted later; the request as it is to be submitted."""
+        if not request.unnamed:
+            return request
+        with self._lock:
+            counted = self._counts.get(request.name, 0) + 1
+            result = numbered(request, counted)
+            self._counts[request.name] = counted
+        return result
+
+    def count_anew(self) -> None:
+        """Forget how many calls without a name there were of all members; those of some members count on."""
+        with self._lock:
+            self._counts = {name: count for name, count in self._counts.items() if not name.endswith(UNNAMED)}
 
     def take_out(self, members: Sequence[int]) -> list[Entry]:
         """Forget, and return, requests of some of the ranks, who will not take part in them any more."""

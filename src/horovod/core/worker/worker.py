@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -27,7 +26,7 @@ from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
-from horovod.core.negotiation.messages import Decision, MessageError
+from horovod.core.negotiation.messages import Decision, MessageError, Request
 from horovod.core.negotiation.negotiator import NegotiationError
 from horovod.core.requests.batch import Batch, Entry
 from horovod.core.requests.handle import Handle
@@ -93,7 +92,6 @@ class WorkerThread:
         self.index = index
         self.communicator = communicator
         self.registration = 0
-        self.unnamed: Counter[str] = Counter()
         self.finished = False
         self._config = config
         self._watch = watch
@@ -154,6 +152,14 @@ class WorkerThread:
         except BaseException:
             self._connections.wake()
             raise
+
+    def number(self, request: Request) -> Request:
+        """Count the call of a request that is submitted later, if it has no name; the request as it is to be submitted."""
+        return self._requests.number(request)
+
+    def count_anew(self) -> None:
+        """Count calls without a name anew: until now the members may have made different numbers of them."""
+        self._requests.count_anew()
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
         """Announce a held request, whose inputs have arrived; or fail it on this rank with ``error``: they never will.

@@ -23,7 +23,6 @@ def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, how: R
         how.op,
         how.prescale,
         how.postscale,
-        how.process_set.process_set_id,
     )
     submit(how.process_set, request, reads, writes, how.priority)
 

@@ -295,8 +295,11 @@ def test_truth_values_have_no_average() -> None:
 
 def test_names_for_calls_that_have_none_are_counted_per_kind() -> None:
     basics.init()
-    running = context.current()
-    names = [running.auto_name("allreduce", 0) for _ in range(2)] + [running.auto_name("broadcast", 0)]
+    worker = context.current().worker(0, Operation.ALLREDUCE)
+    calls = [
+        collectives.allreduce_call(prefix, None, [tensor(1)]) for prefix in ("allreduce", "allreduce", "broadcast")
+    ]
+    names = [worker.number(call).name for call in calls]
     assert names == ["allreduce.noname.1", "allreduce.noname.2", "broadcast.noname.1"]
 
 

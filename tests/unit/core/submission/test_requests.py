@@ -85,7 +85,7 @@ def test_a_call_with_a_name_gets_the_request_of_the_last_one(number: int) -> Non
 def test_a_movement_with_a_name_gets_the_request_of_the_last_one() -> None:
     def call(rows: int = 4, splits: tuple[int, ...] = (1, 3), name: str = "tokens") -> Request:
         tensors = [TensorSpec("x", DataType.FLOAT32, (rows,))]
-        return make_request(Operation.ALLTOALL, "alltoall", name, 0, tensors, splits=splits)
+        return make_request(Operation.ALLTOALL, "alltoall", name, tensors, splits=splits)
 
     first, again = (call() for _ in range(2))
     assert again is first

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
+from horovod.core.negotiation.messages import UNNAMED
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.worker import WorkerThread
@@ -73,3 +75,29 @@ def test_what_was_to_be_awaited_is_carried_out_with_the_next_at_the_latest(proce
         assert handle.done() and handle.error is None
         handle = rank.submit(allreduce_request("x"), ones(), awaited=True)
     assert handle.done()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_call_without_a_name_counts_if_it_is_submitted(process_set: Set, held: bool) -> None:
+    (rank,) = process_set.whole(1)
+    request = msgspec.structs.replace(allreduce_request(f"x{UNNAMED}", (4,)), transient=True, unnamed=True)
+    tried: list[Entry] = []
+
+    def submit(place: int) -> None:
+        array = np.ones(4, np.float32)
+        tried.append(Entry(request, [array], [array], None, Handle(), time.monotonic()))
+        rank.worker.submit(tried[-1], held=held)
+
+    submitted, places = 0, 0
+    for _ in every_place(submit):
+        places += 1
+        if tried and (rank.worker.withdraw(tried[-1]) if held else not tried[-1].request.unnamed):
+            submitted += not held
+        tried.clear()
+        settled(rank.worker)
+        assert rank.worker._requests._counts.get(request.name, 0) == submitted
+    assert places > 5
+    assert tried[-1].request.name == f"x.noname.{submitted + 1}"
+    assert tried[-1].request.tensors[0].name == f"x.noname.{submitted + 1}"
+    rank.worker.release(tried[-1])
+    tried[-1].handle.wait()
