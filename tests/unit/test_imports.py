@@ -65,7 +65,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"adasum", "bytewise", "cuda", "engine", "exchange", "single"},
         {"base", "device", "segments"},
         {"reduction", "spans"},
-        {"datatypes"},
+        {"datatypes", "lasting"},
     ],
     "runner": [
         {"__init__"},

@@ -178,7 +178,12 @@ class Communicator(ABC):
 
     def may_still_read(self) -> bool:
         """After a failure: whether vectors may still be read, so that their memory must not be given back while this process
-        lives. They are never written any more. On the thread that carries out collectives, or when it has ended."""
+        lives. On the thread that carries out collectives, or when it has ended."""
+        return False
+
+    def may_still_write(self) -> bool:
+        """After a failure: whether vectors may still be read and written, because a library has not ended an operation in time.
+        Then the script must not use them again. Called as :meth:`may_still_read`."""
         return False
 
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:

@@ -83,11 +83,16 @@ def narrow(source: Array, target: Array) -> None:
     _narrow(source, target)
 
 
+_LEAST_FACTOR = 1e-15
+"""Below it float64 does not tell one 1/n from the next."""
+
+
 def scale(array: Array, factor: float) -> None:
     """Multiply ``array`` by ``factor`` in place.
 
-    Floating types multiply in their own precision (16-bit ones through float32), complex ones part by part; integers
-    multiply in float64 and truncate towards zero, as the public interface has it.
+    Floating types multiply in their own precision (16-bit ones through float32), complex ones part by part. Integers
+    multiply in float64 and truncate towards zero, as the public interface has it; but by 1/n they are divided by n, exactly,
+    since 49 * (1/49) is less than 1.
     """
     if factor == 1.0:
         return
@@ -103,7 +108,14 @@ def scale(array: Array, factor: float) -> None:
     elif data_type in FLOATING:
         np.multiply(array, factor, out=array)
     else:
-        np.copyto(array, array.astype(np.float64) * factor, casting="unsafe")
+        divisor = round(1 / factor) if _LEAST_FACTOR < factor < 1.0 else 0
+        if not divisor or 1 / divisor != factor:
+            np.copyto(array, array.astype(np.float64) * factor, casting="unsafe")
+        elif array.itemsize < 8:
+            np.copyto(array, array / float(divisor), casting="unsafe")
+        else:  # float64 does not have all of them
+            quotient, remainder = np.divmod(array, divisor)
+            np.add(quotient, (remainder != 0) & (array < 0), out=array)
 
 
 class Workspace:

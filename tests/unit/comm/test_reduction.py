@@ -108,7 +108,10 @@ def test_16_bit_floats_round_once_to_nearest_even(dtype: type) -> None:
     assert target.astype(float).tolist() == [1.0, 1.0 + 2 * eps]
 
 
-@pytest.mark.parametrize("data_type", [t for t in DataType if np.issubdtype(t.numpy, np.integer)])
+INTEGERS = [each for each in DataType if np.issubdtype(each.numpy, np.integer)]
+
+
+@pytest.mark.parametrize("data_type", INTEGERS)
 def test_integer_scaling_truncates_towards_zero(data_type: DataType) -> None:
     array = np.array([7, 1, 100], data_type.numpy)
     scale(array, 1 / 3)
@@ -117,6 +120,24 @@ def test_integer_scaling_truncates_towards_zero(data_type: DataType) -> None:
         array = np.array([-7, -1, -100], data_type.numpy)
         scale(array, 1 / 3)
         assert array.tolist() == [-2, 0, -33]
+
+
+@given(st.sampled_from(INTEGERS), st.integers(2, 5000), st.integers())
+def test_integers_are_divided_by_the_number_of_ranks(data_type: DataType, ranks: int, number: int) -> None:
+    """Multiplied by 1/49, 1/98, 1/103, ... what 49 ranks hold alike would be one too small."""
+    limits = np.iinfo(data_type.numpy)
+    for each in (number, number * ranks):
+        value = limits.min + (each - limits.min) % (limits.max - limits.min + 1)
+        array = np.array([value, 0], data_type.numpy)
+        scale(array, 1 / ranks)
+        assert array.tolist() == [abs(value) // ranks * (1 if value > 0 else -1), 0]
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-300, -0.5, 0.75, 2.0, 5e-324])
+def test_integers_are_multiplied_by_other_factors(factor: float) -> None:
+    array = np.array([1000, -1000], np.int64)
+    scale(array, factor)
+    assert array.tolist() == [int(1000 * factor), int(-1000 * factor)]
 
 
 def test_integer_sums_wrap_around() -> None:

@@ -44,6 +44,10 @@ class ByteCollectives(ABC):
     def abort(self) -> None:
         """End the present wait and every later one with ``Aborted``. From any thread, any number of times."""
 
+    def may_still_write(self) -> bool:
+        """As of :meth:`horovod.comm.base.Communicator.may_still_write`."""
+        return False
+
     def descriptors(self) -> list[int]:
         """Open file descriptors, which a forked child must close."""
         return []

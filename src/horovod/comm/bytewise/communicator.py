@@ -270,6 +270,9 @@ class BytewiseCommunicator(Communicator):
     def abort(self) -> None:
         self._collectives.abort()
 
+    def may_still_write(self) -> bool:
+        return self._collectives.may_still_write()
+
     def descriptors(self) -> list[int]:
         return self._collectives.descriptors()
 

@@ -98,6 +98,10 @@ class Exchange(ABC, Generic[FlowT]):
         """As of :meth:`horovod.comm.base.Communicator.may_still_read`."""
         return False
 
+    def may_still_write(self) -> bool:
+        """As of :meth:`horovod.comm.base.Communicator.may_still_write`."""
+        return False
+
     def descriptors(self) -> list[int]:
         """Open file descriptors, which a forked child must close."""
         return []

@@ -225,6 +225,9 @@ class ExchangeCommunicator(Communicator):
     def may_still_read(self) -> bool:
         return self._exchange.may_still_read()
 
+    def may_still_write(self) -> bool:
+        return self._exchange.may_still_write()
+
     def descriptors(self) -> list[int]:
         return self._exchange.descriptors()
 

@@ -26,6 +26,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.gloo.sockets import shut_down, sockets_of
 from horovod.comm.gloo.store import ConnectionStore
+from horovod.comm.lasting import lasting_list
 from horovod.comm.segments import split
 from horovod.comm.spans import address_of, bytes_at
 
@@ -44,8 +45,8 @@ _SHUT_DOWN_SECONDS = 5.0
 """How long an operation may take to fail when its sockets have been shut down."""
 
 _Group: Any = distributed.ProcessGroupGloo  # PyTorch declares some of its methods only
-_left: list[Any] = []
-"""Groups that could not be ended: to destroy one would wait for its operations."""
+_left = lasting_list()
+"""Groups that could not be ended, and their operations: to destroy one would wait for them, for days."""
 
 
 class GlooCollectives(ByteCollectives):
@@ -79,6 +80,7 @@ class GlooCollectives(ByteCollectives):
         self._buffers: list[Array] = []
         self._store = ConnectionStore(sockets, deadline)
         self._open: list[Any] = []
+        self._left = False  # an operation has not ended: to destroy the group would wait for it
         try:
             if interface:
                 device = _Group.create_device(interface=interface.split(",")[0])
@@ -197,7 +199,7 @@ class GlooCollectives(ByteCollectives):
 
     def _stop(self) -> None:
         """End what is under way, so that nobody touches its memory any more. Waits for it only once."""
-        if self._group in _left:
+        if self._left:
             return
         if not all(work.is_completed() for work in self._open):
             shut_down(self._sockets())
@@ -211,12 +213,16 @@ class GlooCollectives(ByteCollectives):
         if all(work.is_completed() for work in self._open):
             self._open.clear()
         else:
-            _left.append(self._group)
+            self._left = True
+            _left.append((self._group, self._store, self._open, self._buffers))
             _log.error(
                 "rank %d of the group: Gloo has not ended its operations; they may still use tensors of collectives that have "
                 "failed, so end this process instead of using them again",
                 self._rank,
             )
+
+    def may_still_write(self) -> bool:
+        return self._left
 
     def close(self) -> None:
         self._stop()

@@ -236,6 +236,9 @@ class HierarchicalCommunicator(Communicator):
     def may_still_read(self) -> bool:
         return any(each.may_still_read() for each in self._parts())
 
+    def may_still_write(self) -> bool:
+        return any(each.may_still_write() for each in self._parts())
+
     def engines(self) -> list[str]:
         return [self.name, *dict.fromkeys(name for each in self._parts() for name in each.engines())]
 

@@ -68,6 +68,9 @@ class Part(Communicator):
     def may_still_read(self) -> bool:
         return self._communicator.may_still_read()
 
+    def may_still_write(self) -> bool:
+        return self._communicator.may_still_write()
+
     def engines(self) -> list[str]:
         return self._communicator.engines()
 

@@ -160,6 +160,7 @@ class MpiExchange(Exchange[_Flow]):
         self._outgoing = {peer: _Flow(peer) for peer in peers}
         self._incoming = {peer: _Flow(peer, mpi.Status()) for peer in peers}
         self._busy: set[_Flow] = set()
+        self._left = False  # a message that could not be taken back
 
     def send(self, rank: int, *buffers: memoryview) -> Mark[_Flow]:
         return self._queue(self._outgoing[rank], buffers)
@@ -289,6 +290,7 @@ class MpiExchange(Exchange[_Flow]):
                 break
             time.sleep(_LONGEST_SLEEP)  # as above
         if left:
+            self._left = True
             runtime.abandoned.append(left)
             _log.error(
                 "rank %d of the group: MPI has not ended what it had begun to receive; it may still write into tensors of "
@@ -304,6 +306,9 @@ class MpiExchange(Exchange[_Flow]):
 
     def may_still_read(self) -> bool:
         return any(flow.active for flow in self._outgoing.values())
+
+    def may_still_write(self) -> bool:
+        return self._left
 
     def abort(self) -> None:
         self._aborted = True  # a wait looks every half a millisecond

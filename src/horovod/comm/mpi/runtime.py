@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any
 
 from horovod.comm.engine import MpiRanks
+from horovod.comm.lasting import lasting_list
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
 """Variables of which an MPI launcher sets one at least. Without one, to initialise MPI would make a world of this
@@ -23,7 +24,7 @@ _TAGS = 1 << 14
 _tags = count(1)
 _calls = threading.Lock()
 
-abandoned: list[Any] = []
+abandoned = lasting_list()
 """Requests that were given up, with their memory: MPI may still read or write it."""
 
 

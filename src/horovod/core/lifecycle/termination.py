@@ -87,9 +87,9 @@ class Termination:
         for worker in workers:
             worker.interrupt()
         deadline = time.monotonic() + self._seconds
-        stuck = [worker for worker in workers if not worker.await_exit(deadline - time.monotonic())]
-        if stuck:
-            self.failure = self.error = still_in_use(self.failure)
+        used = [worker.await_exit(deadline - time.monotonic()) for worker in workers]
+        if any(used):
+            self.failure = self.error = still_in_use(self.failure, next(filter(None, used)))
             _log.error("rank %d: %s", self._rank, self.failure)
         for worker in workers:
             worker.fail(self.failure)

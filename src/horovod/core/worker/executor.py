@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from horovod.comm.base import Communicator, Completion
 from horovod.comm.engine import EngineError
+from horovod.comm.lasting import lasting_list
 from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import EngineFailureError, HorovodInternalError, MismatchError
 from horovod.core.negotiation.messages import Decision
@@ -19,8 +20,8 @@ from horovod.core.worker.open_events import OpenEvents
 _PLACED_BYTES = 4 << 20
 """For a larger batch the worker thread moves to cores of its own. The move takes some microseconds."""
 
-kept: list[Entry] = []
-"""Failed requests whose tensors an engine may still read: their memory is not given back."""
+kept = lasting_list()
+"""Failed requests whose tensors an engine may still use: their memory is not given back."""
 
 
 class Executor:
@@ -107,10 +108,16 @@ class Executor:
 
     def fail(self, entries: Sequence[Entry], error: BaseException) -> None:
         """Complete requests, which are in flight no more, with ``error``."""
-        if self._communicator.may_still_read():
+        if self._communicator.may_still_read() or self._communicator.may_still_write():
             kept.extend(entries)
         for entry in entries:
             entry.handle.complete(error)
+
+    def still_in_use(self) -> str:
+        """After an abort: why the tensors of what has failed may still be written; "" if they are not."""
+        if not self._communicator.may_still_write():
+            return ""
+        return f"The engine {self._communicator.name} has not ended an operation in time"
 
     def drop_members(self, members: Sequence[int], reason: str) -> None:
         """These ranks are no process set any more: what they have not all submitted on device memory fails, and their

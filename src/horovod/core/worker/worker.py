@@ -44,11 +44,11 @@ from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, po
 _log = logging.getLogger("horovod.core")
 
 
-def still_in_use(error: HorovodInternalError) -> HorovodInternalError:
-    """``error`` with a warning not to use the tensors' memory again, because a thread did not leave a collective."""
+def still_in_use(error: HorovodInternalError, why: str) -> HorovodInternalError:
+    """``error`` with a warning not to use the tensors' memory again."""
     return error.extended(
-        "A thread of this rank (horovod-worker) did not leave a collective in time, so the tensors of collectives that were "
-        "in flight may still be read and written: end this process instead of using them again."
+        f"{why}, so the tensors of collectives that were in flight may still be read and written: end this process instead of "
+        "using them again."
     )
 
 
@@ -189,7 +189,7 @@ class WorkerThread:
 
     # An abort has three steps, because a script that gets the error may use the tensors' memory for something else:
     # 1. interrupt(): take no more requests, and wake the thread out of what it waits for.
-    # 2. await_exit(): wait until no thread uses a tensor.
+    # 2. await_exit(): wait until nothing uses a tensor.
     # 3. fail(): fail the handles.
 
     def interrupt(self) -> None:
@@ -198,11 +198,12 @@ class WorkerThread:
         self.executor.abort()
         self._connections.wake()
 
-    def await_exit(self, seconds: float) -> bool:
-        """After :meth:`interrupt`, wait until no thread of this process uses a request's tensors; False: one still does."""
-        if self._thread.ident is None or threading.current_thread() is self._thread:
-            return True
-        return self._left.wait(max(0.0, seconds))
+    def await_exit(self, seconds: float) -> str:
+        """After :meth:`interrupt`, wait until nothing uses a request's tensors. Returns what still does; "" for nothing."""
+        started = self._thread.ident is not None and threading.current_thread() is not self._thread
+        if started and not self._left.wait(max(0.0, seconds)):
+            return "A thread of this rank (horovod-worker) did not leave a collective in time"
+        return self.executor.still_in_use()
 
     def fail(self, error: BaseException) -> None:
         """Fail everything that is in flight, and all later submissions, with ``error``."""
@@ -211,8 +212,9 @@ class WorkerThread:
     def abort(self, error: HorovodInternalError) -> None:
         """All three steps."""
         self.interrupt()
-        if not self.await_exit(self._config.timeout.total_seconds()):
-            error = still_in_use(error)
+        used = self.await_exit(self._config.timeout.total_seconds())
+        if used:
+            error = still_in_use(error, used)
         self.fail(error)
 
     def join(self, seconds: float) -> bool:

@@ -29,9 +29,9 @@ class FakeLane:
     def interrupt(self) -> None:
         self._seen.append(f"{self._number} interrupted")
 
-    def await_exit(self, seconds: float) -> bool:
+    def await_exit(self, seconds: float) -> str:
         self._seen.append(f"{self._number} {'left' if self._leaves else 'stuck'}")
-        return self._leaves
+        return "" if self._leaves else "A thread did not leave a collective in time"
 
     def fail(self, error: BaseException) -> None:
         self._seen.append(f"{self._number} failed")

@@ -1277,7 +1277,7 @@ def test_a_worker_that_was_closed_writes_to_no_file_of_the_script(process_set: S
 class Stuck(SingleCommunicator):
     """Waits in every allreduce until it is aborted."""
 
-    def __init__(self, lingers: bool) -> None:
+    def __init__(self, lingers: str) -> None:
         super().__init__()
         self.lingers = lingers
         self.inside, self.aborted = threading.Event(), threading.Event()
@@ -1291,15 +1291,18 @@ class Stuck(SingleCommunicator):
         self.aborted.set()
 
     def may_still_read(self) -> bool:
-        return self.lingers
+        return self.lingers == "reads"
+
+    def may_still_write(self) -> bool:
+        return self.lingers == "writes"
 
 
 class Memory:
     """What owns tensors; a weak reference tells whether it is kept."""
 
 
-@pytest.mark.parametrize("lingers", [False, True])
-def test_after_a_failure_memory_is_kept_where_the_engine_may_still_read_it(lingers: bool) -> None:
+@pytest.mark.parametrize("lingers", ["", "reads", "writes"])
+def test_after_a_failure_memory_is_kept_where_the_engine_may_still_use_it(lingers: str) -> None:
     engine = Stuck(lingers)
     worker = WorkerThread("0", [0], 0, {}, engine, Config(), Watch(), lambda *_: None)
     worker.start()
@@ -1310,8 +1313,10 @@ def test_after_a_failure_memory_is_kept_where_the_engine_may_still_read_it(linge
     assert engine.inside.wait(SECONDS)
     worker.abort(HorovodInternalError("the end"))
     assert worker.join(SECONDS)
+    said = "has not ended an operation in time, so the tensors" in str(entry.handle.error)
+    assert said == (lingers == "writes")
     worker.close()
     del entry, memory
     gc.collect()
-    assert (known() is not None) == lingers
+    assert (known() is not None) == bool(lingers)
     kept.clear()
