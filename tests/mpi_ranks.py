@@ -239,7 +239,7 @@ def serve(path: str, seconds: str, piece_bytes: str) -> None:
     if int(piece_bytes):
         from horovod.comm.mpi.engine import MpiCommunicator
 
-        exchange = MpiExchange(communicator_of(where, 1), group.settings.stall_timeout)
+        exchange = MpiExchange(communicator_of(where, 1, time.monotonic() + 30), group.settings.stall_timeout)
         communicator = MpiCommunicator(rank, size, exchange, int(piece_bytes))
     else:
         communicator = engine.build(group, Bootstrap((1).to_bytes(4, "little")), time.monotonic() + START_SECONDS)

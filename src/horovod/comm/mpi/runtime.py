@@ -1,19 +1,29 @@
 """MPI in this process: started if nobody has, with which thread level, and communicators of some of its ranks.
 
-Imports mpi4py, so only what is called on the forced engine imports this. Whoever initialised MPI finalizes it: the
-script where it did, else mpi4py at the end of the process.
+Whoever initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. ``Finalize`` has
+no time limit, and waits until every rank calls it. So ranks tell each other first, in a way that a failure can end, that they
+are there and that nothing is under way (:func:`finalize`). Making and freeing a communicator have no time limit either: each is
+done by a thread of its own, which is left alone when it is late (:func:`in_time`).
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
-from horovod.comm.engine import MpiRanks
+import numpy as np
+
+from horovod.comm.engine import EngineError, MpiRanks
 from horovod.comm.lasting import lasting_list
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
@@ -25,7 +35,20 @@ _tags = count(1)
 _calls = threading.Lock()
 
 abandoned = lasting_list()
-"""Requests that were given up, with their memory: MPI may still read or write it."""
+"""What has a ``request`` that was given up, with its memory: MPI may still read or write it."""
+
+failed = threading.Event()
+"""Set when a job of this process fails: from then on, the others may never call ``Finalize``."""
+
+_late = lasting_list()
+"""Calls of MPI that have not returned in time. No further call is safe to return."""
+
+_FINALIZE_SECONDS = 5.0
+"""How long a rank waits for the others at its end, after a failure."""
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 1e-4, 2e-2
+
+_T = TypeVar("_T")
+_log = logging.getLogger("horovod.comm")
 
 
 def next_tag() -> int:
@@ -65,41 +88,113 @@ def obstacle(where: MpiRanks, index: int, threads: bool) -> str:
 
 def started(threads: bool = True) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised."""
+    ours = False
     if "mpi4py.MPI" not in sys.modules:
         import mpi4py
 
         if mpi4py.rc.initialize:
             mpi4py.rc.threads = True
             mpi4py.rc.thread_level = "multiple" if threads else "serialized"
+            ours = mpi4py.rc.finalize is None
+            if ours:
+                mpi4py.rc.finalize = (
+                    False  # it would come after the interpreter's end, and wait for ever after a failure
+                )
     from mpi4py import MPI
 
     if not MPI.Is_initialized() and not MPI.Is_finalized():
-        import atexit
-
         MPI.Init_thread(MPI.THREAD_MULTIPLE if threads else MPI.THREAD_SERIALIZED)
-        atexit.register(_finalize, MPI)
+        ours = True
+    if ours:
+        atexit.register(finalize, MPI, os.getpid())
     return MPI
 
 
-def _finalize(mpi: Any) -> None:
-    """At the end of a process whose MPI this module initialised."""
-    if not mpi.Is_finalized():
+def finalize(mpi: Any, process: int) -> None:
+    """At the end of a process whose MPI this package initialised: finalize it, if all ranks do."""
+    if os.getpid() != process or mpi.Is_finalized():
+        return
+    raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # since Python 3.12, and before
+    doubtful = raised is not None or failed.is_set()
+    if not _late and _all_at_their_end(mpi, _FINALIZE_SECONDS if doubtful else None):
         mpi.Finalize()
+    else:
+        _log.warning("MPI is not finalized, as that would wait for ranks that have failed")
 
 
-def communicator_of(where: MpiRanks, tag: int) -> Any:
-    """A new communicator of the ranks of a group, in their order. They all call it, and nobody else need."""
+def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
+    """Whether all ranks have come here, and none has anything under way.
+
+    Args:
+        seconds: how long to wait for them; None: without end, as ``Finalize`` does.
+    """
+    deadline, sleep = time.monotonic() + (seconds or 0.0), _SHORTEST_SLEEP
+    mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)
+    busy, any_busy = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+    try:
+        busy[0] = any(not each.request.Test() for each in abandoned)
+        request = mpi.COMM_WORLD.Iallreduce(busy, any_busy, op=mpi.MAX)
+        while not request.Test():
+            if seconds is not None and time.monotonic() > deadline:
+                _late.append((request, busy, any_busy))
+                return False
+            time.sleep(sleep)  # MPI has no wait that ends
+            sleep = min(2 * sleep, _LONGEST_SLEEP)
+    except mpi.Exception:
+        return False
+    return not any_busy[0]
+
+
+def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
+    """What a call of MPI returns that has no time limit of its own.
+
+    Args:
+        deadline: ``time.monotonic`` by which it must have returned.
+        what: it does, for the error.
+
+    Raises:
+        EngineError: it has not returned. It is left alone on its thread.
+    """
+    outcome: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            with calls():
+                outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="horovod-mpi", daemon=True).start()
+    try:
+        return outcome.result(max(0.0, deadline - time.monotonic()))
+    except FutureTimeoutError:
+        if outcome.done():
+            raise
+        _late.append(call)
+        raise EngineError(f"MPI has not {what} in time: not all of its ranks take part") from None
+
+
+def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
+    """A new communicator of the ranks of a group, in their order. They all call it, and nobody else need.
+
+    Raises:
+        EngineError: not all have called it by ``deadline`` (``time.monotonic``).
+    """
     mpi = started()
     world = mpi.COMM_WORLD if where.communicator is None else where.communicator
-    everybody = world.Get_group()
-    group = everybody.Incl(list(where.ranks))
-    try:
-        made = world.Create_group(group, tag)
-    finally:
-        group.Free()
-        everybody.Free()
-    made.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py makes exceptions of the errors
-    return made
+
+    def make() -> Any:
+        everybody = world.Get_group()
+        group = everybody.Incl(list(where.ranks))
+        try:
+            made = world.Create_group(group, tag)
+        finally:
+            group.Free()
+            everybody.Free()
+        made.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py makes exceptions of the errors
+        return made
+
+    return in_time(make, deadline, "made a communicator")
 
 
 def calls() -> AbstractContextManager[object]:

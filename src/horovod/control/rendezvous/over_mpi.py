@@ -62,10 +62,13 @@ def obtainable() -> bool:
     return "mpi4py.MPI" in sys.modules or importlib.util.find_spec("mpi4py") is not None
 
 
-def world(size: int, launcher: str) -> Any:
+def world(size: int, launcher: str, finalize: Callable[[Any, int], None]) -> Any:
     """``MPI.COMM_WORLD`` of the ``size`` ranks that ``launcher`` has started. Every rank must call it.
 
     Initializes MPI if the script has not done so: that waits until all ranks do the same, for as long as MPI waits.
+
+    Args:
+        finalize: called at the end of the process with ``mpi4py.MPI`` and this process's id, if MPI is initialized here.
 
     Raises:
         RuntimeError: mpi4py cannot load an MPI library, or loads one that knows nothing of these ranks.
@@ -91,7 +94,7 @@ def world(size: int, launcher: str) -> Any:
             f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, which {state}"
         )
     if ours:
-        atexit.register(_finalize, MPI, os.getpid())
+        atexit.register(finalize, MPI, os.getpid())
     found = MPI.COMM_WORLD.Get_size()
     if found != size:
         library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
@@ -100,12 +103,6 @@ def world(size: int, launcher: str) -> Any:
             "mpirun started the job. Use the mpirun of that library, or name the right library in MPI4PY_LIBMPI"
         )
     return MPI.COMM_WORLD
-
-
-def _finalize(mpi: Any, process: int) -> None:
-    raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # since Python 3.12, and before
-    if os.getpid() == process and raised is None and not mpi.Is_finalized():
-        mpi.Finalize()
 
 
 def exchange(communicator: Any, value: bytes, seconds: float, call: str = "hvd.init(comm=...)") -> list[bytes]:

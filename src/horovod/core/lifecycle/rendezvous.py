@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from horovod.comm.mpi.runtime import finalize
 from horovod.control.mesh import Endpoint
 from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, usable
 from horovod.control.rendezvous import over_mpi, over_pmi
@@ -169,7 +170,7 @@ def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
         )
     if by_pmi.isdecimal() and not over_mpi.is_running():
         return RendezvousOverPmi(int(by_pmi))
-    return RendezvousOverMpi(lambda: over_mpi.world(launched.size, launched.launcher), "hvd.init()")
+    return RendezvousOverMpi(lambda: over_mpi.world(launched.size, launched.launcher, finalize), "hvd.init()")
 
 
 def _secret_of_environment(variables: Mapping[str, str]) -> bytes:

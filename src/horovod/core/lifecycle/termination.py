@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from horovod.comm.mpi import runtime as mpi
 from horovod.control.failure import LOST, Cause, FailureKind
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.interface import LauncherServer, Rendezvous
@@ -83,6 +84,7 @@ class Termination:
             call_sites=cause.call_sites,
             reason=reason,
         )
+        mpi.failed.set()
         workers = list(self._workers.values())  # a thread that adds a process set now will see the failure itself
         for worker in workers:
             worker.interrupt()
