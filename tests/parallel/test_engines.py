@@ -73,10 +73,13 @@ FOLD: dict[ReduceOp, Callable[[Array, Array], Array]] = {
 
 
 def scaled(array: Array, factor: float) -> Array:
-    """Floats multiply in their own precision; integers in double precision, truncated towards zero."""
+    """Floats multiply in their own precision; integers in double precision, truncated towards zero, or are divided."""
     if factor == 1.0:
         return array
     if np.issubdtype(array.dtype, np.integer):
+        divisor = round(1 / factor)
+        if divisor > 1 and factor == 1 / divisor:
+            return np.array([abs(each) // divisor * (1 if each > 0 else -1) for each in array.tolist()], array.dtype)
         return np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
     if np.iscomplexobj(array):
         return scaled(array.view(array.real.dtype), factor).view(array.dtype)

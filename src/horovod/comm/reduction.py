@@ -122,17 +122,37 @@ class Workspace:
     """Scratch memory of one worker thread, grown as needed and reused, so that a steady state allocates nothing."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[int, np.dtype[Any]], Array] = {}
+        self._memory: dict[int, Array] = {}
+        self._typed: dict[tuple[int, np.dtype[Any]], Array] = {}
 
     def array(self, index: int, dtype: np.dtype[Any], length: int) -> Array:
-        """Scratch vector number ``index`` of at least this type and exactly this length; contents are arbitrary."""
-        buffer = self._buffers.get((index, dtype))
-        if buffer is None or buffer.size < length:
-            buffer = self._buffers[index, dtype] = np.empty(length, dtype)
-        return buffer[:length]
+        """Scratch vector number ``index``, of this type and length; contents are arbitrary. One at a time has its memory."""
+        typed = self._typed.get((index, dtype))
+        if typed is None or typed.size < length:
+            typed = self._typed[index, dtype] = self._grown(index, length * dtype.itemsize).view(dtype)
+        return typed[:length]
 
+    def _grown(self, index: int, nbytes: int) -> Array:
+        """The memory of a number, at least so long."""
+        memory = self._memory.get(index)
+        if memory is None or memory.size < nbytes:
+            self._typed = {key: typed for key, typed in self._typed.items() if key[0] != index}
+            memory = self._memory[index] = np.empty(-(-nbytes // _WIDEST) * _WIDEST, np.uint8)
+        return memory
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory is kept."""
+        return sum(memory.size for memory in self._memory.values())
+
+
+_WIDEST = 16
+"""The size of the widest data type."""
 
 _FLOAT32 = np.dtype(np.float32)
+
+_AT_ONCE = 1 << 20
+"""Bytes that are reduced at a time where that takes scratch memory."""
 
 
 def reduce_into(
@@ -151,6 +171,14 @@ def reduce_into(
         workspace: scratch of the calling worker thread.
     """
     fold = _FOLD[op]
+    if target.nbytes > _AT_ONCE and (
+        len(contributions) > 2 or prescale != 1.0 or data_type_of(target) in HALF_PRECISION
+    ):
+        most = _AT_ONCE // target.itemsize
+        for start in range(0, target.size, most):
+            parts = [contribution[start : start + most] for contribution in contributions]
+            reduce_into(target[start : start + most], parts, op, prescale, postscale, workspace)
+        return
     if data_type_of(target) in HALF_PRECISION:
         _reduce_half_precision(target, contributions, fold, prescale, postscale, workspace)
         return

@@ -176,6 +176,38 @@ def test_a_factor_of_one_changes_no_bit() -> None:
 
 
 @pytest.mark.parametrize("data_type", DataType)
+@pytest.mark.parametrize("prescale", [1.0, 2.0])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_scratch_is_bounded_and_shared_by_all_types(data_type: DataType, prescale: float, count: int) -> None:
+    """A single rank's vector is as long as its tensor."""
+    if prescale != 1.0 and not can_scale(data_type):
+        return
+    own, length = Workspace(), (5 << 20) // data_type.itemsize + 3
+    rows = [(np.arange(length) % 7).astype(data_type.numpy) for _ in range(count)]
+    target = rows[-1]
+    expected = reduce(np.add, rows) * target.dtype.type(prescale) if data_type is not DataType.BOOL else target.copy()
+    reduce_into(target, rows, ReduceOp.SUM, prescale, 1.0, own)
+    assert (target == expected).all()
+    others = [np.ones(9, each.numpy) for each in DataType if can_scale(each)]
+    for other in others:
+        reduce_into(other, [other.copy() for _ in range(3)], ReduceOp.SUM, 2.0, 1.0, own)
+        assert (other == 6).all()
+    assert own.nbytes <= 8 << 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(DataType), st.integers(0, 300)), max_size=30))
+def test_the_memory_of_a_number_is_that_of_the_longest_vector(asked: list[tuple[int, DataType, int]]) -> None:
+    own, longest = Workspace(), dict.fromkeys(range(4), 0)
+    for index, data_type, length in asked:
+        array = own.array(index, data_type.numpy, length)
+        array[:] = 1
+        assert array.dtype == data_type.numpy and array.size == length
+        longest[index] = max(longest[index], array.nbytes)
+        assert longest[index] <= own.array(index, np.dtype(np.uint8), longest[index]).size
+        assert sum(longest.values()) <= own.nbytes <= sum(longest.values()) + 15 * len(longest)
+
+
+@pytest.mark.parametrize("data_type", DataType)
 def test_empty_vectors(data_type: DataType) -> None:
     empty = np.empty(0, data_type.numpy)
     reduce_into(empty, [empty] * 3, ReduceOp.SUM, 1.0, 1.0, workspace)

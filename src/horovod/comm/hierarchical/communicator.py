@@ -7,7 +7,8 @@ An allreduce of a batch:
     3. allgather within the host
 
 A large batch goes in pieces. While one is between the hosts, the next is reduced and the last is gathered within the host, as
-links between hosts are slow and should never wait.
+links between hosts are slow and should never wait. Allgathers and broadcasts go in pieces, too, one after another, so the
+memory that they need beside the tensors is bounded.
 
 So each element crosses each host's link once in either direction for a ring of hosts, instead of once for every rank of the
 host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in
@@ -31,7 +32,7 @@ from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
 from horovod.comm.hierarchical.placement import Placement
 from horovod.comm.reduction import ReduceOp, Workspace
-from horovod.comm.segments import Segments, split
+from horovod.comm.segments import Segments, split, split_by_rank
 from horovod.comm.spans import Vectors, arrays_of
 
 PIECE_BYTES = 8 << 20
@@ -143,19 +144,35 @@ class HierarchicalCommunicator(Communicator):
         source = Segments(inputs)
         if not source.count:
             return
-        dtype, placement = source.dtype, self._placement
-        lengths = [sum(count[rank] for count in counts) for rank in range(self.size)]
-        own = self._share(0, dtype, source.length)
-        source.read(0, source.length, own)
+        targets = [Segments(views) for views in split_by_rank(arrays_of(outputs), counts)]
+        lengths = np.array([target.length for target in targets])
+        start, longest = 0, int(lengths.max())
+        while start < longest:
+            senders = int((lengths > start).sum())
+            stop = min(longest, start + max(1, self._piece_bytes // source.dtype.itemsize // senders))
+            ranges = [_Piece(min(start, length), min(stop, length)) for length in lengths.tolist()]
+            self._allgather_piece(source, targets, ranges)
+            start = stop
+
+    def _allgather_piece(self, source: Segments, targets: Sequence[Segments], ranges: Sequence[_Piece]) -> None:
+        """Gather a range of what each rank brings.
+
+        Args:
+            targets: by rank, where it goes.
+        """
+        dtype, placement, mine = source.dtype, self._placement, ranges[self.rank]
+        lengths = [each.length for each in ranges]
+        own = self._share(0, dtype, mine.length)
+        source.read(*mine, own)
         # What the ranks of this host bring, one after another; then what those of every host do.
         host = placement.hosts[placement.host]
-        mine = self._share(1, dtype, sum(lengths[rank] for rank in host))
-        self._inside.allgather([own], [mine], [[lengths[rank] for rank in host]])
+        ours = self._share(1, dtype, sum(lengths[rank] for rank in host))
+        self._inside.allgather([own], [ours], [[lengths[rank] for rank in host]])
         totals = [sum(lengths[rank] for rank in ranks) for ranks in placement.hosts]
         shares = [placement.shares(total, index) for index, total in enumerate(totals)]
         column: Array = np.empty(0, dtype)
         if self._across is not None:
-            own_share = split(mine, shares[placement.host])[placement.place]
+            own_share = split(ours, shares[placement.host])[placement.place]
             column_counts = [share[placement.place] for share in shares]
             column = self._share(2, dtype, sum(column_counts))
             self._across.allgather([own_share], [column], [column_counts])
@@ -164,14 +181,13 @@ class HierarchicalCommunicator(Communicator):
         ]
         everything = self._share(3, dtype, sum(columns))
         self._inside.allgather([column], [everything], [columns])
-        self._unpack(everything, outputs, counts, lengths, shares, columns)
+        self._unpack(everything, targets, ranges, shares, columns)
 
     def _unpack(
         self,
         everything: Array,
-        outputs: Vectors,
-        counts: Sequence[Sequence[int]],
-        lengths: Sequence[int],
+        targets: Sequence[Segments],
+        ranges: Sequence[_Piece],
         shares: Sequence[Sequence[int]],
         columns: Sequence[int],
     ) -> None:
@@ -181,33 +197,32 @@ class HierarchicalCommunicator(Communicator):
             split(column, [share[place] for share in shares])
             for place, column in enumerate(split(everything, columns)[: placement.columns])
         ]
-        parts: list[list[Array]] = [[] for _ in range(self.size)]  # by rank, the part of each output that it brings
-        for count, output in zip(counts, arrays_of(outputs), strict=True):
-            for rank, part in enumerate(split(output, count)):
-                parts[rank].append(part)
         for index, ranks in enumerate(placement.hosts):
             host = Segments([piece[index] for piece in pieces])
             position = 0
             for rank in ranks:
-                for part in parts[rank]:
-                    host.read(position, position + part.size, part)
-                    position += part.size
+                for run in targets[rank].runs(*ranges[rank]):
+                    host.read(position, position + run.size, run)
+                    position += run.size
 
     def broadcast(self, vectors: Vectors, root: int) -> None:
         placement = self._placement
         root_host = next(index for index, ranks in enumerate(placement.hosts) if root in ranks)
+        at_root = placement.host == root_host
         for array in arrays_of(vectors):
-            at_root = placement.host == root_host
-            if at_root:
-                self._inside.broadcast([array], placement.hosts[root_host].index(root))
-            counts = placement.shares(array.size)
-            share = split(array, counts)[placement.place]
-            if self._across is not None:
-                self._across.broadcast([share], root_host)
-            if not at_root:
-                own = self._share(0, array.dtype, share.size)
-                np.copyto(own, share)
-                self._inside.allgather([own], [array], [counts])
+            step = max(1, self._piece_bytes // array.itemsize)
+            for start in range(0, array.size, step):
+                piece = array[start : start + step]
+                if at_root:
+                    self._inside.broadcast([piece], placement.hosts[root_host].index(root))
+                counts = placement.shares(piece.size)
+                share = split(piece, counts)[placement.place]
+                if self._across is not None:
+                    self._across.broadcast([share], root_host)
+                if not at_root:
+                    own = self._share(0, piece.dtype, share.size)
+                    np.copyto(own, share)
+                    self._inside.allgather([own], [piece], [counts])
 
     def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
         self._flat.alltoall(source, target, counts)

@@ -37,7 +37,15 @@ Exchange = Callable[[Array], list[Array]]
 
 _FOLDED = 1 << 20
 _FOLDED_AT_LEAST = 512 << 10
-"""Bytes that are read from the other ranks together before they are folded, and from each at least: they stay in the cache."""
+_FOLDED_AT_MOST = 8 << 20
+"""Bytes that are read from the other ranks together before they are folded, and from each at least: they stay in the cache.
+With many ranks the last, for all together, limits what is read from each."""
+
+
+def folded_bytes(peers: int) -> int:
+    """How many bytes are read from each of so many peers before they are folded."""
+    return max(_FOLDED // peers, min(_FOLDED_AT_LEAST, _FOLDED_AT_MOST // peers))
+
 
 _SCALED = 256 << 10
 """Bytes that are folded at a time where they are scaled as well: they stay in a nearer one."""
@@ -205,7 +213,7 @@ class Direct:
             source: my own of them.
         """
         dtype, rank = source.dtype, self._rank
-        way = copy_plan(source.layout, start, stop, max(_FOLDED // len(self._peers), _FOLDED_AT_LEAST))
+        way = copy_plan(source.layout, start, stop, folded_bytes(len(self._peers)))
         places = {peer: way.places(inputs[peer]) for peer in self._peers}
         longest = max((step.length for step in way.steps), default=0)
         buffers = [self._workspace.array(3 + peer, dtype, longest) for peer in range(self._size)]

@@ -26,7 +26,7 @@ from horovod.comm.segments import Segments
 from horovod.comm.shm import cross_memory, direct
 from horovod.comm.shm import large as large_module
 from horovod.comm.shm.communicator import ShmCommunicator
-from horovod.comm.shm.direct import Direct, exchange_rank_infos
+from horovod.comm.shm.direct import Direct, exchange_rank_infos, folded_bytes
 from horovod.comm.shm.words import PACKED, word_index
 from unit.control.together import wait_until
 
@@ -292,3 +292,9 @@ def test_what_is_read_of_a_rank_that_has_given_up_is_no_result(monkeypatch: pyte
         aborting.start()
         assert outcomes(group, script) == ["Aborted", "PeerFailure"]
         aborting.join(20)
+
+
+def test_what_is_read_before_it_is_folded_is_bounded_for_any_number_of_ranks() -> None:
+    held = {peers: peers * folded_bytes(peers) for peers in (1, 2, 7, 15, 63, 255, 1023)}
+    assert held[1] == 1 << 20 and held[7] == 7 * (512 << 10)
+    assert max(held.values()) <= 8 << 20 and min(held.values()) >= 1 << 20
