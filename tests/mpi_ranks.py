@@ -179,8 +179,10 @@ class StandIn(Communicator):
     def broadcast(self, vectors: Vectors, root: int) -> None:
         self._call("broadcast", vectors, vectors, root)
 
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
-        self._call("alltoall", source, target, counts)
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> None:
+        self._call("alltoall", source, target, sent, received, longest)
 
     def reducescatter(
         self,

@@ -378,9 +378,10 @@ def test_alltoall(group: RankGroup) -> None:
 
         expected = np.concatenate([sent(sender)[rank] for sender in range(size)])
         target = untouched(data_type, expected.size)
-        counts = [counts_of(sender) for sender in range(size)]
+        received = [counts_of(sender)[rank] for sender in range(size)]
         # The source is longer than the sum of its counts: the rest stays.
-        communicator.alltoall([values(data_type, length + 3, rank)], [target], counts)
+        source = values(data_type, length + 3, rank)
+        communicator.alltoall([source], [target], counts_of(rank), received, max(shares(length, size)))
         check(target, expected, "result")
 
     everywhere(group, cases, one)
@@ -548,7 +549,7 @@ def every_collective(size: int) -> dict[str, Callable[[Communicator], None]]:
 
     def transpose(communicator: Communicator) -> None:
         source = np.ones(length * size, np.float32)
-        communicator.alltoall([source], [np.empty_like(source)], [[length] * size] * size)
+        communicator.alltoall([source], [np.empty_like(source)], *([[length] * size] * 2), length)
 
     return {
         "allreduce": reduce_all,

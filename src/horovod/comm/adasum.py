@@ -128,7 +128,7 @@ def _scatter(
             ]
         )
     received = np.empty(size * length, dtype)
-    communicator.alltoall([source], [received], [send_counts] * size)
+    communicator.alltoall([source], [received], send_counts, [length] * size, max(send_counts))
     if data_type_of(received) in HALF_PRECISION:
         wide = np.empty(received.size, np.float32)
         widen(received, wide)

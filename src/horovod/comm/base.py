@@ -148,11 +148,13 @@ class Communicator(ABC):
         """Copy each vector of group rank ``root`` over that of all others. The vectors may be of several dtypes."""
 
     @abstractmethod
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
-        """Rank r sends ``counts[r][s]`` consecutive elements of ``source`` to each rank s, which receives them in rank order in
-        ``target``. The counts are the same on all ranks.
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> Completion:
+        """Send ``sent[r]`` consecutive elements of ``source`` to each rank r. Receive ``received[r]`` from it in ``target``,
+        in rank order. No rank sends another, or itself, more than ``longest``, which is the same on all ranks.
 
-        Each is one vector. ``source`` may be longer than the sum of its counts; the rest stays."""
+        Each is one vector. ``source`` may be longer than the sum of what is sent; the rest stays."""
 
     @abstractmethod
     def reducescatter(

@@ -33,8 +33,10 @@ class SingleCommunicator(Communicator):
     def broadcast(self, vectors: Vectors, root: int) -> None:
         pass
 
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
-        np.copyto(target[0], source[0][: counts[0][0]])
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> None:
+        np.copyto(target[0], source[0][: sent[0]])
 
     def reducescatter(
         self,

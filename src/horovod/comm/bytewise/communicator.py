@@ -246,11 +246,12 @@ class BytewiseCommunicator(Communicator):
 
             _in_turns(-(-array.size // step), start, lambda index, started: self._collectives.wait(started))
 
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
-        sent, received = arrays_of(source)[0], arrays_of(target)[0]
-        outgoing, incoming = split(sent, counts[self.rank]), split(received, [row[self.rank] for row in counts])
-        step = max(1, self._moved_bytes // sent.itemsize // self.size)
-        longest = max(map(max, counts))
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> None:
+        outgoing, incoming = split(arrays_of(source)[0], sent), split(arrays_of(target)[0], received)
+        itemsize = outgoing[0].itemsize
+        step = max(1, self._moved_bytes // itemsize // self.size)
         incoming[self.rank][:] = outgoing[self.rank]
 
         def start(index: int) -> Any:
@@ -258,7 +259,7 @@ class BytewiseCommunicator(Communicator):
                 return _bytes([array[index * step : (index + 1) * step] for array in arrays])
 
             return self._collectives.exchange(
-                parts(outgoing), parts(incoming), min(step, longest - index * step) * sent.itemsize
+                parts(outgoing), parts(incoming), min(step, longest - index * step) * itemsize
             )
 
         _in_turns(-(-longest // step), start, lambda index, started: self._collectives.wait(started))

@@ -18,7 +18,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import Collective, Exchange
 from horovod.comm.exchange.sharded_reduction import Part, ShardedReduction, Staging, as_bytes
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments, source_and_target
+from horovod.comm.segments import Segments, source_and_target, split
 from horovod.comm.spans import Vectors, arrays_of
 
 PIECE_BYTES = 512 << 10
@@ -198,15 +198,15 @@ class ExchangeCommunicator(Communicator):
                     below.append(place + span)
         return None if above is None else (above + root) % size, [(child + root) % size for child in below]
 
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> None:
         exchange = self._exchange
         exchange.begin(Collective.ALLTOALL)
-        sent, received = arrays_of(source)[0], arrays_of(target)[0]
-        outgoing, incoming = _offsets(counts[self.rank]), _offsets([row[self.rank] for row in counts])
-        marks = [exchange.send(r, as_bytes(sent[outgoing[r] : outgoing[r + 1]])) for r in self._peers]
-        marks += [exchange.receive(r, as_bytes(received[incoming[r] : incoming[r + 1]])) for r in self._peers]
-        own = self.rank
-        np.copyto(received[incoming[own] : incoming[own + 1]], sent[outgoing[own] : outgoing[own + 1]])
+        outgoing, incoming = split(arrays_of(source)[0], sent), split(arrays_of(target)[0], received)
+        marks = [exchange.send(rank, as_bytes(outgoing[rank])) for rank in self._peers]
+        marks += [exchange.receive(rank, as_bytes(incoming[rank])) for rank in self._peers]
+        np.copyto(incoming[self.rank], outgoing[self.rank])
         exchange.wait(marks)
 
     def barrier(self) -> None:

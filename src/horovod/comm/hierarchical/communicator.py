@@ -224,8 +224,10 @@ class HierarchicalCommunicator(Communicator):
                     np.copyto(own, share)
                     self._inside.allgather([own], [piece], [counts])
 
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
-        self._flat.alltoall(source, target, counts)
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> None:
+        self._flat.alltoall(source, target, sent, received, longest)
 
     def reducescatter(
         self,

@@ -42,9 +42,11 @@ class Part(Communicator):
         with self._numbered():
             return self._communicator.broadcast(vectors, root)
 
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> Completion:
         with self._numbered():
-            return self._communicator.alltoall(source, target, counts)
+            return self._communicator.alltoall(source, target, sent, received, longest)
 
     def reducescatter(
         self,

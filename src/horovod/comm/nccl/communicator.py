@@ -144,13 +144,15 @@ class NcclCommunicator(Communicator):
             ]
         )
 
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> NcclEvent:
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> NcclEvent:
         sources, targets = _spans(source), _spans(target)
         itemsize = sources.layout.dtype.itemsize
         calls: list[_Call] = []
         for name, address, lengths in (
-            ("ncclSend", sources.addresses[0], counts[self.rank]),
-            ("ncclRecv", targets.addresses[0], [row[self.rank] for row in counts]),
+            ("ncclSend", sources.addresses[0], sent),
+            ("ncclRecv", targets.addresses[0], received),
         ):
             for peer, (start, length) in enumerate(_places(address, [each * itemsize for each in lengths])):
                 if length:

@@ -262,14 +262,15 @@ class ShmCommunicator(Communicator):
                 self._counters.wait(root, PACKED, piece, LONG_SPIN)
                 part[:] = self._region(piece, root, array.dtype)[: part.size]
 
-    def alltoall(self, source: Vectors, target: Vectors, counts: Sequence[Sequence[int]]) -> None:
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> None:
         self._counters.check()
-        sent, received = arrays_of(source)[0], arrays_of(target)[0]
-        outgoing, incoming = split(sent, counts[self.rank]), split(received, [row[self.rank] for row in counts])
-        longest = max(map(max, counts))
+        outgoing, incoming = split(arrays_of(source)[0], sent), split(arrays_of(target)[0], received)
+        itemsize = outgoing[0].itemsize
 
         def streamed() -> None:
-            step = self._arena.piece_bytes // sent.itemsize // self.size
+            step = self._arena.piece_bytes // itemsize // self.size
             for number in range(-(-longest // step)):
                 self._alltoall_round(outgoing, incoming, number, step)
 
@@ -281,7 +282,7 @@ class ShmCommunicator(Communicator):
 
         self._large.run(
             "alltoall",
-            longest * self.size * sent.itemsize,
+            longest * self.size * itemsize,
             self.size,
             self.size,
             directly,

@@ -122,7 +122,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         identifier: abbreviates this decision from now on, unless it is -1.
         rows: for allgather, per tensor the first dimension of every rank.
-        splits: for alltoall, every rank's row of splits.
+        received: for alltoall, by rank, the rows that the rank of this message gets from it.
+        longest: for alltoall, the most rows that any rank sends to one.
         template: the request, for ranks that have joined and have none of their own.
         last_joined: for join, the global rank that joined last.
         error: why it fails on every rank; "" if it runs.
@@ -134,7 +135,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     name: str
     operation: Operation
     rows: tuple[tuple[int, ...], ...] = ()
-    splits: tuple[tuple[int, ...], ...] = ()
+    received: tuple[int, ...] = ()
+    longest: int = 0
     template: Request | None = None
     last_joined: int = -1
     error: str = ""

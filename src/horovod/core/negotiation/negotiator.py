@@ -9,8 +9,11 @@ If the requests are the same objects that agreed the last time, they are not com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
+
+import msgspec
 
 from horovod.core.negotiation.agreement import disagreement
 from horovod.core.negotiation.messages import Decision, Operation, Request
@@ -30,12 +33,18 @@ class ReadyRequest(NamedTuple):
         key: decisions with equal keys may form a batch; None: it is a batch of its own.
         size: the bytes that it adds to a batch.
         fresh: the members have not been sent this decision before.
+        received: of an alltoall, by member the ``received`` of its decision; a member that takes no part has none.
     """
 
     decision: Decision
     key: tuple[object, ...] | None
     size: int
     fresh: bool
+    received: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+
+    def decision_of(self, member: int) -> Decision:
+        """The decision as a member gets it."""
+        return msgspec.structs.replace(self.decision, received=self.received.get(member, ()))
 
 
 class Waiting(NamedTuple):
@@ -236,16 +245,35 @@ class Negotiator:
             return ReadyRequest(Decision(-1, name, operation, error=error, call_sites=lines), None, 0, True)
         template = first if None in requests else None
         rows: tuple[tuple[int, ...], ...] = ()
-        splits: tuple[tuple[int, ...], ...] = ()
+        received: dict[int, tuple[int, ...]] = {}
+        longest = 0
         if operation is Operation.ALLGATHER:
             rows = tuple(
                 tuple(0 if request is None else request.tensors[index].shape[0] for request in requests)
                 for index in range(len(first.tensors))
             )
         elif operation is Operation.ALLTOALL:
-            splits = tuple((0,) * len(ranks) if request is None else request.splits for request in requests)
+            splits = [(0,) * len(ranks) if request is None else request.splits for request in requests]
+            for rank, row in zip(ranks, splits, strict=True):
+                if len(row) != len(ranks):
+                    raise NegotiationError(
+                        f"rank {rank} announced {name!r} with {len(row)} splits for {len(ranks)} ranks"
+                    )
+            members = range(self._size) if ranks is self._ranks else map(self._ranks.index, ranks)
+            received = dict(zip(members, zip(*splits, strict=True), strict=True))
+            longest = max(map(max, splits))
         number = -1 if template else identifier
-        decision = Decision(number, name, operation, rows, splits, template, device=first.device, members=first.members)
+        decision = Decision(
+            number,
+            name,
+            operation,
+            rows,
+            received.get(0, ()),
+            longest,
+            template,
+            device=first.device,
+            members=first.members,
+        )
         key: tuple[object, ...] | None = None
         if operation in _FUSIBLE:
             types = frozenset(tensor.data_type for tensor in first.tensors)
@@ -256,7 +284,7 @@ class Negotiator:
                 self._keys.clear()
             key = self._keys.setdefault(key, key)
         size = sum(_bytes(request) for request in requests if request is not None and operation is Operation.ALLGATHER)
-        return ReadyRequest(decision, key, size or _bytes(first), True)
+        return ReadyRequest(decision, key, size or _bytes(first), True, received)
 
 
 def _bytes(request: Request) -> int:

@@ -251,11 +251,10 @@ def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry
 
 def _alltoall(communicator: Communicator, decision: Decision, entry: Entry) -> Completion:
     row_elements = _elements(entry.request.tensors[0].shape[1:])
-    received = [row[communicator.rank] for row in decision.splits]
-    target = output_of(entry, 0, sum(received), communicator.allocate)
-    entry.handle.result = received
-    counts = [[split * row_elements for split in row] for row in decision.splits]
-    return communicator.alltoall(entry.inputs, target, counts)
+    target = output_of(entry, 0, sum(decision.received), communicator.allocate)
+    entry.handle.result = list(decision.received)
+    sent, received = ([rows * row_elements for rows in each] for each in (entry.request.splits, decision.received))
+    return communicator.alltoall(entry.inputs, target, sent, received, decision.longest * row_elements)
 
 
 def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> Completion:

@@ -6,6 +6,9 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import msgspec
 
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.failure import Cause, FailureKind
@@ -13,6 +16,7 @@ from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.messages import (
+    Decision,
     Leave,
     Listener,
     MessageError,
@@ -42,6 +46,16 @@ def labels(request: Request) -> list[TensorLabel]:
     """The tensors of a request as the timeline shows them; the request's name if it has none."""
     found = [TensorLabel(each.name, each.data_type.label, each.shape) for each in request.tensors]
     return found or [TensorLabel(request.name, "", ())]
+
+
+def _said(item: ReadyRequest) -> int | Decision:
+    """What a member is sent that takes part like all others."""
+    return item.decision if item.fresh else item.decision.identifier
+
+
+def _is_divided(item: ReadyRequest) -> bool:
+    """Whether each member is sent a part of its own."""
+    return item.fresh and bool(item.received)
 
 
 class Coordinator(Role):
@@ -173,11 +187,21 @@ class Coordinator(Role):
         members = self._connections.members()
         if not members:
             return
-        body = encode(
-            Order([[item.decision if item.fresh else item.decision.identifier for item in batch] for batch in batches])
-        )
+        if not any(_is_divided(item) for batch in batches for item in batch):
+            body = encode(Order([[_said(item) for item in batch] for batch in batches]))
+            for member in members:
+                self._connections.send(member, body)
+            return
+        # What all get is encoded once; of an alltoall each gets its part alone, as a table of all parts grows with the square.
+        same: list[list[Any]] = [
+            [None if _is_divided(item) else msgspec.Raw(encode(_said(item))) for item in batch] for batch in batches
+        ]
         for member in members:
-            self._connections.send(member, body)
+            own = [
+                [item.decision_of(member) if known is None else known for known, item in zip(*each, strict=True)]
+                for each in zip(same, batches, strict=True)
+            ]
+            self._connections.send(member, encode(Order(own)))
 
     # The timeline
 

@@ -74,15 +74,15 @@ class Executor:
                 self._run(batch)
 
     def carry_out_alone(
-        self, entry: Entry, rows: tuple[tuple[int, ...], ...] = (), splits: tuple[tuple[int, ...], ...] = ()
+        self, entry: Entry, rows: tuple[tuple[int, ...], ...] = (), received: tuple[int, ...] = (), longest: int = 0
     ) -> None:
         """Run a quick request that all ranks have agreed on without an order, and complete it.
 
         Args:
-            rows, splits: as in :class:`Decision`.
+            rows, received, longest: as in :class:`Decision`.
         """
         request = entry.request
-        self._run([(Decision(-1, request.name, request.operation, rows, splits), entry)])
+        self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
 
     def complete_alone(self, entry: Entry) -> None:
         """Complete a request that ran without an order and without the engine."""

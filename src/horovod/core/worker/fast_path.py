@@ -143,10 +143,11 @@ class FastPath:
 
     def _finish_alltoall(self, entry: Entry) -> None:
         splits = self._proposals.notes(len(self._ranks))
+        received = [row[self._index] for row in splits]
         if not self._all_fit(splits, entry.request):
-            self._executor.carry_out_alone(entry, splits=splits)
+            self._executor.carry_out_alone(entry, received=tuple(received), longest=max(map(max, splits)))
             return
-        entry.handle.result = received = [row[self._index] for row in splits]
+        entry.handle.result = received
         output = arrays_of(output_of(entry, 0, sum(received)))[0]
         row_elements = _row_elements(entry.request)
         self._proposals.alltoall(output, [[row_elements * each for each in row] for row in splits])

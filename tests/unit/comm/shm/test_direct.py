@@ -260,7 +260,7 @@ def test_what_is_read_of_a_rank_that_has_given_up_is_no_result(monkeypatch: pyte
         elif operation == "reducescatter":
             communicator.reducescatter([source], [target[:half]], [[half, half]], ReduceOp.SUM, 1.0, 1.0)
         else:
-            communicator.alltoall([source], [target[:elements]], [[half, half]] * 2)
+            communicator.alltoall([source], [target[:elements]], [half, half], [half, half], half)
 
     with group_of("shm-direct", 2) as group:
         sources = [np.ones(elements, np.float32) for _ in range(2)]  # alive to the end, or it could not be read at all

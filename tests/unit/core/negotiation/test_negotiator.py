@@ -115,12 +115,13 @@ def test_rows_that_change_are_told_anew() -> None:
     assert third.decision.rows == ((3, 0),)
 
 
-def test_splits_of_all_members_are_part_of_the_decision() -> None:
+def test_each_member_gets_its_column_of_the_splits() -> None:
     negotiator = Negotiator([0, 1], 8)
     negotiator.announce(1, [make("a", Operation.ALLTOALL, (3,), splits=(1, 2))], 0.0)
     negotiator.announce(0, [make("a", Operation.ALLTOALL, (4,), splits=(4, 0))], 0.0)
     (ready,) = negotiator.take()
-    assert ready.decision.splits == ((4, 0), (1, 2))
+    assert [ready.decision_of(member).received for member in (0, 1)] == [(4, 1), (0, 2)]
+    assert ready.decision == ready.decision_of(0) and ready.decision.longest == 4
     assert ready.key is None
 
 
@@ -224,8 +225,14 @@ def test_what_may_travel_together_has_equal_keys(operation: Operation) -> None:
 
 @pytest.mark.parametrize("operation", [Operation.BROADCAST, Operation.ALLTOALL, Operation.BARRIER])
 def test_what_always_travels_alone_has_no_key(operation: Operation) -> None:
-    (ready,) = announce_all(Negotiator([0, 1], 8), 2, make("x", operation))
+    splits = (2, 2) if operation is Operation.ALLTOALL else ()
+    (ready,) = announce_all(Negotiator([0, 1], 8), 2, make("x", operation, splits=splits))
     assert ready.key is None
+
+
+def test_splits_that_are_not_one_for_each_rank_break_the_protocol() -> None:
+    with pytest.raises(NegotiationError, match="rank 7 announced 'x' with 3 splits for 2 ranks"):
+        announce_all(Negotiator([7, 8], 8), 2, make("x", Operation.ALLTOALL, splits=(1, 2, 1)))
 
 
 # Who waits for whom
@@ -331,7 +338,7 @@ def test_joined_members_have_no_rows() -> None:
         negotiator.announce(member, [make("exchanged", Operation.ALLTOALL, (rows,), splits=splits)], 0.0)
     gathered, exchanged = negotiator.take()
     assert gathered.decision.rows == ((3, 0, 4),)
-    assert exchanged.decision.splits == ((1, 0, 2), (0, 0, 0), (1, 0, 3))
+    assert [exchanged.decision_of(member).received for member in range(3)] == [(1, 0, 1), (0, 0, 0), (2, 0, 3)]
     assert gathered.decision.template is not None and exchanged.decision.template is not None
 
 

@@ -62,8 +62,8 @@ class Recording(Communicator):
     def broadcast(self, vectors: Any, root: int) -> None:
         self.calls += [("broadcast", array.copy(), root) for array in vectors]
 
-    def alltoall(self, source: Any, target: Any, counts: Any) -> None:
-        self.calls.append(("alltoall", source[0].copy(), target[0].size, counts))
+    def alltoall(self, source: Any, target: Any, *counts: Any) -> None:
+        self.calls.append(("alltoall", source[0].copy(), target[0].size, *counts))
 
     def reducescatter(self, inputs: Any, outputs: Any, counts: Any, op: Any, prescale: float, postscale: float) -> None:
         self.calls.append(("reducescatter", [array.copy() for array in inputs], counts, op, prescale, postscale))
@@ -197,14 +197,15 @@ def test_a_joined_rank_takes_part_without_rows() -> None:
         -1,
         "x",
         Operation.ALLTOALL,
-        splits=((4, 0, 1), (0, 0, 0), (0, 0, 3)),
+        received=(0, 0, 0),
+        longest=4,
         template=Request(Operation.ALLTOALL, "x", (spec,), splits=(4, 0, 1)),
     )
     execute(communicator, [0, 1, 2], [(exchanged, None)])
     allgather, broadcast, alltoall = communicator.calls
     assert [array.size for array in allgather[1]] == [0] and allgather[2:] == ([12], [[10, 0, 2]])
     assert (broadcast[1].size, broadcast[1].dtype, broadcast[2]) == (10, np.int32, 2)
-    assert (alltoall[1].size, alltoall[2:]) == (0, (0, [[8, 0, 2], [0, 0, 0], [0, 0, 6]]))
+    assert (alltoall[1].size, alltoall[2:]) == (0, (0, [0, 0, 0], [0, 0, 0], 8))
 
 
 def test_an_allgather_alone_copies_into_what_it_allocates() -> None:
@@ -255,7 +256,7 @@ def test_an_alltoall_alone_keeps_its_own_rows_and_says_how_many() -> None:
 
     source = np.arange(8, dtype=np.float32).reshape(4, 2)
     entry = entry_of(Operation.ALLTOALL, [source], allocate=allocate, splits=(3,))
-    run(entry, splits=((3,),))
+    run(entry, received=(3,), longest=3)
     np.testing.assert_array_equal(made[0], source[:3])
     assert entry.handle.result == [3]
 
@@ -268,9 +269,9 @@ def test_an_alltoall_receives_its_column_of_the_splits() -> None:
         allocate=lambda index, rows: np.zeros(rows * 2, np.float32),
         splits=(1, 2, 3),
     )
-    execute(communicator, [0, 1, 2], [(decision_of(entry, splits=((9, 4, 0), (1, 2, 3), (0, 0, 8))), entry)])
-    ((_, _, size, counts),) = communicator.calls
-    assert (size, counts) == (12, [[18, 8, 0], [2, 4, 6], [0, 0, 16]])
+    execute(communicator, [0, 1, 2], [(decision_of(entry, received=(4, 2, 0), longest=9), entry)])
+    ((_, _, *counts),) = communicator.calls
+    assert counts == [12, [2, 4, 6], [8, 4, 0], 18]
     assert entry.handle.result == [4, 2, 0]
 
 

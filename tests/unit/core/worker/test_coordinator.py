@@ -1,0 +1,118 @@
+"""What a coordinator sends to a thousand simulated members, in bytes."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any, cast
+
+import pytest
+
+from horovod.comm.datatypes import DataType
+from horovod.core.config import Config
+from horovod.core.negotiation.messages import (
+    Announce,
+    Announcer,
+    Decision,
+    Operation,
+    Order,
+    Request,
+    TensorSpec,
+    decode_from_coordinator,
+    encode,
+)
+from horovod.core.worker.connections import Connections
+from horovod.core.worker.coordinator import Coordinator
+from horovod.core.worker.role import Schedule
+from unit.core.workers import Watch
+
+
+class Recorded:
+    """In place of the connections to the members: what was sent to each."""
+
+    def __init__(self, size: int) -> None:
+        self.sent: dict[int, list[bytes]] = defaultdict(list)
+        self._members = list(range(1, size))
+
+    def members(self) -> list[int]:
+        return self._members
+
+    def send(self, member: int, body: bytes) -> None:
+        self.sent[member].append(body)
+
+    def take(self) -> dict[int, list[bytes]]:
+        taken, self.sent = self.sent, defaultdict(list)
+        return taken
+
+
+class Job:
+    """A coordinator and its members' side of the messages."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.connections, self.schedule = Recorded(size), Schedule()
+        self.coordinator = Coordinator(
+            range(size), cast(Connections, self.connections), self.schedule, None, Config(), Watch(), "tcp"
+        )
+        self._announcers = [Announcer(1024) for _ in range(size)]
+
+    def announce(self, *requests: list[Request]) -> int:
+        """Every member announces its request of each list, and the coordinator decides. Returns the bytes announced."""
+        total = 0
+        self.coordinator.announce([each[0] for each in requests])
+        for member in range(1, self.size):
+            body = encode(Announce([self._announcers[member].item(each[member]) for each in requests]))
+            self.coordinator.receive(member, body)
+            total += len(body)
+        self.coordinator.decide()
+        return total
+
+
+def alltoall(name: str, splits: list[tuple[int, ...]]) -> list[Request]:
+    spec = (TensorSpec(name, DataType.FLOAT32, (max(map(sum, splits)), 3)),)
+    return [Request(Operation.ALLTOALL, name, spec, splits=each, caller="train.py:7") for each in splits]
+
+
+def allreduce(name: str, size: int) -> list[Request]:
+    return [Request(Operation.ALLREDUCE, name, (TensorSpec(name, DataType.FLOAT32, (3,)),))] * size
+
+
+def decisions(body: bytes) -> list[Any]:
+    order = decode_from_coordinator(body)
+    assert isinstance(order, Order)
+    return [item for batch in order.batches for item in batch]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_each_member_is_told_what_the_others_send_to_it(size: int) -> None:
+    job, chances = Job(size), random.Random(size)
+    for turn in range(3):
+        splits = [tuple(chances.randrange(100) for _ in range(size)) for _ in range(size)]
+        job.announce(allreduce("a", size), alltoall("x", splits), allreduce("b", size))
+        sent = job.connections.take()
+        assert sorted(sent) == list(range(1, size))
+        for member, (body,) in sent.items():
+            (exchanged,) = (item for item in decisions(body) if isinstance(item, Decision) and item.name == "x")
+            others = [item for item in decisions(body) if item is not exchanged and item != exchanged]
+            assert len(others) == 2 and all(isinstance(item, int) == (turn > 0) for item in others)
+            assert exchanged.received == tuple(row[member] for row in splits)
+            assert exchanged.longest == max(map(max, splits))
+        own = [item for batch in job.schedule.batches for item in batch if item.name == "x"][-1]
+        assert own.received == tuple(row[0] for row in splits)
+        job.announce(alltoall("x", splits))
+        assert all(decisions(body) == [exchanged.identifier] for (body,) in job.connections.take().values())
+
+
+def test_an_alltoall_of_a_thousand_ranks_grows_with_what_a_rank_needs() -> None:
+    """A table of all splits for everybody was 2.9 GB."""
+    size = 1024
+    job, chances = Job(size), random.Random(1)
+    splits = [tuple(chances.randrange(200, 1000) for _ in range(size)) for _ in range(size)]
+    announced = job.announce(*[alltoall(f"x{number}", splits) for number in range(2)])
+    sent = job.connections.take()
+    longest = max(len(body) for (body,) in sent.values())
+    assert longest < 2 * 3 * size + 200  # two columns, three bytes a number
+    assert sum(len(body) for (body,) in sent.values()) < 7 << 20
+    assert announced < 7 << 20
+    job.announce(alltoall("x0", splits))
+    assert all(len(body) < 20 for (body,) in job.connections.take().values())
