@@ -95,7 +95,7 @@ class GradientPasses(GradientState):
         if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
             return  # sums of these are new tensors
         added = gradient._cdata == slot.place and gradient._version == slot.version + 1
-        thrown_away = gradient._cdata != slot.place and gradient._version == 0
+        thrown_away = gradient._version == 0  # this pass has made it, perhaps at the address of the old one
         if not added and not thrown_away:
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
         self._local &= ~slot.bit
