@@ -8,9 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 import horovod.torch as hvd
 from loops.harness import Outcome, Side, outcome
+
+clip = nn.utils.clip_grad_norm_
+STEPS = 4
+TIGHT = 0.01
+"""A norm that every gradient of these networks is clipped to."""
 
 ROWS = 4
 """Rows of each rank in a batch."""
@@ -33,6 +39,11 @@ class TorchSide(Side):
             _drawn(step, 1, lambda g: torch.randint(CLASSES, (ROWS * self.size,), generator=g))
         )
 
+    def ranks(self, step: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """The batch of each rank that this side stands for: rank, inputs and classes."""
+        for rank in [self.rank] if self.distributed else range(self.size):
+            yield rank, *TorchSide(rank, self.size, True).batch(step)
+
     def rows(self, step: int, width: int = WIDTH) -> torch.Tensor:
         """Inputs of one step."""
         return self.share(_drawn(step, 2, lambda g: torch.randn(ROWS * self.size, width, generator=g)))  # type: ignore[no-any-return]
@@ -45,6 +56,20 @@ def _drawn(step: int, what: int, draw: Callable[[torch.Generator], torch.Tensor]
 def network(seed: int = 1, width: int = WIDTH, classes: int = CLASSES) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, classes))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def loss(model: Any, side: TorchSide, step: int) -> torch.Tensor:
+    x, y = side.batch(step)
+    return functional.cross_entropy(model(x), y)
+
+
+def mean(values: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The mean of what the parts of a side give."""
+    return torch.stack([*values]).mean()
 
 
 def values_of(parts: nn.Module | Iterable[torch.Tensor]) -> Iterator[Any]:

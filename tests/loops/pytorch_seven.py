@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
-from torch.nn import functional
 
 import horovod.torch as hvd
 from loops.harness import Table
-from loops.pytorch import TorchSide, network
+from loops.pytorch import STEPS, TorchSide, clip, loss, network, sgd
 
 TABLE: Table[TorchSide] = Table("seven")
-clip = nn.utils.clip_grad_norm_
-STEPS = 4
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def loss(model: Any, side: TorchSide, step: int) -> torch.Tensor:
-    x, y = side.batch(step)
-    return functional.cross_entropy(model(x), y)
 
 
 @TABLE.loop()
