@@ -383,7 +383,7 @@ class WorkerThread:
             for body in self._connections.receive(member):
                 self.role.receive(member, body)
         except ChannelClosed as error:
-            self._lost(member, f"its control connection broke ({error})")
+            self._lost(member, error.silence or f"its control connection broke ({error})")
             return False
         except (MessageError, NegotiationError) as error:
             self._lost(member, f"it broke the protocol ({error})")
