@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -136,6 +136,10 @@ class Segments:
                 np.multiply(part, scalar, out=run)
             position += run.size
 
+    def range(self) -> Range:
+        """All elements."""
+        return Range(self, 0, self.length)
+
     def whole(self, start: int, stop: int) -> Array | None:
         """Elements ``[start, stop)`` as one view where they lie in one vector, else None."""
         runs = self.runs(start, stop)
@@ -159,6 +163,36 @@ class Segments:
             result = workspace.array(2, contributions[0].dtype, stop - start)
             reduce_into(result, contributions, op, prescale, postscale, workspace)
             self.write(start, stop, result)
+
+
+class Range(NamedTuple):
+    """Elements ``[start, stop)`` of segments: what one rank owns, or a piece of that."""
+
+    segments: Segments
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """In elements."""
+        return self.stop - self.start
+
+    def piece(self, index: int, step: int) -> Range:
+        """Piece ``index`` of those of ``step`` elements; an empty range past the last one."""
+        begin = min(self.start + index * step, self.stop)
+        return Range(self.segments, begin, min(begin + step, self.stop))
+
+    def whole(self) -> Array | None:
+        """As :meth:`Segments.whole`."""
+        return self.segments.whole(self.start, self.stop)
+
+    def read(self, target: Array) -> None:
+        """As :meth:`Segments.read`."""
+        self.segments.read(self.start, self.stop, target)
+
+    def write(self, source: Array) -> None:
+        """As :meth:`Segments.write`."""
+        self.segments.write(self.start, self.stop, source)
 
 
 def source_and_target(inputs: Vectors, outputs: Vectors) -> tuple[Segments, Segments]:
