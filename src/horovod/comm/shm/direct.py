@@ -24,9 +24,8 @@ import numpy as np
 from horovod.comm.base import PeerFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import HALVES, ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments, shard_bounds
+from horovod.comm.segments import PLACE_BYTES, Segments, copy_plan, shard_bounds
 from horovod.comm.shm import cross_memory
-from horovod.comm.shm.copy_plan import PLACE_BYTES, copy_plan
 from horovod.comm.shm.words import WORD
 from horovod.comm.spans import Layout, address_of
 
