@@ -38,6 +38,13 @@ def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
         assert len(source.hosts(1)) == len(text.split())
 
 
+def test_it_may_be_a_path_with_spaces(tmp_path: Path) -> None:
+    script = tmp_path / "the hosts"
+    script.write_text("#!/bin/sh\necho a:2\n")
+    script.chmod(0o755)
+    assert HostScript(str(script)).hosts(1) == [HostInfo("a", 2)]
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
