@@ -115,6 +115,31 @@ class OnThisHost(Rendezvous):
             yield all_gather
 
 
+class WithoutServer(Rendezvous):
+    """All-gathers by what has started the ranks, or by a library that connects them."""
+
+    def __init__(self) -> None:
+        self.secret = b""
+
+    @abstractmethod
+    def gather(self, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
+        """One all-gather of all ranks. Raises TimeoutError if not all have called it within ``seconds``."""
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        yield lambda subject, value, seconds: self.gather(rank, size, value, seconds)
+
+
+def not_all_came(ranks: str, call: str, seconds: float) -> TimeoutError:
+    """The error where it is not known which ranks are missing."""
+    return TimeoutError(
+        f"not all {ranks} called {call} within {seconds:.3g} seconds. Look at their output; if they only need more time to "
+        f"start, raise {START_TIMEOUT}"
+    )
+
+
 def all_gather_by(
     client: RendezvousClient, rank: int, size: int, members: Sequence[int], round_number: int = 0
 ) -> AllGather:
