@@ -118,17 +118,23 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads at a time.
+    """Whether the MPI of this process may be called from several threads at a time, whatever moves Horovod's data.
+
+    If an MPI launcher has started this process, and nobody has started MPI in it yet, the answer is whether the library that
+    mpi4py loads allows this.
 
     Raises:
-        ValueError: Horovod does not run, or runs without MPI.
+        ValueError: Horovod does not run; or MPI does not run, and no MPI launcher has started this process or mpi4py cannot
+            load MPI.
     """
-    context.current()
-    if not mpi_enabled():
-        raise ValueError("Horovod MPI is not enabled; this job does not use MPI.")
-    from horovod.comm.mpi.runtime import threads_supported  # imports mpi4py, which is there
+    generation = context.current()
+    from horovod.comm.mpi import runtime  # not before: few processes need it
 
-    return threads_supported()
+    if mpi_enabled() or runtime.runs():
+        return runtime.threads_supported()
+    if not runtime.launched():
+        raise ValueError("Horovod MPI is not enabled; this job does not use MPI, and no MPI launcher has started it.")
+    return not generation.config.mpi_threads_disable and runtime.library_supports_threads()
 
 
 def mpi_enabled() -> bool:
