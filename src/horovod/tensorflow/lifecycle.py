@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from horovod.common import basics
 from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.submission import collectives
 from horovod.tensorflow.device import own
 from horovod.tensorflow.graph import completions
@@ -19,7 +20,7 @@ from horovod.tensorflow.graph.operation import Outputs, Submission
 from horovod.tensorflow.graph.run import run
 
 
-def init(*args: Any, **kwargs: Any) -> None:
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
     """Start Horovod. Every rank must call it first. Arguments as :func:`horovod.common.basics.init`.
 
     If OMP_NUM_THREADS is set, as under horovodrun, TensorFlow uses this number of threads. A number that the script or
@@ -27,7 +28,7 @@ def init(*args: Any, **kwargs: Any) -> None:
     """
     if not basics.is_initialized():
         own.forget()
-    basics.init(*args, **kwargs)
+    basics.init(comm, process_sets)
     _share_cores(os.environ.get("OMP_NUM_THREADS", ""))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -101,16 +101,16 @@ __all__ = [
 __all__ += interface.__all__
 
 
-@functools.wraps(basics.init)
-def init(*args: Any, **kwargs: Any) -> None:
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
+    """As :func:`horovod.common.basics.init`. Handles of an earlier job are forgotten."""
     if not basics.is_initialized():
         handles.clear()
         devices.forget()
-    basics.init(*args, **kwargs)
+    basics.init(comm, process_sets)
 
 
-@functools.wraps(basics.shutdown)
 def shutdown() -> None:
+    """As :func:`horovod.common.basics.shutdown`. Handles are forgotten."""
     basics.shutdown()
     handles.clear()
     devices.forget()

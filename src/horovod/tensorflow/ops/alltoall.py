@@ -54,7 +54,9 @@ def _send(name: Name, tensor: Any, splits: Any, process_set: ProcessSet) -> tupl
             returned, _ = _send(collective_name(KIND, None, [grad]), grad, received, process_set)
             missing = tf.shape(tensor)[0] - tf.shape(returned)[0]
             padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(tensor) - 1, 2], tf.int32)], 0)
-            return tf.ensure_shape(tf.pad(returned, padding), tensor.shape)
+            padded = tf.pad(returned, padding)
+            padded.set_shape(tensor.shape)  # which may be unknown
+            return padded
 
         return (output, received), gradient
 
