@@ -11,12 +11,14 @@ import tensorflow as tf
 from horovod.common import basics
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.device import own
 from horovod.tensorflow.graph import completions
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 
 
@@ -52,6 +54,19 @@ def shutdown() -> None:
     own.forget()
 
 
+class Join(Collective, frozen=True):
+    """Waits until all ranks have joined. Output: the rank that joined last."""
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        handle = collectives.join()
+
+        def outputs() -> list[Any]:
+            running().everybody_joined()
+            return [tf.constant(handle.result, tf.int32)]
+
+        return handle, outputs
+
+
 @unconverted
 def join() -> Any:
     """Declare that this rank has no more data, and wait until all ranks have called it.
@@ -63,14 +78,5 @@ def join() -> Any:
         The global rank that joined last, an int32 scalar.
     """
 
-    def start(_: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        handle = collectives.join()
-
-        def outputs() -> list[Any]:
-            running().everybody_joined()
-            return [tf.constant(handle.result, tf.int32)]
-
-        return handle, outputs
-
     names = collective_name("HorovodJoin", "HorovodJoin", [])
-    return run(names.node, [Submission([], start, [tf.TensorSpec([], tf.int32)])])[0][0]
+    return run(names.node, [Submission([], Join(), [tf.TensorSpec([], tf.int32)])])[0][0]

@@ -124,3 +124,30 @@ def test_elastic_states_of_keras_2_begin_alike_and_restore_the_commit(job: Job) 
 
     first, second = job(2, check, timeout=120)
     assert first == second
+
+
+def test_models_with_synchronised_batch_normalisation_are_saved_in_folders(job: Job, tmp_path: Path) -> None:
+    """``model.save(folder)`` of Keras 2 writes a SavedModel, whose function for training contains collectives."""
+
+    def check(folder: str) -> None:
+        import numpy as np
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        x = np.arange(8, dtype=np.float32).reshape(4, 2) * (1 + hvd.rank())
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,)), hvd.SyncBatchNormalization()])
+        model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), "mse")
+        model.fit(x, x, epochs=1, verbose=0)
+        model.save(f"{folder}/{hvd.rank()}")
+        custom = {"SyncBatchNormalization": hvd.SyncBatchNormalization}
+        loaded = [
+            tf.keras.models.load_model(f"{folder}/{hvd.rank()}", custom_objects=custom, compile=False),
+            tf.saved_model.load(f"{folder}/{hvd.rank()}"),
+        ]
+        for training in (False, True):
+            expected = model(x, training=training).numpy()
+            for each in loaded:
+                np.testing.assert_allclose(each(x, training=training), expected, rtol=1e-5)
+
+    job(2, check, str(tmp_path))
