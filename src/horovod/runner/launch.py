@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from horovod.runner.arguments import USAGE, parse
 from horovod.runner.errors import LaunchError, UsageError
@@ -60,7 +62,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 
             print(check_build())
             return 0
-        status, words = _run(options)
+        status, words = _carry_out(options)
     except UsageError as error:
         print(f"usage: {USAGE}\nhorovodrun: error: {error}", file=sys.stderr)
         raise WrongRequest(str(error)) from None
@@ -70,6 +72,41 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
     if status:
         raise JobFailed(words, status)
     return 0
+
+
+def _run(args: Any) -> Any:
+    """Run the job that an object like :class:`horovod.runner._HorovodArgs` describes.
+
+    Returns:
+        With ``args.run_func``, what it returns on each rank, as :func:`horovod.run`. Otherwise None.
+
+    Raises:
+        as :func:`run_commandline`, or as :func:`horovod.run`.
+    """
+    from horovod.runner.tunables import TUNABLES
+
+    given: dict[str, Any] = {
+        each.name: getattr(args, each.name, None) for each in fields(Options) if each.name != "tunables"
+    }
+    for name, order in (("command", list), ("nics", sorted), ("cooldown_range", list)):
+        if given[name] is not None:
+            given[name] = tuple(order(given[name]))
+    tunables = {each.name: getattr(args, each.name, None) for each in TUNABLES}
+    options = Options(
+        **{name: value for name, value in given.items() if value is not None},
+        tunables={name: value for name, value in tunables.items() if value is not None},
+    )
+    run_func = getattr(args, "run_func", None)
+    if run_func is not None:
+        from horovod.runner.function import run_function
+
+        return run_function(run_func, (), {}, options, getattr(args, "executable", None))
+    if not options.command:
+        raise UsageError("the command is missing: set it, as in args.command = ['python', 'train.py']")
+    status, words = _carry_out(options)
+    if status:
+        raise JobFailed(words, status)
+    return None
 
 
 def main() -> int:
@@ -84,7 +121,7 @@ def main() -> int:
         return 128 + signal.SIGINT
 
 
-def _run(options: Options) -> tuple[int, str]:
+def _carry_out(options: Options) -> tuple[int, str]:
     """Run the job. Returns the exit status, and what was said about the end of a job that failed."""
     if options.dry_run:
         from horovod.runner.jobs import make_job

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horovod.common import basics, interface
-from horovod.common.basics import is_homogeneous
+from horovod.common.basics import HorovodBasics, is_homogeneous
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.core.lifecycle.context import running
@@ -99,6 +99,8 @@ __all__ = [
     "synchronize",
 ]
 __all__ += interface.__all__
+
+_basics = HorovodBasics(__file__)
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
