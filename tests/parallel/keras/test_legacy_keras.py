@@ -150,6 +150,21 @@ def test_models_with_synchronised_batch_normalisation_are_saved_in_folders(job: 
             for each in loaded:
                 np.testing.assert_allclose(each(x, training=training), expected, rtol=1e-5)
 
+        class Trainer(tf.Module):  # type: ignore[misc]  # untyped base
+            def __init__(self) -> None:
+                self.weight = tf.Variable([1.0, 2.0])
+                self.optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+
+            @tf.function(autograph=False, input_signature=[])
+            def train(self) -> Any:
+                self.optimizer.minimize(lambda: tf.reduce_sum(self.weight), [self.weight])
+                return self.weight.read_value()
+
+        trainer = Trainer()
+        trainer.train()
+        with pytest.raises(AssertionError, match=r"(?s)untracked.*aggregation_variables_DistributedSGD"):
+            tf.saved_model.save(trainer, f"{folder}/trainer{hvd.rank()}")  # its sums belong to no object
+
     job(2, check, str(tmp_path))
 
 
