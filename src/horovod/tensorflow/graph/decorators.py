@@ -30,7 +30,7 @@ def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
 
     def with_dense_gradients(*tensors: Any) -> Any:
         outputs, gradient = function(*tensors)
-        return outputs, lambda *grads: gradient(*[tf.convert_to_tensor(grad) for grad in grads])
+        return outputs, lambda *grads: gradient(*map(_dense, grads))
 
     def differentiable(*tensors: Any) -> Any:
         recorded = could_possibly_record() or not tf.executing_eagerly()
@@ -38,3 +38,7 @@ def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
         return tf.custom_gradient(with_dense_gradients)(*tensors) if recorded else function(*tensors)[0]
 
     return differentiable
+
+
+def _dense(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -259,9 +259,16 @@ def _catch_up(name: str, queue: Any, pendings: Sequence[_Pending]) -> None:
 
 
 def _destroy(name: str) -> None:
-    """Destroy the queue of a graph that no longer exists. A copy of the graph that was loaded makes it again."""
+    """Forget what a graph that no longer exists has not collected, and destroy its queue.
+
+    A copy of the graph that was loaded makes the queue again. While collectives of such a copy run, nothing is destroyed.
+    """
     with _lock:
-        queue = None if name in _places else _queues.pop(name, None)
+        place = _places.get(name)
+        if place is not None and not all(pending.handle.done() for pending in place.pending.values()):
+            return
+        _places.pop(name, None)
+        queue = _queues.pop(name, None)
         if queue is None:
             return
         with eager_mode():
