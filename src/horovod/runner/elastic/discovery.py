@@ -7,9 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from horovod.control.wakeup import WakeUp
+from horovod.runner.elastic.host_discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
+
+__all__ = ["PERIOD_SECONDS", "Discovery", "FixedHosts", "Found", "HostDiscovery", "HostDiscoveryScript"]
 
 PERIOD_SECONDS = 1.0
 
