@@ -108,7 +108,7 @@ class WorkerThread:
             communicator,
             self._requests,
             placement,
-            config.timeout.total_seconds(),
+            config.nccl_timeout.total_seconds(),
             lambda: self.role.settled(),
         )
         self._fast_path: FastPath | None = None

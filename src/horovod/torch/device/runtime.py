@@ -56,6 +56,8 @@ IN_MEMORY: dict[str, InMemory] = {"cuda": _in_cuda_memory}
 class TorchRuntime(DeviceRuntime):
     """One device of PyTorch's."""
 
+    scales = True
+
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
         self.device = str(device)
@@ -117,6 +119,17 @@ class TorchRuntime(DeviceRuntime):
                 [at(self.torch_device, source, length, word) for source, _, length in pairs],
                 non_blocking=True,
             )
+
+    def scale(self, stream: Any, sources: Spans, targets: Spans, factor: float) -> None:
+        self.copy(stream, sources, targets)
+        layout = targets.layout
+        kind, at = _TORCH_TYPES[layout.dtype], IN_MEMORY[self.torch_device.type]
+        places = [(place, size) for place, size in zip(targets.addresses, layout.sizes, strict=True) if size]
+        if not places:
+            return
+        with self.on(stream), torch.no_grad():
+            elements = [at(self.torch_device, place, size, layout.dtype.itemsize).view(kind) for place, size in places]
+            torch._foreach_mul_(elements, factor)
 
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
