@@ -38,6 +38,7 @@ BLOCKING, IN_PROGRESS = 0, 1
 INIT, SPLIT, LAUNCH, KERNEL = 1, 2, 3, 4
 SYSTEM_ERROR, REMOTE_ERROR = 2, 6
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+_kept: list[Any] = []
 
 
 def compiler() -> str | None:
@@ -66,7 +67,6 @@ class StandIn:
         self.functions.stand_in_nccl.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_long]
         self.functions.stand_in_slow.argtypes = [ctypes.c_long]
         self.functions.stand_in_run.argtypes = [ctypes.c_void_p]
-        self._launch: Any = None
 
     def behave(self, mode: int = IN_PROGRESS, launch: float = 10e-6, abort: float = 0.0, late: float = 300e-6) -> None:
         """How NCCL's calls return, how long a launch and an abort take, and how late streams are at most (seconds)."""
@@ -109,16 +109,39 @@ class StandIn:
         self.functions.stand_in_breaches(text, len(text))
         return text.value.decode().splitlines()
 
-    def launch_on(self, push: Callable[[int, Callable[[], None]], None] | None) -> None:
-        """Hand work for streams that are not the library's to ``push(stream, work)``; None: there are none."""
+    @contextmanager
+    def on_streams_of(
+        self,
+        push: Callable[[int, Callable[[], None]], None],
+        touched: Callable[[int, int], Callable[[], None]],
+    ) -> Iterator[None]:
+        """A block in which work for streams that are not the library's is handed to a framework.
+
+        Args:
+            push: ``push(stream, work)`` puts work on a stream.
+            touched: called with a stream and an address that work put there uses; what it returns is called when that is over.
+        """
+        uses: dict[tuple[int, int], list[Callable[[], None]]] = {}
 
         def launch(stream: int, item: int) -> None:
-            assert push is not None
             push(stream, lambda: self.functions.stand_in_run(item))
 
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        self._launch = kind(launch) if push is not None else kind()
-        self.functions.stand_in_launcher(self._launch)
+        def watch(stream: int, address: int, change: int) -> None:
+            if change > 0:
+                uses.setdefault((stream, address), []).append(touched(stream, address))
+            else:
+                uses[stream, address].pop()()
+
+        launches = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        watches = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+        _kept.append((launches(launch), watches(watch)))  # a late thread may still call them
+        self.functions.stand_in_launcher(_kept[-1][0])
+        self.functions.stand_in_watcher(_kept[-1][1])
+        try:
+            yield
+        finally:
+            self.functions.stand_in_launcher(launches())
+            self.functions.stand_in_watcher(watches())
 
 
 @contextmanager

@@ -246,8 +246,8 @@ void group_run(void *argument) {
     for (int n = 0; goes_on && n < group->count; n++) goes_on = collective(comm, &group->calls[n]);
     if (goes_on) exchange(comm, group);
     for (int n = 0; n < group->count; n++) {
-        device_memory_left(group->calls[n].source);
-        device_memory_left(group->calls[n].target);
+        device_memory_left(group->stream, group->calls[n].source);
+        device_memory_left(group->stream, group->calls[n].target);
     }
     atomic_fetch_sub(&comm->queued, 1);
     free(group);

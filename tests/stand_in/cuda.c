@@ -222,15 +222,21 @@ typedef struct Memory {
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static Memory *memory;
 
-static void count_use(const void *address, int change) {
+static void (*watcher)(void *stream, const void *address, int change);
+
+/* Tell a framework what uses its memory, on its own streams. */
+void stand_in_watcher(void (*watch)(void *, const void *, int)) { watcher = watch; }
+
+static void count_use(void *stream, const void *address, int change) {
+    if (watcher && address && !stream_is_own(stream)) watcher(stream, address, change);
     pthread_mutex_lock(&memory_lock);
     for (Memory *each = memory; each; each = each->next)
         if ((char *)address >= each->begin && (char *)address < each->begin + each->size) each->uses += change;
     pthread_mutex_unlock(&memory_lock);
 }
 
-void device_memory_used(const void *address) { count_use(address, 1); }
-void device_memory_left(const void *address) { count_use(address, -1); }
+void device_memory_used(void *stream, const void *address) { count_use(stream, address, 1); }
+void device_memory_left(void *stream, const void *address) { count_use(stream, address, -1); }
 
 static void memory_free(void *argument) {
     pthread_mutex_lock(&memory_lock);
@@ -267,6 +273,7 @@ int cuMemFreeAsync(void *address, void *stream) {
 }
 
 typedef struct {
+    void *stream;
     char *target;
     const char *source;
     size_t size;
@@ -277,15 +284,15 @@ static void copy_run(void *argument) {
     Copy *copy = argument;
     if (copy->source) memmove(copy->target, copy->source, copy->size);
     else memset(copy->target, copy->value, copy->size);
-    device_memory_left(copy->target);
+    device_memory_left(copy->stream, copy->target);
     free(copy);
 }
 
 static int copy_queue(void *target, const void *source, size_t size, unsigned char value, void *stream, const char *call) {
     if (!stream_is_usable(stream, call)) return INVALID_HANDLE;
     Copy *copy = malloc(sizeof *copy);
-    *copy = (Copy){target, source, size, value};
-    device_memory_used(target);
+    *copy = (Copy){stream, target, source, size, value};
+    device_memory_used(stream, target);
     stream_push(stream, copy_run, copy);
     return SUCCESS;
 }

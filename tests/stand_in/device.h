@@ -19,9 +19,9 @@ int stream_is_own(const void *stream);
 void stream_push(void *stream, Work work, void *argument);
 /* Whether the calling thread has a device, and a stream is one. Tells of a breach otherwise. */
 int stream_is_usable(void *stream, const char *call);
-/* Memory is used by work on a stream from now on, until device_memory_left. Memory of the host is not watched. */
-void device_memory_used(const void *address);
-void device_memory_left(const void *address);
+/* Memory is used by work on a stream from now on, until device_memory_left. */
+void device_memory_used(void *stream, const void *address);
+void device_memory_left(void *stream, const void *address);
 void device_sleep(long nanoseconds);
 double device_clock(void);
 

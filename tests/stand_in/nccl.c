@@ -298,8 +298,8 @@ static void launch_run(void *argument) {
     }
     mine->fails = fails(KERNEL);
     for (int each = 0; each < mine->count; each++) {
-        device_memory_used(mine->calls[each].source);
-        device_memory_used(mine->calls[each].target);
+        device_memory_used(mine->stream, mine->calls[each].source);
+        device_memory_used(mine->stream, mine->calls[each].target);
     }
     atomic_fetch_add(&comm->queued, 1);
     stream_push(mine->stream, group_run, mine);

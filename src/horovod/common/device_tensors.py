@@ -108,6 +108,10 @@ class OnDevice:
         self._runtime = runtime
         self._ready = Ready(self.device, runtime.record(runtime.current_stream()), [])
 
+    def release(self) -> None:
+        """The device has done with all tensors, as the caller has waited for it."""
+        self._ready.held.clear()
+
     def tensor(self, address: int, data_type: DataType, shape: Sequence[int], owner: object = None) -> Tensor:
         """Elements at an address as the core takes them. ``owner`` is held until the device has done with them."""
         elements = 1
