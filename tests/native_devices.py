@@ -158,6 +158,7 @@ def loaded(path: str, gpus: str = "GPU-0,GPU-1") -> Iterator[StandIn]:
     cuda.present = lambda: True
     cuda._loaded.clear()
     nccl.find = lambda: path
+    visible = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
         yield library
     finally:
@@ -165,6 +166,8 @@ def loaded(path: str, gpus: str = "GPU-0,GPU-1") -> Iterator[StandIn]:
         nccl._loaded.clear()
         nccl._loaded.update(caches[0])
         cuda._loaded[:] = caches[1]
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
 class Arrays:
