@@ -26,6 +26,8 @@ import torch
 import torch.utils.backend_registration as registration
 from torch.utils._pytree import tree_flatten, tree_map
 
+from late_kernels import KERNELS
+
 DEVICES = 2
 _aten = torch.ops.aten
 _violations: list[str] = []
@@ -68,6 +70,7 @@ def with_nccl(native: str = "") -> Iterator[Any]:
 @contextlib.contextmanager
 def reachable() -> Iterator[None]:
     """A block in which Horovod stages late tensors as it does those of CUDA devices, in memory that is not pinned."""
+    from horovod.torch import fused_batch_norm
     from horovod.torch.device import staging
     from horovod.torch.device.pinned import PinnedPool
     from horovod.torch.ops.tensors import REACHABLE
@@ -79,11 +82,13 @@ def reachable() -> Iterator[None]:
     _engine.failure = None
     before, staging.pool = staging.pool, PinnedPool(allocate)
     REACHABLE.add("late")
+    fused_batch_norm.DEVICES.add("late")
     try:
         yield
     finally:
         staging.close()
         REACHABLE.discard("late")
+        fused_batch_norm.DEVICES.discard("late")
         staging.pool = before
 
 
@@ -472,8 +477,10 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with torch.inference_mode(False):  # the thread that computes is in no such mode
             result = func(*inner_args, **inner_kwargs)
         return tree_map(lambda made: LateTensor(made, here, flat[0].block) if _is_tensor(made) else made, result)
+    kernel = KERNELS.get(func)
+    func = kernel or func
     try:
-        if "batch_norm" in schema.name:
+        if "batch_norm" in schema.name and kernel is None:
             raise NotImplementedError("what it says it returns is not what it returns")
         wanted = func(*tree_map(_meta, args), **{**tree_map(_meta, kwargs), **_meta_device(kwargs)})
         if not all(map(_is_tensor, tree_flatten(wanted)[0])):

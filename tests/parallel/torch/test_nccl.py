@@ -1,4 +1,4 @@
-"""Tensors on devices whose memory NCCL moves: on ranks with a GPU each, where there are, and on the stand-ins everywhere.
+"""Tensors on devices whose memory NCCL moves: on GPUs, where there are, and on the stand-ins everywhere.
 
 The stand-ins are a device that is late (``late_device``) and a library that plays NCCL on it (``recorded_nccl``). The scenarios
 are those of :mod:`test_cuda`, where copies in host memory travel.
@@ -10,6 +10,8 @@ import contextlib
 import functools
 import gc
 import importlib
+import itertools
+import math
 import os
 import threading
 import time
@@ -21,19 +23,19 @@ import pytest
 import torch
 from torch import nn
 
+import gpu_ranks
 import horovod.torch as hvd
+from horovod.core.negotiation.messages import Operation
 from horovod.torch import HorovodInternalError
 from horovod.torch.device import staging
 from jobs import Job, make_job
-from parallel.torch.test_cuda import NEEDS_STAND_IN, SCENARIOS, Found, batch_norm, host, made
+from parallel.torch.test_cuda import NEEDS_STAND_IN, SCENARIOS, Found, batch_norm, host, made, on_gpus
 from ranks import RankPool
 
 LATE = "late:0"
 STAND_IN = {"TEST_DEVICES": "late nccl", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-NEEDS_GPUS = pytest.mark.skipif(
-    torch.cuda.device_count() < 2,
-    reason=f"PyTorch finds {torch.cuda.device_count()} CUDA or ROCm devices; NCCL needs 2",
-)
+WHY_NOT = gpu_ranks.why_not_nccl(torch.cuda.device_count())
+NEEDS_GPUS = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "it runs")
 EVERYWHERE = [
     pytest.param("late", marks=NEEDS_STAND_IN),
     pytest.param("native", marks=NEEDS_STAND_IN),
@@ -43,8 +45,10 @@ EVERYWHERE = [
 
 
 @pytest.fixture
-def job(ranks: Callable[..., RankPool]) -> Job:
+def job(ranks: Callable[..., RankPool], request: pytest.FixtureRequest) -> Job:
     """In processes of their own, one a rank."""
+    if on_gpus(request):
+        return make_job(lambda size: ranks(size, gpu_ranks.nccl_env(torch.cuda.device_count())), "horovod.torch")
     return make_job(lambda size: ranks(size, STAND_IN, framework="torch"), "horovod.torch")
 
 
@@ -66,7 +70,7 @@ def generation(device: str, path: str, sets: list[list[int]], breaches: bool = T
     hvd.shutdown()
     made_sets = [hvd.ProcessSet(ranks) for ranks in sets]
     if device == "cuda":
-        torch.cuda.set_device(hvd_local_rank())
+        torch.cuda.set_device(hvd_local_rank() % torch.cuda.device_count())
         hvd.init(process_sets=made_sets)
         yield made_sets
         hvd.shutdown()
@@ -88,7 +92,17 @@ def hvd_local_rank() -> int:
 
 
 def where(device: str) -> str:
-    return LATE if device != "cuda" else f"cuda:{hvd_local_rank()}"
+    return LATE if device != "cuda" else f"cuda:{hvd_local_rank() % torch.cuda.device_count()}"
+
+
+def nccl_ran() -> bool:
+    """Whether NCCL has carried out a collective of this rank."""
+    from horovod.comm.nccl.communicator import NcclCommunicator
+    from horovod.core.lifecycle.context import running
+
+    devices = running().worker(0, Operation.ALLREDUCE).executor.devices
+    built = devices._built.values() if devices is not None else ()
+    return any(isinstance(each, NcclCommunicator) and each._latest is not None for each in built)
 
 
 def on(job: Job, device: str, size: int, function: Callable[..., Any], *args: Any, **keywords: Any) -> list[Any]:
@@ -119,7 +133,7 @@ def calls() -> list[str]:
 def test_the_same_results_as_in_host_memory(job: Job, device: str, scenario: Callable[[str], Found]) -> None:
     def on_device() -> Found:
         found = scenario(where(device))
-        assert device != "late" or len(calls()) > 5
+        assert nccl_ran() and (device != "late" or len(calls()) > 5)
         return found
 
     found_by_rank = on(job, device, 2, on_device)
@@ -133,10 +147,87 @@ def test_the_same_results_as_in_host_memory(job: Job, device: str, scenario: Cal
 
 @pytest.mark.parametrize("device", EVERYWHERE)
 def test_sync_batch_norm_computes_what_it_does_in_host_memory(job: Job, device: str) -> None:
-    found = on(job, device, 2, lambda: batch_norm(where(device)))
+    def on_device() -> Found:
+        found = batch_norm(where(device))
+        assert nccl_ran()
+        return found
+
+    found = on(job, device, 2, on_device)
     for one_rank, wanted in zip(found, job(2, batch_norm, "cpu"), strict=True):
         for number, ((_, one), (_, other)) in enumerate(zip(one_rank, wanted, strict=True)):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-5), (number, one, other)
+
+
+def batch_norms(device: str) -> list[tuple[float, torch.Tensor]]:
+    """Layers and batches of all kinds: ranks without elements, one value, 16 bits, other orders, types and settings. Each
+    result with its precision."""
+    torch.manual_seed(5)
+    rank, found = hvd.rank(), list[tuple[float, torch.Tensor]]()
+    precise = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 3e-2}
+    shapes: list[Any] = [
+        (4 + rank, 3),
+        (2 * rank, 3, 5),
+        (2 * (1 - rank), 3, 2, 2),
+        (1 - rank or 3, 3, 1),
+        (3, 3, 2, 4),
+    ]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"momentum": None},
+        {"affine": False},
+        {"track_running_stats": False},
+        {"eps": 0.1},
+    ]
+    types = [(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.float32)]
+    for number, (shape, kind) in enumerate(itertools.product(shapes, kinds)):
+        dtype, of = types[number % 3]
+        layer = hvd.SyncBatchNorm(3, dtype=of, **kind)
+        if kind.get("affine", True):
+            nn.init.uniform_(layer.weight)
+        layer = layer.to(device)
+        for _ in range(2):
+            start = (torch.arange(math.prod(shape)) * (rank + 2) % 11 + number).reshape(shape).to(dtype)
+            x = start.to(device)
+            if len(shape) == 4 and number % 2:
+                x = x.contiguous(memory_format=torch.channels_last)
+            x.requires_grad_()
+            y = layer(x)
+            y.square().sum().backward()
+            grads = [each.grad for each in (x, layer.weight, layer.bias) if each is not None]
+            found += [(precise[dtype], each.detach().cpu().double().clone()) for each in (y, *grads, *layer.buffers())]
+    return found
+
+
+@pytest.mark.parametrize("device", EVERYWHERE[1:])
+def test_batch_norm_of_every_kind_computes_what_it_does_in_host_memory(job: Job, device: str) -> None:
+    found = on(job, device, 2, lambda: batch_norms(where(device)))
+    for one_rank, wanted in zip(found, job(2, batch_norms, "cpu"), strict=True):
+        for number, ((precision, one), (_, other)) in enumerate(zip(one_rank, wanted, strict=True)):
+            assert torch.allclose(one, other, rtol=precision, atol=precision), (number, precision, one, other)
+
+
+@NEEDS_STAND_IN
+def test_batch_norm_does_not_wait_for_the_device(job: Job) -> None:
+    def check() -> None:
+        layer, gate = hvd.SyncBatchNorm(3).to(LATE), threading.Event()
+        x = made(LATE, (4, 3)).requires_grad_()
+        torch.late.current_stream().push(after=gate)  # type: ignore[attr-defined]
+        y = layer(x)
+        y.square().sum().backward()
+        gate.set()
+        assert torch.isfinite(x.grad.cpu()).all() and y.detach().cpu().std() > 0.5
+
+    on(job, "late", 2, check)
+
+
+@pytest.mark.parametrize("device", EVERYWHERE)
+def test_too_few_values_for_a_variance_are_an_error_on_all_ranks(job: Job, device: str) -> None:
+    def check() -> None:
+        layer = hvd.SyncBatchNorm(3).to(where(device))
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel when training, got 1"):
+            layer(made(where(device), (1 - hvd.rank(), 3)))
+
+    on(job, device, 2, check)
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
