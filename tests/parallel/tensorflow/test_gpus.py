@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import gpu_ranks
 import horovod.tensorflow as hvd
 from horovod.core.errors import HorovodInternalError
 from jobs import Job, make_job
@@ -154,6 +155,30 @@ def test_the_same_results_by_the_c_functions_of_cuda_and_nccl(job: Job, stand_in
     for found, wanted in zip(on_the_device, in_host_memory, strict=True):
         assert len(found) == len(wanted) > 50
         assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+WHY_NOT = gpu_ranks.why_not_nccl(len(tf.config.list_physical_devices("GPU")))
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "it runs")
+def test_the_same_results_on_gpus_as_in_host_memory(ranks: Callable[..., RankPool]) -> None:
+    """Not on a stand-in, but on the GPUs that there are."""
+
+    def on_gpus() -> list[Any]:
+        from horovod.core.lifecycle.context import running
+
+        gpus = tf.config.list_physical_devices("GPU")
+        for gpu in gpus:  # else one rank takes all the memory
+            tf.config.experimental.set_memory_growth(gpu, True)
+        found = everything(f"GPU:{hvd.local_rank() % len(gpus)}")
+        assert running().device_engine == "nccl"
+        return found
+
+    env = {**gpu_ranks.nccl_env(len(tf.config.list_physical_devices("GPU"))), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    job = make_job(lambda size: ranks(size, env), "horovod.tensorflow")
+    for found, wanted in zip(job(2, on_gpus, timeout=180), job(2, everything, "CPU:0"), strict=True):
+        assert len(found) == len(wanted) > 50
+        assert all(np.allclose(one, other, rtol=1e-2) for one, other in zip(found, wanted, strict=True))
 
 
 def test_results_stay_on_the_gpu_and_inputs_are_not_changed(job: Job) -> None:
