@@ -65,6 +65,12 @@ class Reducing(msgspec.Struct, frozen=True):
         """Whether elements are multiplied or divided."""
         return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
 
+    @property
+    def factor(self) -> float:
+        """By what a sum is multiplied, in all."""
+        members = len(self.process_set.ranks or ()) if self.op is ReduceOp.AVERAGE else 1
+        return self.prescale * self.postscale / max(members, 1)
+
 
 def reducing(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet

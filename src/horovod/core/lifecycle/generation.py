@@ -257,7 +257,7 @@ class Generation:
         if self.device_engine:
             all_ranks = self.workers[0]
             all_ranks.executor.devices = DeviceEngines(
-                self.device_engine, rank, size, all_ranks.communicator, self.config.timeout
+                self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self.recording.begin()
         if self._monitor is not None:
