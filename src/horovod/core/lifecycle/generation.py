@@ -80,6 +80,7 @@ class Generation:
         mpi: where its ranks are in MPI, should it be used.
         device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
         freed, changes: process set ids to use again, and how often sets were added or removed.
+        last_by_members: the highest number of a process set that its members have made alone.
         process: the id of the process that started it; in a forked child the generation cannot be used.
     """
 
@@ -100,6 +101,7 @@ class Generation:
         self.device_engine = ""
         self.freed: list[int] = []
         self.changes = 0
+        self.last_by_members = 1 << 20
         self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._monitor: LivenessMonitor | None = None
@@ -152,7 +154,7 @@ class Generation:
         if self.identity.size == 1:
             return None  # no other rank to connect to
         identity, interfaces = self.identity, self.config.network_interfaces
-        self.termination.point = rendezvous_of(self.world)
+        self.termination.point = self.world.rendezvous or rendezvous_of(self.world)
         return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
 
     def _session(self) -> AbstractContextManager[AllGather]:
@@ -308,6 +310,8 @@ class Generation:
             worker.leave("it left the job (hvd.shutdown() or the end of its script)")
         for worker in self.workers.values():
             self._await_end(worker, deadline)
+        for companion in self.termination.companions:
+            companion.close()
         if self._monitor is not None:
             self._monitor.leave()
         self.recording.stop()
@@ -379,6 +383,7 @@ class Generation:
             return  # in a child of a forked child these numbers may be files of its own
         self._abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
+        descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
         if self._monitor is not None:
             descriptors += self._monitor.descriptors()
         for descriptor in descriptors:
