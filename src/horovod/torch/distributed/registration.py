@@ -1,4 +1,4 @@
-"""Gives PyTorch the name ``horovod`` of the back end."""
+"""Gives PyTorch the name ``horovod`` of the back end, where no entry point has done that."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ NAME = "horovod"
 
 
 def register() -> None:
-    """Register the back end, if this PyTorch has ``torch.distributed``. An entry point of PyTorch's calls it, too."""
-    if not dist.is_available() or NAME in dist.Backend.backend_list:
-        return
-    dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+    """Register the back end, if this PyTorch has ``torch.distributed``; once."""
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
 
 
-def _make(options: Any, given: Any = None) -> Any:
-    from horovod.torch.distributed.group import make  # it needs more of PyTorch than is there when this is imported
+def _make(options: Any, _: Any = None) -> Any:
+    from horovod.torch.distributed.making import make  # a script that makes no group need not import it
 
-    return make(options, given)
+    return make(options)

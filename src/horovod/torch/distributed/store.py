@@ -43,14 +43,16 @@ class StoreExchange:
         store: of the group; a ``torch.distributed.Store``.
         rank, size: in the group.
         what: the call that the ranks make, for errors.
+        purpose: calls for one purpose are counted together.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, what: str) -> None:
+    def __init__(self, store: Any, rank: int, size: int, what: str, purpose: str = "groups") -> None:
         self._store = store
         self._rank = rank
         self._size = size
         self._what = what
-        self._round = int(self._asked(lambda: store.add(f"horovod/rounds/{rank}", 1)))
+        self._purpose = purpose
+        self._round = int(self._asked(lambda: store.add(f"horovod/{purpose}/{rank}", 1)))
         self._count = 0
 
     def all_gather(self, subject: str, value: bytes, seconds: float) -> list[bytes]:
@@ -63,7 +65,7 @@ class StoreExchange:
         if self._size == 1:
             return [value]
         self._count += 1
-        prefix = f"horovod/{self._round}.{self._count}/{subject}"
+        prefix = f"horovod/{self._purpose}/{self._round}.{self._count}/{subject}"
         deadline = time.monotonic() + seconds
         if self._rank:
             self._asked(lambda: self._store.set(f"{prefix}/{self._rank}", value))
