@@ -6,12 +6,15 @@ collective. So futures are completed on threads of their own. A worker thread th
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+_log = logging.getLogger("horovod.torch")
 
 
 class CompletionThreads:
@@ -73,21 +76,93 @@ class CompletionThreads:
 threads = CompletionThreads()
 
 
+class Origin:
+    """What the calls that a callback makes are named after: the future that it follows, and how many calls came before.
+
+    Callbacks run when a collective is done, on any thread, and between any two calls of the script. So calls that they make
+    cannot be counted together with those of the script.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._count = 0
+
+    def next(self) -> str:
+        """The name of the next call, or of the next thing that follows; the same on all ranks."""
+        self._count += 1
+        return f"{self._path}.{self._count}"
+
+
+class _Present(threading.local):
+    origin: Origin | None = None
+
+
+_present = _Present()
+
+
+def present_origin() -> Origin | None:
+    """That of the callback which the calling thread is in; None in the script itself."""
+    return _present.origin
+
+
+class CollectiveFuture(torch.futures.Future[Any]):
+    """A future whose callbacks make calls under names of their own.
+
+    Args:
+        origin: of its callbacks.
+        devices: those that the values may lie on, other than the CPU.
+    """
+
+    def __init__(self, origin: Origin, devices: Sequence[Any] = ()) -> None:
+        super().__init__(devices=list(devices))
+        self._origin = origin
+        self._devices = devices
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        path = self._origin.next()
+        calls, made = Origin(path), CollectiveFuture(Origin(f"{path}.then"), self._devices)
+
+        def run(_: Any) -> None:
+            before, _present.origin = _present.origin, calls
+            try:
+                made.set_result(callback(self))
+            except Exception as error:
+                _log.debug("a callback of a collective failed: %s", error)
+                made.set_exception(error)
+            finally:
+                _present.origin = before
+
+        self.add_done_callback(run)
+        return made
+
+
 def future_of(
     then: Callable[[Callable[[], None]], None],
     outputs: Callable[[], list[torch.Tensor]],
-    devices: list[int | str | torch.device],
+    origin: Origin | None,
+    devices: Sequence[Any],
 ) -> Any:
     """A future of a collective's outputs, or of the error that ``outputs`` raises.
 
     Args:
         then: calls the function that it gets when the collective is done.
         outputs: returns the outputs; called when the collective is done.
+        origin: of callbacks in Python; None where C++ has asked, which adds none.
         devices: those that the outputs lie on, other than the CPU.
     """
-    first: torch.futures.Future[None] = torch.futures.Future(devices=devices)
-    # An error that a callback raises is one for C++, too; one that Python sets is not.
-    second = first.then(lambda _: outputs())
+    if origin is None:
+        first: torch.futures.Future[None] = torch.futures.Future(devices=list(devices))
+        # An error that a callback raises is one for C++, too; one that Python sets is not.
+        second = first.then(lambda _: outputs())
+        then(lambda: threads.call(lambda: first.set_result(None)))
+        return second
+    future = CollectiveFuture(origin, devices)
 
-    then(lambda: threads.call(lambda: first.set_result(None)))
-    return second
+    def complete() -> None:
+        try:
+            future.set_result(outputs())
+        except Exception as error:
+            future.set_exception(error)
+
+    then(lambda: threads.call(complete))
+    return future

@@ -97,7 +97,7 @@ class Operations:
             Operation.REDUCESCATTER, memory.read(sources), memory.write(targets), how=how, awaited=is_awaited(opts)
         )
         finish = writes_back(outputs, targets)
-        return HorovodWork(handle, memory, outputs, "reduce_scatter", finish, limit_of(opts))
+        return self._submitter.work(handle, memory, outputs, "reduce_scatter", finish, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> HorovodWork:
         output, parts = _one("reduce_scatter", _listed(outputs)), _one("reduce_scatter", _nested(inputs))
@@ -122,7 +122,7 @@ class Operations:
         read, written = memory.reduce([whole], [whole])
         handle = self._submitter.submit(Operation.ALLREDUCE, read, written, how=how, awaited=is_awaited(opts))
         finish = writes_back([output], [whole[start : start + output.numel()]])
-        return HorovodWork(handle, memory, [output], "reduce_scatter", finish, limit_of(opts))
+        return self._submitter.work(handle, memory, [output], "reduce_scatter", finish, opts)
 
     # Movements
 
@@ -133,7 +133,7 @@ class Operations:
         views = memory.read(targets) if memory is host_memory else _read_and_write(memory, targets)
         handle = self._submitter.submit(Operation.BROADCAST, (), views, root=root, awaited=is_awaited(opts))
         finish = writes_back(tensors, targets)
-        return HorovodWork(handle, memory, tensors, "broadcast", finish, limit_of(opts))
+        return self._submitter.work(handle, memory, tensors, "broadcast", finish, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> HorovodWork:
         return self.allgather_coalesced(_nested(outputs), _listed(inputs), opts)

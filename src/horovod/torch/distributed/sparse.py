@@ -12,7 +12,7 @@ from horovod.common.reductions import Reducing
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.handle import Handle
 from horovod.torch.device.memory import memory_of
-from horovod.torch.distributed.submission import Submitter, is_awaited, limit_of
+from horovod.torch.distributed.submission import Submitter, is_awaited
 from horovod.torch.distributed.work import HorovodWork
 
 
@@ -39,4 +39,4 @@ def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: Reducing, 
         tensor.copy_(total)
 
     done: Callable[[Handle], None] = finish
-    return HorovodWork(handle, memory, [tensor], "allreduce", done, limit_of(options))
+    return submitter.work(handle, memory, [tensor], "allreduce", done, options)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Reducing
@@ -18,6 +21,7 @@ from horovod.core.submission.prepared import device_of, submit
 from horovod.core.submission.requests import check_reduction, make_request
 from horovod.torch.device.base import Memory
 from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.distributed.futures import Origin, present_origin
 from horovod.torch.distributed.membership import Membership
 from horovod.torch.distributed.work import Finish, HorovodWork
 from horovod.torch.ops.tensors import DATA_TYPES, flat_array, plain
@@ -35,6 +39,7 @@ _OPERATIONS = {
     "BOR": ReduceOp.BOR,
     "BXOR": ReduceOp.BXOR,
 }
+_FOLDER = str(Path(__file__).parent)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What elements of a type travel as that the core does not know, by their size; they cannot be reduced."""
 
@@ -162,6 +167,7 @@ class Submitter:
         self.seconds = seconds
         self.size = len(membership.ranks)
         self.index = membership.worker.index
+        self._futures = Origin("after")
 
     def submit(
         self,
@@ -189,10 +195,11 @@ class Submitter:
         if operation in (Operation.ALLREDUCE, Operation.REDUCESCATTER):
             named = [(PREFIX, tensor.data_type) for tensor in tensors]
             check_reduction(operation.name.capitalize(), named, how.op, how.prescale, how.postscale)
+        origin = present_origin()
         request = make_request(
             operation,
             PREFIX,
-            None,
+            None if origin is None else origin.next(),
             tensors,
             how.op,
             how.prescale,
@@ -202,6 +209,25 @@ class Submitter:
             device_of(tensors),
         )
         return submit(membership.number, request, inputs, outputs, allocate, awaited)
+
+    def work(
+        self,
+        handle: Handle,
+        memory: Memory,
+        outputs: Sequence[torch.Tensor],
+        what: str,
+        finish: Finish | None,
+        options: Any,
+    ) -> HorovodWork:
+        """What the call returns to PyTorch. Two frames below the call, which tells whether Python code has made it."""
+        by_python = _is_called_by_python()
+        return HorovodWork(
+            handle, memory, outputs, what, finish, limit_of(options), self._follow if by_python else None
+        )
+
+    def _follow(self) -> Origin:
+        """The origin of what follows a future of a call that is made now."""
+        return Origin((present_origin() or self._futures).next())
 
     def reduce(
         self,
@@ -219,7 +245,7 @@ class Submitter:
         awaited = is_awaited(options)
         handle = self.submit(Operation.ALLREDUCE, read, written, how=how, root=root, awaited=awaited)
         finish = writes_back(tensors, sources) if targets is sources else None
-        return HorovodWork(handle, memory, tensors, what, finish, limit_of(options))
+        return self.work(handle, memory, tensors, what, finish, options)
 
     def gather(
         self,
@@ -237,7 +263,7 @@ class Submitter:
         handle = self.submit(
             Operation.ALLGATHER, memory.read(sources), allocate=results.allocate, awaited=is_awaited(options)
         )
-        return HorovodWork(handle, memory, outputs, what, _both(results.finish, finish), limit_of(options))
+        return self.work(handle, memory, outputs, what, _both(results.finish, finish), options)
 
     def exchange(
         self,
@@ -261,7 +287,18 @@ class Submitter:
             root=root,
             awaited=is_awaited(options),
         )
-        return HorovodWork(handle, memory, outputs, what, _both(results.finish, finish), limit_of(options))
+        return self.work(handle, memory, outputs, what, _both(results.finish, finish), options)
+
+
+_CALLER = dist.distributed_c10d.__file__
+
+
+def _is_called_by_python() -> bool:
+    """Whether a function of ``torch.distributed`` has called the group. Otherwise C++ has, or a script that knows the group."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code.co_filename == _CALLER
 
 
 def _both(first: Finish | None, second: Finish | None) -> Finish | None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from horovod.core.errors import CollectiveTimeoutError
 from horovod.core.requests.handle import Handle
 from horovod.torch.device.base import Memory
-from horovod.torch.distributed.futures import future_of
+from horovod.torch.distributed.futures import Origin, future_of
 
 Finish = Callable[[Handle], None]
 """Called once when the collective is done, to bring its results to the tensors of the caller."""
@@ -32,6 +32,7 @@ class HorovodWork(dist.Work):
         what: the operation, for errors.
         finish: None where the results are in place when the collective is done.
         seconds: how long :meth:`wait` waits if it is not told; -1: as long as the runtime allows.
+        origin: of what follows its future, where Python code has made the call.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class HorovodWork(dist.Work):
         what: str,
         finish: Finish | None = None,
         seconds: float = -1,
+        origin: Callable[[], Origin] | None = None,
     ) -> None:
         super().__init__()
         self._handle = handle
@@ -50,6 +52,7 @@ class HorovodWork(dist.Work):
         self._what = what
         self._finish = finish
         self._seconds = seconds
+        self._origin = origin
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._future: Any = None
@@ -95,8 +98,9 @@ class HorovodWork(dist.Work):
     def get_future(self) -> Any:
         """A ``torch.futures.Future`` of the outputs."""
         if self._future is None:
-            devices: list[Any] = list({tensor.device for tensor in self._outputs if not tensor.is_cpu})
-            self._future = future_of(self._handle.then, self._results, devices)
+            devices = list({tensor.device for tensor in self._outputs if not tensor.is_cpu})
+            origin = None if self._origin is None else self._origin()
+            self._future = future_of(self._handle.then, self._results, origin, devices)
         return self._future
 
     def is_completed(self) -> bool:
