@@ -57,6 +57,7 @@ class Group(Operations, PointToPoint):
             self._store, submitter.index, submitter.size, "torch.distributed.monitored_barrier()", "barriers"
         )
         exchange.all_gather("barrier", b"", seconds)
+        exchange.end()
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         return False

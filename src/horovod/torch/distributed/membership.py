@@ -99,6 +99,7 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Mem
             identity if launched_by_us else lambda: _identity(rank, size),
             foundation=context.Foundation(rendezvous, time_limit),
         )
+    exchange.end()
     generation = context.current()
     _stores[generation] = store
     return Membership(generation, 0, generation.workers[0], list(range(size)), store)
@@ -125,6 +126,7 @@ def of_some_ranks(
         return exchange.all_gather(subject, value, time_limit.total_seconds())
 
     number = add_by_members(ranks, all_gather, time_limit)
+    exchange.end()
     generation = context.current()
     return Membership(generation, number, generation.workers[number], list(ranks), _stores[generation])
 

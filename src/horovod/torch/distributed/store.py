@@ -77,6 +77,19 @@ class StoreExchange:
             raise TimeoutError(answer.error)
         return answer.values
 
+    def end(self) -> None:
+        """Every rank calls it after its last all-gather. The first waits a while for the others: it may run the store, and end."""
+        if self._size == 1:
+            return
+        key, deadline = f"horovod/{self._purpose}/{self._round}/left", time.monotonic() + _PATIENCE_SECONDS
+        if self._rank:
+            self._asked(lambda: self._store.add(key, 1))
+            return
+        pause, longest = _PAUSE_SECONDS
+        while int(self._asked(lambda: self._store.add(key, 0))) < self._size - 1 and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(pause * 1.5, longest)
+
     def _collected(self, prefix: str, value: bytes, deadline: float, seconds: float) -> _Answer:
         keys = [f"{prefix}/{rank}" for rank in range(1, self._size)]
         self._wait(keys, deadline)
