@@ -19,7 +19,7 @@ LAYERS: Layers = [
     {"__init__"},
     {"tensorflow.__init__"},
     {"tensorflow.distributed_optimizer"},
-    {"keras", "tensorflow.keras"},
+    {"keras", "tensorflow.keras", "_torch_backend"},
     {"_keras"},
     {"tensorflow", "torch", "mxnet"},
     {"_models"},

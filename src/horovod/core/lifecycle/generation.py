@@ -81,6 +81,7 @@ class Generation:
         device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
         joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
+        last_by_members: the highest number of a process set that its members have made alone.
         process: the id of the process that started it; in a forked child the generation cannot be used.
     """
 
@@ -102,6 +103,7 @@ class Generation:
         self.joins = 0
         self.freed: list[int] = []
         self.changes = 0
+        self.last_by_members = 1 << 20
         self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._monitor: LivenessMonitor | None = None
@@ -154,7 +156,7 @@ class Generation:
         if self.identity.size == 1:
             return None  # no other rank to connect to
         identity, interfaces = self.identity, self.config.network_interfaces
-        self.termination.point = rendezvous_of(self.world)
+        self.termination.point = self.world.rendezvous or rendezvous_of(self.world)
         return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
 
     def _session(self) -> AbstractContextManager[AllGather]:
@@ -315,6 +317,8 @@ class Generation:
             worker.leave("it left the job (hvd.shutdown() or the end of its script)")
         for worker in self.workers.values():
             self._await_end(worker, deadline)
+        for companion in self.termination.companions:
+            companion.close()
         if self._monitor is not None:
             self._monitor.leave()
         self.recording.stop()
@@ -387,6 +391,7 @@ class Generation:
             return  # in a child of a forked child these numbers may be files of its own
         self._abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
+        descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
         if self._monitor is not None:
             descriptors += self._monitor.descriptors()
         for descriptor in descriptors:
