@@ -139,7 +139,10 @@ def _carry_out(options: Options) -> tuple[int, str]:
     stdout, stderr = console(pipe)
     try:
         with pipe as signals:
-            outcome = make_job(options, os.environ).run(stdout, stderr, signals)
+            signals.ends_at_once = True  # the first answer of a discovery script may take its time
+            job = make_job(options, os.environ)
+            signals.ends_at_once = False
+            outcome = job.run(stdout, stderr, signals)
             words = outcome.describe()
             if words:
                 stderr.write(words + "\n")
