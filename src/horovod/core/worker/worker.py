@@ -109,7 +109,7 @@ class WorkerThread:
             communicator,
             self._requests,
             placement,
-            config.timeout.total_seconds(),
+            config.nccl_timeout.total_seconds(),
         )
         fast_path: FastPath | None = None
         if proposals is not None:
