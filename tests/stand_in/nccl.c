@@ -252,7 +252,7 @@ int ncclCommFinalize(Comm *comm) {
     if (!entered(comm, "ncclCommFinalize")) return INVALID_USAGE;
     is_busy(comm, "ncclCommFinalize");
     comm->ended = FINALIZED;
-    while (mode == BLOCKING && atomic_load(&comm->queued)) device_sleep(20000);
+    while (mode == BLOCKING && atomic_load(&comm->queued)) device_sleep(60000);
     return left(comm, mode == BLOCKING ? SUCCESS : IN_PROGRESS);
 }
 
@@ -271,7 +271,7 @@ int ncclCommAbort(Comm *comm) {
     if (comm->shared) atomic_store(&comm->shared->aborted[comm->rank], 1);
     device_sleep(abort_nanoseconds);
     double end = device_clock() + 5;
-    while ((atomic_load(&comm->jobs) || atomic_load(&comm->queued)) && device_clock() < end) device_sleep(20000);
+    while ((atomic_load(&comm->jobs) || atomic_load(&comm->queued)) && device_clock() < end) device_sleep(60000);
     comm_end(comm, ABORTED);
     return SUCCESS;
 }
