@@ -20,6 +20,8 @@ Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
 
+_PUBLIC = {int(each): each for each in (Average, Sum, Adasum, Min, Max, Product)}
+
 
 class _Names:
     Average = ReduceOp.AVERAGE
@@ -40,9 +42,9 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
         return Average if op is None else op
     chosen = handle_average_backwards_compatibility(op, None if average is None else truth(average, "average"))
     try:
-        return ReduceOp(whole_number(chosen, "op"))
-    except (TypeError, ValueError):
-        names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
+        return _PUBLIC[whole_number(chosen, "op")]
+    except (TypeError, ValueError, KeyError):
+        names = ", ".join(f"hvd.{each.label}" for each in _PUBLIC.values())
         raise ValueError(f"op={shown(op)} is no reduction; use one of {names}") from None
 
 
@@ -80,7 +82,8 @@ def reducing(
     Raises:
         TypeError, ValueError: an argument is wrong. The text says which.
     """
-    set_id(process_set)
+    if type(process_set) is not ProcessSet:
+        set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
     return Reducing(reduction(op, average), prescale, postscale, process_set)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -52,6 +52,9 @@ NUM_NCCL_STREAMS = "HOROVOD_NUM_NCCL_STREAMS"
 NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
 NCCL_SOCKET_INTERFACE = "NCCL_SOCKET_IFNAME"
 MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
+
+TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
+"""The back end of torch.distributed that takes the place of Gloo; "" leaves the script what it asks for."""
 
 # How requests become batches.
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
@@ -255,6 +258,13 @@ class Config:
         """How long a rank is waited for before the job is ended; 0: without end, also where a warning would come later."""
         off = not self.stall_check or self.stall_shutdown_time < self.stall_warning_time
         return timedelta(0) if off else self.stall_shutdown_time
+
+    def limited_to(self, time_limit: timedelta) -> Config:
+        """The same; a tensor that stalls ends the job after ``time_limit``, if the user has not decided about that."""
+        if not self.stall_check or self.stall_shutdown_time:
+            return self
+        warning = min(self.stall_warning_time, time_limit)
+        return replace(self, stall_warning_time=warning, stall_shutdown_time=time_limit)
 
     def common(self) -> dict[str, str]:
         """The settings that must be the same on all ranks, by variable, as text."""

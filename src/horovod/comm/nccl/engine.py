@@ -14,7 +14,7 @@ from horovod.comm.device import DeviceRuntime
 from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
 from horovod.comm.nccl import library
 from horovod.comm.nccl.factors import device_holds, holds
-from horovod.comm.reduction import ReduceOp
+from horovod.comm.reduction import OF_BITS, ReduceOp
 
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL 2.30 and newer serve several ranks on one GPU where this is 1; for tests, as it is slow."""
@@ -82,6 +82,8 @@ class NcclEngine(Engine):
             return ""
         if op is ReduceOp.ADASUM:
             return "NCCL has no Adasum"
+        if op in OF_BITS:
+            return "NCCL does not reduce bits"
         for data_type in data_types:
             if data_type in COMPLEX or data_type.numpy not in library.DATA_TYPES:
                 return f"NCCL does not reduce {data_type.label}"
