@@ -3,7 +3,7 @@
     horovodrun -np 2 python benchmarks/torch_distributed.py
 
 Both back ends take turns, step by step or call by call, so noise of the machine falls on both. For each pair of neighbours the
-ratio is taken, Gloo's time over Horovod's; shown is the median of the ratios. Idle groups cost nothing while the other one works.
+ratio is taken, Gloo's time over Horovod's; shown is the median of the ratios. A group costs nothing while the other one works.
 """
 
 from __future__ import annotations

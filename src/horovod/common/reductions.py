@@ -67,6 +67,12 @@ class Reducing(msgspec.Struct, frozen=True):
         """Whether elements are multiplied or divided."""
         return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
 
+    @property
+    def factor(self) -> float:
+        """By what a sum is multiplied, in all."""
+        members = len(self.process_set.ranks or ()) if self.op is ReduceOp.AVERAGE else 1
+        return self.prescale * self.postscale / max(members, 1)
+
 
 def reducing(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
@@ -76,7 +82,8 @@ def reducing(
     Raises:
         TypeError, ValueError: an argument is wrong. The text says which.
     """
-    set_id(process_set)
+    if type(process_set) is not ProcessSet:
+        set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
     return Reducing(reduction(op, average), prescale, postscale, process_set)
 

@@ -67,9 +67,13 @@ SHM_DIRECT = "HOROVOD_SHM_DIRECT"
 BUCKET_BYTES = "HOROVOD_BUCKET_BYTES"
 THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
 
+CHECK = "HOROVOD_CHECK"
+
 # How long anything may take.
 START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 TIMEOUT_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+NCCL_TIMEOUT = "HOROVOD_NCCL_TIMEOUT_SECONDS"
+NCCL_START_TIMEOUT = "HOROVOD_NCCL_START_TIMEOUT"
 STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 STALL_CHECK_TIME = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 STALL_SHUTDOWN_TIME = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
@@ -225,11 +229,17 @@ class Config:
     """Whether the ranks of a host read one another's memory: "auto" where it is faster, "always" where they can, or "never"."""
     bucket_bytes: int = _setting(BUCKET_BYTES, 0, _integer(1), common=True)
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
+    check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
+    """What follows if ranks step with different hyper-parameters or begin with different parameters."""
     thread_affinity: tuple[int, ...] = _setting(THREAD_AFFINITY, (), _cores)
     """The core of the worker thread, by local rank; empty: the kernel decides."""
     start_timeout: timedelta = _setting(START_TIMEOUT, timedelta(seconds=30), _seconds(1))
     timeout: timedelta = _setting(TIMEOUT_SECONDS, timedelta(seconds=30), _seconds(1))
     """How long a rank may make no progress in a collective, or not answer at all, before the job is ended."""
+    nccl_timeout: timedelta = _setting(NCCL_TIMEOUT, timedelta(seconds=600), _seconds(1))
+    """How long a GPU may wait for those of other ranks in a collective before the job is ended."""
+    nccl_start_timeout: timedelta = _setting(NCCL_START_TIMEOUT, timedelta(seconds=300), _seconds(1))
+    """How long NCCL may take to make a communicator, and to queue a collective."""
     stall_check: bool = _setting(STALL_CHECK_DISABLE, True, lambda text: not _flag(text))
     stall_warning_time: timedelta = _setting(STALL_CHECK_TIME, timedelta(seconds=60), _seconds(0))
     stall_shutdown_time: timedelta = _setting(STALL_SHUTDOWN_TIME, timedelta(0), _seconds(0))

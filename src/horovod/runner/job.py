@@ -25,7 +25,7 @@ from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.hosts import host_sources
-from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
+from horovod.runner.hosts.slots import MOST_RANKS, HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.loop import Loop
 from horovod.runner.machine import is_local, port_below_ephemeral, usable_cores
 from horovod.runner.options import Options
@@ -37,8 +37,6 @@ from horovod.runner.policy import StaticPolicy
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
 
-MOST_RANKS = 1 << 16
-"""A larger number of ranks is a typing error, and would fill the memory before it is reported."""
 FAILURE_KEY = "failure"
 """The key under which the runtime reports which rank failed first."""
 LOOPBACK = "127.0.0.1"

@@ -31,7 +31,7 @@ from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines
-from horovod.core.errors import SHUT_DOWN, HorovodInternalError
+from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
@@ -259,7 +259,7 @@ class Generation:
         if self.device_engine:
             all_ranks = self.workers[0]
             all_ranks.executor.devices = DeviceEngines(
-                self.device_engine, rank, size, all_ranks.communicator, self.config.timeout
+                self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self.recording.begin()
         if self._monitor is not None:
@@ -305,8 +305,13 @@ class Generation:
         if raised and self._monitor is not None and self.stopped is None:
             self._monitor.report(self.identity.rank, raised, cause=RAISED)
             self.termination.failed.wait(5.0)
-        if crash.ended_by_the_job():
+        elif raised:
+            self.termination.ended_by(raised)
+        error = crash.failed_collective()
+        if isinstance(error, RankLostError):
             self.termination.blame_leaver()
+        elif error is not None:
+            self.termination.ended_by(f"{type(error).__name__}: {error}")
         deadline = time.monotonic() + self.config.timeout.total_seconds()
         for worker in self.workers.values():
             worker.leave("it left the job (hvd.shutdown() or the end of its script)")

@@ -149,6 +149,12 @@ class Termination:
         if self._leaver is not None and self._leaver[0] != self._rank and not elastic:
             self._tell_launcher(*self._leaver)
 
+    def ended_by(self, reason: str) -> None:
+        """Tell the launcher that this process ends by an error of its own, or by one that other ranks raise, too, such as a
+        mismatch: before this rank leaves, so that no other rank can report that it has left."""
+        if elastic_process.this_process() is None:
+            self._tell_launcher(self._rank, reason)
+
     def _launched(self, rank: int) -> int:
         return self.rank_infos[rank].launched if rank < len(self.rank_infos) else rank
 
