@@ -103,6 +103,13 @@ def training(own: Any, gloo: Any, rounds: int, names: list[str]) -> list[dict[st
     return rows
 
 
+def show(title: str, rows: list[tuple[str, dict[str, Any]]]) -> None:
+    print(f"{title:24}{'horovod ms':>12}{'gloo ms':>12}{'ratio':>8}{'of fastest':>12}")
+    for name, row in rows:
+        times = f"{row['horovod'] * 1e3:12.3f}{row['gloo'] * 1e3:12.3f}"
+        print(f"{name:24}{times}{row['ratio']:8.2f}{row['fastest']:12.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
@@ -118,17 +125,8 @@ def main() -> None:
     moved = collectives(own, gloo, options.rounds, options.largest * MIB)
     if dist.get_rank() == 0:
         print(in_words(machine), f"{dist.get_world_size()} ranks, PyTorch {torch.__version__}", sep="\n")
-        print(f"{'a step of DDP':24}{'horovod ms':>12}{'gloo ms':>12}{'ratio':>8}{'of fastest':>12}")
-        for row in rows:
-            print(
-                f"{row['model']:24}{row['horovod'] * 1e3:12.2f}{row['gloo'] * 1e3:12.2f}{row['ratio']:8.2f}{row['fastest']:12.2f}"
-            )
-        print(f"{'collective':24}{'horovod ms':>12}{'gloo ms':>12}{'ratio':>8}{'of fastest':>12}")
-        for row in moved:
-            name = f"{row['operation']} {row['bytes'] // KIB} KiB"
-            print(
-                f"{name:24}{row['horovod'] * 1e3:12.3f}{row['gloo'] * 1e3:12.3f}{row['ratio']:8.2f}{row['fastest']:12.2f}"
-            )
+        show("a step of DDP", [(row["model"], row) for row in rows])
+        show("collective", [(f"{row['operation']} {row['bytes'] // KIB} KiB", row) for row in moved])
         if options.json is not None:
             options.json.write_text(json.dumps({"machine": machine, "training": rows, "collectives": moved}, indent=1))
     dist.destroy_process_group()

@@ -398,3 +398,18 @@ def test_the_form_of_the_next_pytorch_takes_the_same_calls(ranks: Ranks) -> None
             importlib.reload(backend)
 
     run_in_group(ranks(2, framework="torch"), check)
+
+
+def test_several_back_ends_in_one_group_are_refused_where_pytorch_would_leave_one_out(ranks: Ranks) -> None:
+    def check() -> None:
+        import torch.distributed as dist
+
+        for backends in ("cpu:horovod,cuda:gloo", "cpu:gloo,cuda:horovod"):
+            try:
+                dist.new_group(backend=backends)
+            except ValueError as error:
+                assert f'backend="{backends}"' in str(error) and "PyTorch 2.15" in str(error)
+            else:
+                raise AssertionError("one of the two was left out")
+
+    run_in_group(ranks(2, framework="torch"), check)
