@@ -36,7 +36,7 @@ def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
 
 
 def _refuse_mixtures() -> None:
-    """Raise ValueError if the group shall have several back ends. Only the function that calls knows; the options do not tell."""
+    """Raise ValueError if the group shall have several back ends. Only the calling function knows; the options do not tell."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back
