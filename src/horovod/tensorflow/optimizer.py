@@ -56,6 +56,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
                 scale_local_gradients=scale_local,
                 name=name,
             )
+            self._aggregation.absent_too = True
 
     def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradients of a variable."""

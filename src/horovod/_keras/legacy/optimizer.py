@@ -46,6 +46,7 @@ class LegacyDistribution:
                 settings.scale_local,
                 f"Distributed{kind}",
             )
+            self._aggregation.absent_too = True
 
     def keep_local(self, variable: Any) -> None:
         """Do not reduce the gradients of ``variable``."""

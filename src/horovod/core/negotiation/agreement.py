@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec
 
+MISMATCHED = "Mismatched requests"
+"""How the error begins if ranks differ in ``Request.alike``."""
+
 _SAME_SHAPE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.BROADCAST, Operation.REDUCESCATTER}
 _ROWS = {Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER}
 _SCALED = {Operation.ALLREDUCE, Operation.ADASUM, Operation.REDUCESCATTER}
@@ -40,6 +43,9 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
 def _mismatch(first: Request, present: list[Request]) -> str:
     """The first mismatch, in the order in which the public interface checks."""
     operation = first.operation
+    for other in present:
+        if other.alike != first.alike:
+            return f"{MISMATCHED}: One rank has {first.alike}, but another rank has {other.alike}."
     for other in present:
         if len(other.tensors) != len(first.tensors):
             return (
@@ -151,6 +157,8 @@ def describe(request: Request) -> str:
         parts.append(f"postscaled by {request.postscale:g}")
     if operation is Operation.BROADCAST:
         parts.append(f"from root {request.root}")
+    if request.alike:
+        parts.append(f"of {request.alike}")
     if request.device != HOST:
         parts.append(f"on {request.device}")
     if request.caller:

@@ -36,11 +36,13 @@ def allreduce_request(
     line: str = "",
     transient: bool = False,
     device: str = HOST,
+    alike: str = "",
 ) -> Request:
     """The request of an allreduce of one or more tensors (name, type, shape), for :func:`submit`.
 
     Args:
         device: the kind of device that the tensors lie on.
+        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
 
     Raises:
         TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
@@ -49,7 +51,9 @@ def allreduce_request(
     check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
     specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
     operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
-    request = Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
+    request = Request(
+        operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient, alike=alike
+    )
     return sendable(request)
 
 
@@ -87,16 +91,18 @@ def prepared_allreduce(
     postscale: float,
     line: str,
     device: str = HOST,
+    alike: str = "",
 ) -> Prepared:
     """What the last call with these arguments prepared; made with :func:`allreduce_request` if there is none.
 
     Args:
         tensors: must not be changed afterwards.
+        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
     """
-    key = (tensors, op, prescale, postscale, line, device)
+    key = (tensors, op, prescale, postscale, line, device, alike)
     prepared = recall(name, key)
     if prepared is None:
-        request = allreduce_request(name, tensors, op, prescale, postscale, line, device=device)
+        request = allreduce_request(name, tensors, op, prescale, postscale, line, device=device, alike=alike)
         prepared = remember(name, Prepared(key, request))
     return prepared
 

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from horovod.core.errors import MismatchError
+from horovod.core.negotiation.agreement import MISMATCHED
 from horovod.core.requests.handle import Handle
 from horovod.observe import call_site
 from horovod.tensorflow.device import tell_of_graphs
@@ -46,11 +48,13 @@ class Submission(NamedTuple):
         inputs: tensors, all of the graph that is being built, or all eager.
         start: submits them.
         outputs: shapes and types of the results. A dimension that depends on other ranks is None.
+        mismatch: what to add to the error if the ranks disagree on ``Request.alike`` in a graph.
     """
 
     inputs: Sequence[Any]
     start: Start
     outputs: Sequence[tf.TensorSpec]
+    mismatch: str = ""
 
 
 _tickets = itertools.count(1)
@@ -63,11 +67,22 @@ class _Pending(NamedTuple):
 
     Attributes:
         number: counts the submissions of one :class:`GraphOperation`.
+        mismatch: as of :class:`Submission`.
     """
 
     handle: Handle
     outputs: Outputs
     number: int
+    mismatch: str
+
+    def wait(self) -> None:
+        """Return if the collective has succeeded, and raise its error otherwise. It is done."""
+        try:
+            self.handle.wait()
+        except MismatchError as error:
+            if self.mismatch and str(error).startswith(MISMATCHED):
+                raise error.extended(self.mismatch) from None
+            raise
 
 
 class GraphOperation:
@@ -102,7 +117,7 @@ class GraphOperation:
         for number, submission in enumerate(submissions):
             label = f"{name}_submit" if len(submissions) == 1 else f"{name}_submit_{number}"
             ticket = tf.py_function(
-                self._submitter(submission.start), [*resource, *submission.inputs], tf.int64, _exactly(label)
+                self._submitter(submission), [*resource, *submission.inputs], tf.int64, _exactly(label)
             )
             ticket.set_shape(())
             tickets.append(ticket)
@@ -129,7 +144,9 @@ class GraphOperation:
 
     # The functions below run when the graph runs, on TensorFlow's threads.
 
-    def _submitter(self, start: Start) -> Callable[..., int]:
+    def _submitter(self, submission: Submission) -> Callable[..., int]:
+        start, mismatch = submission.start, submission.mismatch
+
         def submit(*arguments: Any) -> int:
             inputs = arguments if self._queue is None else arguments[1:]
             tell_of_graphs()
@@ -138,7 +155,7 @@ class GraphOperation:
             ticket = next(_tickets)
             with self._lock:
                 self._submitted += 1
-                self._in_flight[ticket] = _Pending(handle, outputs, self._submitted)
+                self._in_flight[ticket] = _Pending(handle, outputs, self._submitted, mismatch)
                 self._forget_cancelled()
             if self._queue is None:
                 session_loop.expect(ticket, handle)
@@ -170,7 +187,7 @@ class GraphOperation:
         elif set(_numbers(arguments[1])) != set(numbers):
             self._catch_up(pendings)
         for pending in pendings:
-            pending.handle.wait()  # returns at once, or raises the collective's error
+            pending.wait()
         return [output for pending in pendings for output in pending.outputs()]
 
     def _catch_up(self, pendings: Sequence[_Pending]) -> None:
