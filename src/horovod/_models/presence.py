@@ -2,8 +2,8 @@
 
 A rank may lack the gradient of a variable that other ranks have, for example if each rank trains another head of a model. The
 positions of the gradients that a rank has are part of its requests (``Request.alike``), so ranks with different ones are told
-before anything is reduced. Then they exchange what they have (:func:`exchange`), and try again: what some rank has is reduced, with
-zeros for the ranks that lack it. What no rank has is not sent. The usual case, in which all have the same, costs nothing.
+before anything is reduced. Then they exchange what they have (:func:`exchange`), and try again: what some rank has is reduced,
+with zeros for the ranks that lack it. What no rank has is not sent. The usual case, in which all have the same, costs nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ class Kind(IntEnum):
 
     ABSENT = 0
     SPARSE = 1
-    DENSE = 2
+    """With indices of at most 32 bits."""
+    SPARSE_LONG = 2
+    DENSE = 3
 
 
 def in_words(kinds: Sequence[int]) -> str:
-    """The positions of the gradients that exist, equal on two ranks only if they have the same ones: ``gradients 0-3, 5 of 8``."""
+    """The positions of the gradients that exist: ``gradients 0-3, 5 of 8``. Ranks with the same ones have the same text."""
     present = [position for position, kind in enumerate(kinds) if kind]
     if len(present) == len(kinds):
         text = f"all {len(kinds)} gradients"
@@ -36,8 +38,10 @@ def in_words(kinds: Sequence[int]) -> str:
         text = f"gradients {list_ranks(present).split(' ', 1)[1]} of {len(kinds)}"
     else:
         text = f"none of {len(kinds)} gradients"
-    sparse = [position for position, kind in enumerate(kinds) if kind == Kind.SPARSE]
-    return f"{text} (sparse: {list_ranks(sparse).split(' ', 1)[1]})" if sparse else text
+    for kind, what in ((Kind.SPARSE, "sparse"), (Kind.SPARSE_LONG, "sparse by int64")):
+        some = [position for position, each in enumerate(kinds) if each == kind]
+        text += f" ({what}: {list_ranks(some).split(' ', 1)[1]})" if some else ""
+    return text
 
 
 class Difference:

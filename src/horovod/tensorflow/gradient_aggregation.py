@@ -62,7 +62,9 @@ class LocalGradientAggregationHelper:
         self._scope = f"aggregation_variables_{name}{rank}"
         self._local = LocalSources(process_set, scale_local_gradients)
         self._sums: dict[int, Any] = {}  # by the position of the variable
-        self._added: set[int] = set()  # the positions that have had a gradient since the last reduction; in graphs, ever
+        self._added: set[int] = (
+            set()
+        )  # the positions that have had a gradient since the last reduction; in graphs, ever
 
     def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradients of a variable. They are still added up over the passes."""
@@ -155,9 +157,7 @@ class LocalGradientAggregationHelper:
     def _reduced(self, variables: Sequence[Any]) -> list[Any]:
         """Reduce the sums that are not local, and set all sums to zero. Returns the results."""
         divisor = self.backward_passes_per_step if self.average_aggregated_gradients else 1
-        sums = [
-            None if each is None else each / tf.cast(divisor, each.dtype) for each in self._so_far(variables)
-        ]
+        sums = [None if each is None else each / tf.cast(divisor, each.dtype) for each in self._so_far(variables)]
         kept = self._local.kept(sums, variables)
         if not self.absent_too:
             kept.update({index: None for index, each in enumerate(sums) if each is None})
@@ -166,7 +166,9 @@ class LocalGradientAggregationHelper:
             kept,
             lambda shared: self._allreduce([sums[i] for i in shared], [variables[i] for i in shared]),
         )
-        with tf.control_dependencies(None if tf.executing_eagerly() else [each for each in results if each is not None]):
+        with tf.control_dependencies(
+            None if tf.executing_eagerly() else [each for each in results if each is not None]
+        ):
             anew = [each.assign(tf.zeros_like(each), read_value=False) for each in self._sums.values()]
             anew.append(self.counter.assign(0, read_value=False))
         if tf.executing_eagerly():

@@ -21,6 +21,8 @@ from jax.experimental import io_callback
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import Exchange
 from horovod._keras.settings import Settings
+from horovod._models import presence
+from horovod._models.presence import Kind
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.compression import CastCompressor, NoneCompressor
@@ -92,14 +94,22 @@ class JaxReducer(Reducer):
         op: ReduceOp,
         factor: float,
     ) -> list[Any]:
-        compressed, contexts = zip(*[self._compression.compress(jnp.asarray(each)) for each in gradients], strict=True)
-        names = [f"gradient of {variable_name(variable)}" for variable in variables]
+        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        pairs = [self._compression.compress(jnp.asarray(gradients[index])) for index in present]
+        names = [f"gradient of {variable_name(variables[index])}" for index in present]
+        shapes = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
+        alike = presence.in_words([Kind.ABSENT if each is None else Kind.DENSE for each in gradients])
+        places = {index: place for place, index in enumerate(present)}
+        own_cut = None if cut is None else [[places[index] for index in each if index in places] for each in cut]
 
         def reduce(tensors: Sequence[Tensor]) -> None:
-            self._exchange.reduce(tensors, names, cut, op, factor)
+            self._exchange.reduce(tensors, names, own_cut, op, factor, shapes, alike)
 
-        reduced = _changed(reduce, compressed, self._exchange.reduction(op, factor))
-        return [self._compression.decompress(each, context) for each, context in zip(reduced, contexts, strict=True)]
+        reduced = _changed(reduce, [tensor for tensor, _ in pairs], self._exchange.reduction(op, factor))
+        results: list[Any] = [None] * len(gradients)
+        for index, each, (_, context) in zip(present, reduced, pairs, strict=True):
+            results[index] = self._compression.decompress(each, context)
+        return results
 
 
 def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], how: Reducing) -> list[Any]:

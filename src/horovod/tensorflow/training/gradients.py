@@ -224,20 +224,29 @@ def _is_sparse(gradient: Any) -> bool:
 def _kinds(gradients: Sequence[Any]) -> list[presence.Kind]:
     """What there is of each gradient."""
     kind = presence.Kind
-    return [kind.ABSENT if each is None else kind.SPARSE if _is_sparse(each) else kind.DENSE for each in gradients]
+
+    def of(gradient: Any) -> presence.Kind:
+        if gradient is None:
+            return kind.ABSENT
+        if not _is_sparse(gradient):
+            return kind.DENSE
+        return kind.SPARSE_LONG if gradient.indices.dtype == tf.int64 else kind.SPARSE
+
+    return [of(each) for each in gradients]
 
 
 def _filled(gradient: Any, kind: presence.Kind, source: Any) -> Any:
-    """The gradient, or what stands for it where it is missing: zeros of the variable's shape, or no rows."""
-    if kind == presence.Kind.ABSENT or (gradient is not None and _kinds([gradient]) == [kind]):
-        return gradient
-    if gradient is not None:
-        return tf.convert_to_tensor(gradient)
+    """The gradient as this kind; where it is missing, zeros of the variable's shape, or no rows."""
+    if kind == presence.Kind.ABSENT:
+        return None
     shape, data_type = source.shape, tf.as_dtype(source.dtype)
     if kind == presence.Kind.DENSE:
-        return tf.zeros(shape, data_type)
-    none = tf.zeros([0], tf.int32)
-    return tf.IndexedSlices(tf.zeros([0, *shape[1:]], data_type), none, tf.constant(list(shape), tf.int32))
+        return tf.zeros(shape, data_type) if gradient is None else tf.convert_to_tensor(gradient)
+    index_type = tf.int64 if kind == presence.Kind.SPARSE_LONG else tf.int32
+    if gradient is None:
+        nothing = tf.zeros([0, *shape[1:]], data_type)
+        return tf.IndexedSlices(nothing, tf.zeros([0], index_type), tf.constant(list(shape), index_type))
+    return tf.IndexedSlices(gradient.values, tf.cast(gradient.indices, index_type), gradient.dense_shape)
 
 
 def _not_differentiable(tensor: Any, label: str) -> Any:
