@@ -10,7 +10,7 @@ import pytest
 
 from jobs import make_job
 from keras_ranks import tensorflow_pool
-from loops import tensorflow_heads, tensorflow_tape
+from loops import tensorflow_heads, tensorflow_legacy, tensorflow_tape
 from loops.harness import Loop, Table, objection
 from ranks import RankPool
 
@@ -20,6 +20,8 @@ TABLES: list[tuple[Table[Any], tuple[str, ...], int]] = [
     (tensorflow_tape.TABLE, (EAGERLY, COMPILED), 3),
     (tensorflow_heads.EAGER, (EAGERLY,), 3),
     (tensorflow_heads.GRAPH, (COMPILED,), 3),
+    (tensorflow_legacy.KERAS_2, (EAGERLY, COMPILED), 2),
+    (tensorflow_legacy.TENSORFLOW_1, (EAGERLY,), 3),
 ]
 """Tables, how their steps run, and the version of Keras."""
 
@@ -28,7 +30,7 @@ def cases() -> list[Any]:
     found = []
     for table, modes, version in TABLES:
         for loop in table:
-            for mode in modes:
+            for mode in loop.arguments.get("modes", modes):
                 for size in loop.sizes if ALL else loop.sizes[:1]:
                     if ALL or loop.part:
                         marks = [pytest.mark.xfail(strict=True, reason=loop.known)] if loop.known else []

@@ -92,11 +92,11 @@ class LocalGradientAggregationHelper:
             due = tf.equal(self.counter.read_value(), self.backward_passes_per_step)
             if tf.executing_eagerly():
                 return self._reduced(variables) if due else self._so_far(variables)
-            found = tf.cond(
-                due,
-                lambda: [self._reduced(variables)[index] for index in known],
-                lambda: [self._so_far(variables)[index] for index in known],
-            )
+
+            def of_known(results: Sequence[Any]) -> list[Any]:
+                return [results[index] for index in known]
+
+            found = tf.cond(due, lambda: of_known(self._reduced(variables)), lambda: of_known(self._so_far(variables)))
         results: list[Any] = [None] * len(dense)
         for index, gradient in zip(known, tf.nest.flatten(found), strict=True):
             results[index] = gradient

@@ -17,11 +17,13 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.experimental import io_callback
+from jax.extend.core import get_opaque_trace_state
 
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import Exchange
 from horovod._keras.settings import Settings
 from horovod._models import presence
+from horovod._models.arrival import Arrival
 from horovod._models.presence import Kind
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
@@ -83,8 +85,27 @@ class JaxReducer(Reducer):
     """Reduces one optimizer's gradients in the computation that is being traced."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._compression = settings.compression
         self._exchange = Exchange(settings)
+        self._handed_out: Any = None  # the trace in which the script got reduced gradients that it has not applied yet
+
+    def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
+        here, self._handed_out = self._handed_out, None
+        if here is None:
+            return [_arrival(gradient) for gradient in gradients]
+        if here == get_opaque_trace_state():
+            return [Arrival.REDUCED] * len(gradients)
+        if self._settings.op == ReduceOp.SUM:
+            raise ValueError(
+                "hvd.reduce_gradients has reduced gradients in another function than the one that applies them; "
+                "DistributedOptimizer(op=hvd.Sum) would add them up over the ranks once more. Reduce and apply in one function"
+            )
+        return [Arrival.UNKNOWN] * len(gradients)
+
+    def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        self._handed_out = get_opaque_trace_state()
+        return list(reduced)
 
     def __call__(
         self,
@@ -110,6 +131,18 @@ class JaxReducer(Reducer):
         for index, each, (_, context) in zip(present, reduced, pairs, strict=True):
             results[index] = self._compression.decompress(each, context)
         return results
+
+
+def _arrival(gradient: Any) -> Arrival:
+    """What can be seen of a gradient in a trace: whether the operation that made it belongs to a backward pass.
+
+    Nothing can be seen of gradients outside of a trace, and with a JAX whose tracers do not know what made them.
+    """
+    operation = getattr(gradient, "parent", None)
+    names = getattr(getattr(operation, "source_info", None), "name_stack", None)
+    if names is None:
+        return Arrival.UNKNOWN
+    return Arrival.LOCAL if "transpose(" in str(names) else Arrival.CHANGED
 
 
 def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], how: Reducing) -> list[Any]:
