@@ -672,3 +672,26 @@ def one_optimizer_over_two_models_in_turns(side: Any) -> Any:
     for number in range(4):
         step(*side.batch(number), which=number % 2)
     return every
+
+
+@TABLE.loop()
+def a_contrastive_loss_over_gathered_features(side: Any) -> Any:
+    """With the factor for the gradient of an allgather that its docstring has."""
+    tf, model, optimizer = side.tf, side.Network(), side.sgd()
+    optimizer.build(model.variables)
+
+    @side.step
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            features = model(x)
+            if side.distributed:
+                gathered, size = side.hvd.allgather(features, name="features"), side.size
+                features = size * gathered - tf.stop_gradient((size - 1) * gathered)
+            alike = features @ tf.transpose(features)
+            own = tf.range(len(alike))
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=alike))
+        optimizer.apply_gradients(zip(side.tape(tape).gradient(loss, model.variables), model.variables, strict=True))
+
+    for number in range(STEPS):
+        step(*side.batch(number))
+    return model

@@ -94,7 +94,7 @@ class JaxReducer(Reducer):
         here, self._handed_out = self._handed_out, None
         if here is None:
             return [_arrival(gradient) for gradient in gradients]
-        if here == get_opaque_trace_state():
+        if here == _trace():
             return [Arrival.REDUCED] * len(gradients)
         if self._settings.op == ReduceOp.SUM:
             raise ValueError(
@@ -104,7 +104,7 @@ class JaxReducer(Reducer):
         return [Arrival.UNKNOWN] * len(gradients)
 
     def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        self._handed_out = get_opaque_trace_state()
+        self._handed_out = _trace()
         return list(reduced)
 
     def __call__(
@@ -131,6 +131,11 @@ class JaxReducer(Reducer):
         for index, each, (_, context) in zip(present, reduced, pairs, strict=True):
             results[index] = self._compression.decompress(each, context)
         return results
+
+
+def _trace() -> object:
+    """Stands for the computation that is being traced, or for none."""
+    return get_opaque_trace_state()  # type: ignore[no-untyped-call]  # as JAX has it
 
 
 def _arrival(gradient: Any) -> Arrival:

@@ -20,7 +20,7 @@ _NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
 
 def _scalar(kind: str, value: Callable[[], int], name: str | None) -> Any:
     """``value()`` as an int32 scalar. In a graph, an operation that calls ``value`` in every run."""
-    full_name(kind, name)  # raises if it is not a name
+    name = full_name(kind, name).removeprefix(f"{kind}.")  # raises if it is not a name
     if tf.executing_eagerly():
         with of_both_kinds():
             return tf.constant(value(), tf.int32)
