@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import Settings
 from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.comm.reduction import ReduceOp
@@ -22,7 +23,13 @@ Key = Callable[[Any], Any]
 
 
 class Reducer(Protocol):
-    """Reduces one optimizer's gradients on one backend."""
+    """Reduces one optimizer's gradients on one backend.
+
+    Attributes:
+        guard: compares in each step what the ranks hold. None: nothing is compared.
+    """
+
+    guard: OptimizerGuard | None = None
 
     def __call__(
         self,

@@ -47,7 +47,11 @@ def check_reduced_gradients() -> None:
     def reduced_stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         if not must_reduce(self):
             return stateless_apply(self, optimizer_variables, grads, trainable_variables)
-        reduced, _ = self.inner_optimizer._reduced(list(grads), self._trainable_variables)
+        mapping = zip(
+            [*self._trainable_variables, *self.variables], [*trainable_variables, *optimizer_variables], strict=False
+        )
+        with keras.StatelessScope(state_mapping=list(mapping)):
+            reduced, _ = self.inner_optimizer._reduced(list(grads), self._trainable_variables)
         with self.inner_optimizer._horovod.reduced_already():
             return stateless_apply(self, optimizer_variables, reduced, trainable_variables)
 

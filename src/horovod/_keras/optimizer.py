@@ -16,6 +16,7 @@ import keras
 from horovod._keras import compilation, last_steps, loss_scale, naming
 from horovod._keras.backends import backend
 from horovod._keras.distribution import Distribution
+from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import MODULE, Settings
 
 
@@ -70,7 +71,8 @@ class _InFront:
         gradients = list(grads)
         if self._horovod.suspended or self._accumulates() or not self._fitting(gradients, None):
             return base.stateless_apply(optimizer_variables, grads, trainable_variables)
-        reduced, _ = self._reduced(gradients, None)
+        with keras.StatelessScope(state_mapping=_state_of(self, optimizer_variables, trainable_variables)):
+            reduced, _ = self._reduced(gradients, None)
         with self._horovod.reduced_already():
             return base.stateless_apply(optimizer_variables, reduced, trainable_variables)
 
@@ -143,6 +145,12 @@ def _when_due(optimizer: Any, gradients: list[Any], variables: Sequence[Any]) ->
     return reduced
 
 
+def _state_of(optimizer: Any, optimizer_variables: Any, trainable_variables: Any) -> list[tuple[Any, Any]]:
+    """The values that a stateless step has of the variables."""
+    own = zip(optimizer.variables, optimizer_variables, strict=False)  # Keras checks the numbers
+    return [*zip(optimizer._trainable_variables, trainable_variables, strict=False), *own]
+
+
 def _make(optimizer: Any, variables: Sequence[Any]) -> None:
     """Build an optimizer that is not built, as Keras does in its first step."""
     if not optimizer.built:
@@ -203,7 +211,9 @@ def _adopt(optimizer: Any, settings: Settings) -> None:
         own = itself()
         return list(own._trainable_variables) if own is not None and own.built else []
 
-    horovod = Distribution(settings, backend.reducer(settings), optimizer._var_key, known)
+    reducer = backend.reducer(settings)
+    reducer.guard = OptimizerGuard(optimizer, settings)
+    horovod = Distribution(settings, reducer, optimizer._var_key, known)
     object.__setattr__(optimizer, "_horovod", horovod)
     horovod.watch(known())
     object.__setattr__(optimizer, "_name", settings.name or f"Distributed{type(optimizer).__name__}")

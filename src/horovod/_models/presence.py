@@ -15,9 +15,6 @@ from horovod.common.objects import allgather_object
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.agreement import list_ranks
 
-_SHOWN = 4
-"""How many variables an error names."""
-
 
 class Kind(IntEnum):
     """What a rank has of one variable's gradient. If ranks differ, the largest is what they reduce."""
@@ -44,43 +41,18 @@ def in_words(kinds: Sequence[int]) -> str:
     return text
 
 
-class Difference:
-    """What the ranks have, if they have different gradients.
-
-    Attributes:
-        kinds: what they reduce, by position.
-    """
-
-    def __init__(self, found: Sequence[tuple[int, Sequence[int], Sequence[str]]]) -> None:
-        self._found = found
-        self.kinds = [Kind(max(each)) for each in zip(*(kinds for _, kinds, _ in found), strict=True)]
-
-    def lacking(self) -> str:
-        """Which gradients are missing on which ranks: ``rank 1 has no gradient of head_0/kernel, which rank 0 has; ...``."""
-        parts = []
-        for rank, kinds, labels in self._found:
-            missing = [position for position, kind in enumerate(kinds) if not kind and self.kinds[position]]
-            if missing:
-                shown = ", ".join(labels[position] for position in missing[:_SHOWN])
-                more = f" and {len(missing) - _SHOWN} others" if len(missing) > _SHOWN else ""
-                owners = [other for other, theirs, _ in self._found if theirs[missing[0]]]
-                verb = "has" if len(owners) == 1 else "have"
-                parts.append(f"rank {rank} has no gradient of {shown}{more}, which {list_ranks(owners)} {verb}")
-        return "; ".join(parts)
-
-
-def exchange(
-    rank: int, kinds: Sequence[int], labels: Sequence[str], process_set: ProcessSet, name: str
-) -> Difference | None:
-    """What the ranks have. None: they all have the same. Every member must call it.
+def exchange(kinds: Sequence[int], process_set: ProcessSet, name: str) -> list[Kind] | None:
+    """What the ranks reduce, by position. None: they all have the same. Every member must call it.
 
     Args:
-        rank: the global rank.
         kinds: what this rank has, by position.
-        labels: the variables' names, for errors.
         name: identifies the call.
     """
-    found = allgather_object((rank, list(map(int, kinds)), list(labels)), name=name, process_set=process_set)
-    if all(theirs == found[0][1] for _, theirs, _ in found) or len({len(theirs) for _, theirs, _ in found}) > 1:
+    return together(allgather_object(list(map(int, kinds)), name=name, process_set=process_set))
+
+
+def together(found: Sequence[Sequence[int]]) -> list[Kind] | None:
+    """What the ranks reduce, by position, if each rank has one of ``found``. None: all have the same, or not as many."""
+    if all(each == found[0] for each in found) or len({len(each) for each in found}) > 1:
         return None
-    return Difference(found)
+    return [Kind(max(each)) for each in zip(*found, strict=True)]

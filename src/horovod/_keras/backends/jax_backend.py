@@ -18,12 +18,15 @@ import numpy as np
 from jax import numpy as jnp
 from jax.experimental import io_callback
 from jax.extend.core import get_opaque_trace_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import Exchange
+from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import Settings
 from horovod._models import presence
 from horovod._models.arrival import Arrival
+from horovod._models.guard import ELEMENTS, some
 from horovod._models.presence import Kind
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
@@ -123,14 +126,49 @@ class JaxReducer(Reducer):
         places = {index: place for place, index in enumerate(present)}
         own_cut = None if cut is None else [[places[index] for index in each if index in places] for each in cut]
 
-        def reduce(tensors: Sequence[Tensor]) -> None:
-            self._exchange.reduce(tensors, names, own_cut, op, factor, shapes, alike)
+        guard = None if op == ReduceOp.MAX else self.guard
+        held = _held(guard, variables)
 
-        reduced = _changed(reduce, [tensor for tensor, _ in pairs], self._exchange.reduction(op, factor))
+        def reduce(tensors: Sequence[Tensor]) -> None:
+            if held and guard is not None and tensors[-1].ready is None:
+                _compare(guard, variables, tensors[-1].array)
+            self._exchange.reduce(tensors[: len(present)], names, own_cut, op, factor, shapes, alike)
+
+        reduced = _changed(reduce, [*(tensor for tensor, _ in pairs), *held], self._exchange.reduction(op, factor))
         results: list[Any] = [None] * len(gradients)
-        for index, each, (_, context) in zip(present, reduced, pairs, strict=True):
+        for index, each, (_, context) in zip(present, reduced[: len(present)], pairs, strict=True):
             results[index] = self._compression.decompress(each, context)
         return results
+
+
+def _held(guard: OptimizerGuard | None, variables: Sequence[Any]) -> list[Any]:
+    """The learning rate, if there is one, and the first elements of some variables: one array of the computation.
+
+    Nothing, if the variables have no values here. They are elsewhere while a training step of the script's own runs.
+    """
+    rate = None if guard is None else guard.rate()
+    every = [*([] if rate is None else [rate]), *some(variables)]
+    if guard is None or not all(_has_value(each) for each in every):
+        return []
+    parts = [jnp.reshape(each.value, (-1,))[:ELEMENTS] for each in every]
+    return [jnp.concatenate([each.astype(jnp.result_type(float)) for each in parts])]
+
+
+def _has_value(variable: Any) -> bool:
+    scope = get_stateless_scope()
+    in_scope = scope is not None and scope.get_current_value(variable) is not None
+    return in_scope or getattr(variable, "_value", None) is not None
+
+
+def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any) -> None:
+    """Compare what :func:`_held` has put into the computation."""
+    values = np.asarray(held)
+    samples, place = [], 0 if guard.rate() is None else 1
+    for each in some(variables):
+        length = min(int(np.prod(each.shape)), ELEMENTS)
+        samples.append(values[place : place + length])
+        place += length
+    guard.compare(variables, None if guard.rate() is None else lambda: values[0], lambda: samples)
 
 
 def _trace() -> object:

@@ -58,5 +58,13 @@ class TensorFlowReducer(Reducer):
         )
         signature = tuple((str(getattr(each.dtype, "name", each.dtype)), tuple(each.shape)) for each in variables)
         name = f"{self._name.of(signature)}.{op.label}"
-        results = reduce_gradients(gradients, variables, reduction, name, ignore_name_scope=True)
+        guard = None if op == ReduceOp.MAX else self.guard
+        results = reduce_gradients(
+            gradients,
+            variables,
+            reduction,
+            name,
+            ignore_name_scope=True,
+            at_start=None if guard is None else lambda: guard.check(variables),
+        )
         return [None if gradient is None else scaled(gradient, factor) for gradient in results]

@@ -13,7 +13,6 @@ from horovod._keras.settings import Settings
 from horovod._models import presence
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
-from horovod.common.basics import rank
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reductions import Reducing
 from horovod.core.errors import MismatchError
@@ -67,17 +66,18 @@ class TorchReducer(Reducer):
     ) -> list[Any]:
         if is_compiling():
             torch._dynamo.graph_break()  # a collective cannot be part of a compiled graph
+        if self.guard is not None and op != ReduceOp.MAX:
+            self.guard.check(variables)
         try:
             return self._reduce(gradients, variables, cut, op, factor)
         except MismatchError:
-            kinds, labels = _kinds(gradients), [variable_name(each) for each in variables]
             called = f"{self._called(variables, op)}.presence"
-            difference = presence.exchange(rank(), kinds, labels, self._settings.process_set, called)
-            if difference is None:
+            together = presence.exchange(_kinds(gradients), self._settings.process_set, called)
+            if together is None:
                 raise
         filled = [
             torch.zeros_like(variable.value) if gradient is None and kind else gradient
-            for gradient, kind, variable in zip(gradients, difference.kinds, variables, strict=True)
+            for gradient, kind, variable in zip(gradients, together, variables, strict=True)
         ]
         return self._reduce(filled, variables, cut, op, factor)
 

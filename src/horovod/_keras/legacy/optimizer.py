@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from horovod._keras.backends.tensorflow_backend import reduction_of
 from horovod._keras.compilation import turn_off_xla
+from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.loss_scale import unwrapped
 from horovod._keras.settings import MODULE, Settings, users_objects
 from horovod._models.arrival import Arrival, ChangeWarning
@@ -32,6 +33,7 @@ class LegacyDistribution:
     """The distributed part of one optimizer."""
 
     def __init__(self, settings: Settings, kind: str) -> None:
+        self.guard: OptimizerGuard | None = None
         self._reduction = reduction_of(settings)
         self._name = OptimizerName()
         self._kind = kind
@@ -71,7 +73,15 @@ class LegacyDistribution:
         """Reduce gradients over the ranks."""
         signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
         name = f"Distributed{self._kind}_{self._name.of(signature)}"
-        return reduce_gradients(gradients, variables, self._reduction, name, ignore_name_scope=True)
+        guard = self.guard
+        return reduce_gradients(
+            gradients,
+            variables,
+            self._reduction,
+            name,
+            ignore_name_scope=True,
+            at_start=None if guard is None or not _readable(variables) else lambda: guard.check(variables),
+        )
 
     def reduce(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Takes pairs of (gradient, variable), and returns them with the gradients to apply."""
@@ -138,6 +148,11 @@ class LegacyDistribution:
         if self._aggregation is None:
             return apply(pairs)
         return self._aggregation.apply_gradients(lambda: apply(pairs), optimizer)
+
+
+def _readable(variables: Sequence[Any]) -> bool:
+    """Whether variables have values outside of graphs, unlike those of TensorFlow 1."""
+    return all(hasattr(getattr(each, "handle", None), "numpy") for each in variables)
 
 
 class _InFront:
@@ -240,6 +255,7 @@ def adopt(optimizer: Any, settings: Settings) -> Any:
     """Set up an instance of a derived class to reduce gradients."""
     kind = type(optimizer).__name__
     object.__setattr__(optimizer, "_horovod", LegacyDistribution(settings, kind))
+    optimizer._horovod.guard = OptimizerGuard(optimizer, settings)
     object.__setattr__(optimizer, "_name", settings.name or f"Distributed{kind}")
     turn_off_xla(tf.keras.Model)
     return optimizer

@@ -8,14 +8,13 @@ first result is waited for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from horovod._models import presence
-from horovod.common.basics import rank
 from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import Average, Reducing, Sum, check_members, check_predivide
@@ -76,6 +75,7 @@ def reduce_gradients(
     reduction: Reduction | None = None,
     name: str = "DistributedGradients",
     ignore_name_scope: bool = False,
+    at_start: Callable[[], None] | None = None,
 ) -> list[Any]:
     """Reduce gradients over the ranks. Every member of the process set must call it with the same number of gradients.
 
@@ -89,6 +89,7 @@ def reduce_gradients(
         reduction: how gradients are reduced. The default is an average over all ranks.
         name: the name of the operation in a graph. The ranks match gradients by this name, their order, types and shapes.
         ignore_name_scope: leave a graph's name scopes out of the name, because they may differ from rank to rank.
+        at_start: is called in each step, before anything is sent; in a graph, when it is run.
 
     Returns:
         The reduced gradients, in the order of ``gradients``.
@@ -104,17 +105,16 @@ def reduce_gradients(
     labels = [_label(source, index) for index, source in enumerate(sources)]
     kept = (tf.IndexedSlices,) if not reduction.sparse_as_dense else ()
     found = [each if each is None or isinstance(each, kept) else tf.convert_to_tensor(each) for each in found]
-    call = _Call(sources, labels, reduction, name, ignore_name_scope)
+    call = _Call(sources, labels, reduction, name, ignore_name_scope, at_start)
     try:
         return call.reduce(found)
     except MismatchError:
-        difference = presence.exchange(
-            rank(), _kinds(found), labels, reduction.process_set, f"{name}.{_signature(sources)}.presence"
-        )
-        if difference is None:
+        called = f"{name}.{_signature(sources)}.presence"
+        together = presence.exchange(_kinds(found), reduction.process_set, called)
+        if together is None:
             raise
     return call.reduce(
-        [_filled(each, kind, source) for each, kind, source in zip(found, difference.kinds, sources, strict=True)]
+        [_filled(each, kind, source) for each, kind, source in zip(found, together, sources, strict=True)]
     )
 
 
@@ -122,10 +122,17 @@ class _Call:
     """One call of :func:`reduce_gradients`: all but the gradients."""
 
     def __init__(
-        self, sources: Sequence[Any], labels: Sequence[str], reduction: Reduction, name: str, ignore_name_scope: bool
+        self,
+        sources: Sequence[Any],
+        labels: Sequence[str],
+        reduction: Reduction,
+        name: str,
+        ignore_name_scope: bool,
+        at_start: Callable[[], None] | None,
     ) -> None:
         self._sources, self._labels, self._reduction = sources, labels, reduction
         self._name, self._ignore_name_scope = name, ignore_name_scope
+        self._at_start = at_start
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """Reduce these gradients, of which every rank has the same.
@@ -186,6 +193,7 @@ class _Call:
                     line,
                     kinds,
                     self._labels,
+                    None if number else self._at_start,
                 )
                 for number, bucket in enumerate(buckets)
             ]
@@ -312,6 +320,7 @@ def _submission(
     line: str,
     kinds: Sequence[int],
     all_labels: Sequence[str],
+    at_start: Callable[[], None] | None,
 ) -> Submission:
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
@@ -319,6 +328,8 @@ def _submission(
     alike = presence.in_words(kinds)
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+        if at_start is not None:
+            at_start()
         memory = memory_of(inputs, how)
         views = memory.read(inputs)
         rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
