@@ -21,6 +21,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common import alike, consensus
 from horovod.common.alike import Alike
 from horovod.common.optimizer_name import OptimizerName
+from horovod.core.config import CHECK
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
@@ -138,7 +139,7 @@ class Guard:
         if running().config.check == alike.ERROR:
             raise MismatchError(text, ranks=held)
         if running().identity.rank == min(held):
-            hint = "(HOROVOD_CHECK=error makes this an error, HOROVOD_CHECK=off hides it.)"
+            hint = f"({CHECK}={alike.ERROR} makes this an error, {CHECK}={alike.OFF} hides it.)"
             warnings.warn(f"{text} {hint}", stacklevel=3)
 
 
