@@ -145,3 +145,30 @@ def rows_of_an_embedding_on_some_ranks_alone(side: Any) -> Any:
             loss = tf.reduce_mean(tf.concat(losses, 0))
         optimizer.apply_gradients(zip(side.tape(tape).gradient(loss, variables), variables, strict=True))
     return variables
+
+
+def _another_tape(side: Any) -> Any:
+    """Each rank asks its tape for the gradients of its own head's variables alone."""
+    tf, model, optimizer = side.tf, side.Network(heads=2), side.sgd()
+    optimizer.build(model.variables)
+    if side.distributed:
+        side.hvd.broadcast_variables(model.variables, root_rank=0)
+
+    @side.step
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = model.loss(x, y, side.rank % 2)
+        variables = [*model.trunk.variables, *model.heads[side.rank % 2].variables]
+        optimizer.apply_gradients(zip(side.tape(tape).gradient(loss, variables), variables, strict=True))
+
+    for number in range(STEPS):
+        step(*side.batch(number))
+    return model
+
+
+for _table in (EAGER, GRAPH):
+    _table.add(
+        "a_tape_over_the_variables_of_ones_own_head",
+        _another_tape,
+        refused=r"broadcast as numbers 0-3, but another rank has .* as numbers 0-1, 4-5\..* head_",
+    )

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+from horovod._models.agreed import shortened, spans
 from horovod.common.objects import allgather_object
 from horovod.core.lifecycle.process_set import ProcessSet
-from horovod.core.negotiation.agreement import list_ranks
 
 
 class Kind(IntEnum):
@@ -32,13 +32,13 @@ def in_words(kinds: Sequence[int]) -> str:
     if len(present) == len(kinds):
         text = f"all {len(kinds)} gradients"
     elif present:
-        text = f"gradients {list_ranks(present).split(' ', 1)[1]} of {len(kinds)}"
+        text = f"gradients {spans(present)} of {len(kinds)}"
     else:
         text = f"none of {len(kinds)} gradients"
     for kind, what in ((Kind.SPARSE, "sparse"), (Kind.SPARSE_LONG, "sparse by int64")):
         some = [position for position, each in enumerate(kinds) if each == kind]
-        text += f" ({what}: {list_ranks(some).split(' ', 1)[1]})" if some else ""
-    return text
+        text += f" ({what}: {spans(some)})" if some else ""
+    return shortened(text)
 
 
 def exchange(kinds: Sequence[int], process_set: ProcessSet, name: str) -> list[Kind] | None:

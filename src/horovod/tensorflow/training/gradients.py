@@ -14,12 +14,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._models import presence
+from horovod._models import agreed, presence
 from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import Average, Reducing, Sum, check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
 from horovod.core.errors import MismatchError
+from horovod.core.negotiation.agreement import MISMATCHED
 from horovod.core.submission.arguments import set_id
 from horovod.core.submission.collectives import prepared_allreduce, submit
 from horovod.core.submission.prepared import device_of
@@ -36,6 +37,10 @@ from horovod.tensorflow.ops.dense_allreduce import reduce_dense
 from horovod.tensorflow.ops.tensors import check_type
 
 KIND = "HorovodAllreduce"
+_OTHER_VARIABLES = (
+    "The ranks ask for the gradients of different variables, or in another order. Ask for those of the same variables on every "
+    "rank: what a rank has no gradient of counts as zeros."
+)
 _IN_A_GRAPH = (
     "Ranks have gradients of different variables, and a graph cannot take zeros for those that it has been built without. Make "
     "them part of every rank's loss (add 0.0 * tf.reduce_sum(output) of each head that this rank leaves out), pass "
@@ -108,10 +113,12 @@ def reduce_gradients(
     call = _Call(sources, labels, reduction, name, ignore_name_scope, at_start)
     try:
         return call.reduce(found)
-    except MismatchError:
+    except MismatchError as error:
         called = f"{name}.{_signature(sources)}.presence"
         together = presence.exchange(_kinds(found), reduction.process_set, called)
         if together is None:
+            if str(error).startswith(MISMATCHED):
+                raise error.extended(f"{_OTHER_VARIABLES} This rank has {_shown(labels)}.") from None
             raise
     return call.reduce(
         [_filled(each, kind, source) for each, kind, source in zip(found, together, sources, strict=True)]
@@ -192,6 +199,7 @@ class _Call:
                     reduction,
                     line,
                     kinds,
+                    self._sources,
                     self._labels,
                     None if number else self._at_start,
                 )
@@ -273,6 +281,11 @@ def _not_differentiable(tensor: Any, label: str) -> Any:
     return passed(tensor)
 
 
+def _shown(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 8} more" if len(labels) > 8 else ""
+    return (", ".join(labels[:8]) + more) or "none"
+
+
 def _label(variable: Any, index: int) -> str:
     """The name of a gradient in messages."""
     if variable is None:
@@ -319,6 +332,7 @@ def _submission(
     reduction: Reduction,
     line: str,
     kinds: Sequence[int],
+    sources: Sequence[Any],
     all_labels: Sequence[str],
     at_start: Callable[[], None] | None,
 ) -> Submission:
@@ -326,6 +340,8 @@ def _submission(
     prescale, postscale = reduction.scales()
     how = Reducing(reduction.op, prescale, postscale, reduction.process_set)
     alike = presence.in_words(kinds)
+    if numbers := agreed.in_words(sources):
+        alike += f" of the variables that were broadcast as numbers {numbers}"
 
     def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
         if at_start is not None:
@@ -340,6 +356,8 @@ def _submission(
         return handle, lambda: memory.results(handle, rooms)
 
     absent = [label for label, kind in zip(all_labels, kinds, strict=True) if not kind]
-    explained = f"{_IN_A_GRAPH} This rank's graph has no gradient of {', '.join(absent[:4]) or 'no variable'}."
+    explained = (
+        f"{_IN_A_GRAPH} This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(all_labels)}."
+    )
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
     return Submission(tensors, start, specs, explained)
