@@ -1,7 +1,7 @@
-"""Compares what must be the same on all ranks and that no collective shows: hyper-parameters, and parameters at the first step.
+"""Compares what must be the same on all ranks, and what no collective shows: hyper-parameters, and the first parameters.
 
-A binding asks at a point that all ranks reach alike (:func:`compare`). Ranks that differ train on, since some scripts mean it, but
-rank 0 says so once; with ``HOROVOD_CHECK=error`` all ranks raise, with ``off`` nothing is compared.
+A binding asks at a point that all ranks reach alike (:func:`compare`). Ranks that differ train on, since some scripts mean it,
+but rank 0 says so once; with ``HOROVOD_CHECK=error`` all ranks raise, with ``off`` nothing is compared.
 """
 
 from __future__ import annotations

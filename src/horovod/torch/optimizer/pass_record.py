@@ -8,7 +8,6 @@ gradients are integers, one bit for each parameter in the order of the optimizer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -25,6 +24,7 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
         touched: the gradients that this rank has something new of, as little-endian bytes.
         sparse: those that are sparse on this rank, in the same form.
         final: the rank is in ``step()`` or ``synchronize()``, so it tells of all gradients that are not reduced.
+        held: a digest of what must be the same on all ranks; 0: nothing is compared.
     """
 
     name: str
@@ -33,6 +33,7 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
     touched: bytes
     sparse: bytes = b""
     final: bool = False
+    held: int = 0
 
 
 class PassRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -68,11 +69,13 @@ class Conclusion(msgspec.Struct, frozen=True):
         touched: the gradients that any rank has something new of. They are reduced.
         sparse: the gradients that are sparse on any rank.
         final: whether every rank has told of all its gradients.
+        alike: whether all ranks that have told hold the same.
     """
 
     touched: int
     sparse: int
     final: bool
+    alike: bool
 
 
 def conclude(records: Mapping[int, PassRecord]) -> dict[str, Conclusion]:
@@ -92,12 +95,15 @@ def conclude(records: Mapping[int, PassRecord]) -> dict[str, Conclusion]:
 
 
 def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> Conclusion:
-    for what, words in (("steps", "made {} steps"), ("parameters", "{} parameters")):
-        counts: dict[Any, list[int]] = {}
+    for what, verb, unit in (("steps", "made ", "step"), ("parameters", "", "parameter")):
+        counts: dict[int, list[int]] = {}
         for rank, each in told.items():
             counts.setdefault(getattr(each, what), []).append(rank)
         if len(counts) > 1:
-            views = "; ".join(f"{_ranks(members)}: {words.format(count)}" for count, members in counts.items())
+            views = ", ".join(
+                f"{_ranks(members)} {verb}{count} {unit}{'' if count == 1 else 's'}"
+                for count, members in counts.items()
+            )
             raise MismatchError(
                 f"Ranks reduce gradients of {name}, but their optimizers differ: {views}. {_ADVICE[what]}",
                 ranks=told,
@@ -107,7 +113,8 @@ def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> C
     for each in told.values():
         touched |= as_mask(each.touched)
         sparse |= as_mask(each.sparse)
-    return Conclusion(touched, sparse, len(told) == ranks and all(each.final for each in told.values()))
+    final = len(told) == ranks and all(each.final for each in told.values())
+    return Conclusion(touched, sparse, final, len({each.held for each in told.values()}) == 1)
 
 
 _ADVICE = {
@@ -120,4 +127,6 @@ _ADVICE = {
 
 
 def _ranks(members: list[int]) -> str:
-    return ("rank " if len(members) == 1 else "ranks ") + ", ".join(map(str, members))
+    """The subject of a sentence, with its verb."""
+    one = len(members) == 1
+    return f"{'rank' if one else 'ranks'} {', '.join(map(str, members))} {'has' if one else 'have'}"
