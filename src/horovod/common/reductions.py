@@ -21,6 +21,8 @@ Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
 
+_PUBLIC = {int(each): each for each in (Average, Sum, Adasum, Min, Max, Product)}
+
 
 class _Names:
     Average = ReduceOp.AVERAGE
@@ -48,9 +50,9 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
         return Average if average else Sum
     chosen = handle_average_backwards_compatibility(op, None if average is None else loose_truth(average, "average"))
     try:
-        return ReduceOp(whole_number(chosen, "op"))
-    except (TypeError, ValueError):
-        names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
+        return _PUBLIC[whole_number(chosen, "op")]
+    except (TypeError, ValueError, KeyError):
+        names = ", ".join(f"hvd.{each.label}" for each in _PUBLIC.values())
         raise ValueError(f"op={shown(op)} is no reduction; use one of {names}") from None
 
 
@@ -73,6 +75,12 @@ class Reducing(msgspec.Struct, frozen=True):
         """Whether elements are multiplied or divided."""
         return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
 
+    @property
+    def factor(self) -> float:
+        """By what a sum is multiplied, in all."""
+        members = len(self.process_set.ranks or ()) if self.op is ReduceOp.AVERAGE else 1
+        return self.prescale * self.postscale / max(members, 1)
+
 
 def reducing(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
@@ -82,7 +90,8 @@ def reducing(
     Raises:
         TypeError, ValueError: an argument is wrong. The text says which.
     """
-    set_id(process_set)
+    if type(process_set) is not ProcessSet:
+        set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
     return Reducing(reduction(op, average), prescale, postscale, process_set)
 

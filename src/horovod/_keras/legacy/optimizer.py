@@ -32,8 +32,9 @@ Apply = Callable[[Sequence[tuple[Any, Any]]], Any]
 class LegacyDistribution:
     """The distributed part of one optimizer."""
 
-    def __init__(self, settings: Settings, kind: str) -> None:
-        self.guard: OptimizerGuard | None = None
+    def __init__(self, optimizer: Any, settings: Settings, kind: str) -> None:
+        self._optimizer = optimizer
+        self.guard = OptimizerGuard(optimizer, settings)
         self._reduction = reduction_of(settings)
         self._name = OptimizerName()
         self._kind = kind
@@ -46,7 +47,7 @@ class LegacyDistribution:
         if settings.passes > 1:
             self._aggregation = LocalGradientAggregationHelper(
                 settings.passes,
-                self.allreduce,
+                self._by_method,
                 settings.sparse_as_dense,
                 settings.average_aggregated,
                 rank(),
@@ -69,6 +70,18 @@ class LegacyDistribution:
         if self._aggregation is not None:
             self._aggregation.register_local_layers(layers)
 
+    def _by_method(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce gradients by the optimizer's method, which a class of the user's may override. That one gets no None."""
+        results: list[Any] = list(gradients)
+        own = type(self._optimizer)._allreduce is _InFront._allreduce
+        chosen = [index for index, gradient in enumerate(results) if own or gradient is not None]
+        reduced = self._optimizer._allreduce(
+            [results[index] for index in chosen], [variables[index] for index in chosen]
+        )
+        for index, gradient in zip(chosen, reduced, strict=True):
+            results[index] = gradient
+        return results
+
     def allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce gradients over the ranks."""
         signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
@@ -80,7 +93,7 @@ class LegacyDistribution:
             self._reduction,
             name,
             ignore_name_scope=True,
-            at_start=None if guard is None or not _readable(variables) else lambda: guard.check(variables),
+            at_start=(lambda: guard.check(variables)) if _readable(variables) else None,
         )
 
     def reduce(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -115,7 +128,7 @@ class LegacyDistribution:
             result = reduce_shared(
                 gradients,
                 kept,
-                lambda shared: self.allreduce([gradients[i] for i in shared], [variables[i] for i in shared]),
+                lambda shared: self._by_method([gradients[i] for i in shared], [variables[i] for i in shared]),
             )
         if self._reduction.active():
             mark(result, variables, self._reduction.process_set)
@@ -166,6 +179,15 @@ class _InFront:
         self._horovod.keep_local(var)
 
     def _allreduce(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Reduce gradients. Every reduction of this optimizer comes through here, so a script may override it."""
+        return self._allreduce_grads(grads, vars)
+
+    def _allreduce_grads(self, grads: Sequence[Any], vars: Sequence[Any], use_generic_names: bool = False) -> list[Any]:
+        """Reduce gradients.
+
+        Args:
+            use_generic_names: accepted for compatibility. Names do not depend on the graph.
+        """
         return self._horovod.allreduce(grads, vars)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -254,8 +276,7 @@ def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
 def adopt(optimizer: Any, settings: Settings) -> Any:
     """Set up an instance of a derived class to reduce gradients."""
     kind = type(optimizer).__name__
-    object.__setattr__(optimizer, "_horovod", LegacyDistribution(settings, kind))
-    optimizer._horovod.guard = OptimizerGuard(optimizer, settings)
+    object.__setattr__(optimizer, "_horovod", LegacyDistribution(optimizer, settings, kind))
     object.__setattr__(optimizer, "_name", settings.name or f"Distributed{kind}")
     turn_off_xla(tf.keras.Model)
     return optimizer

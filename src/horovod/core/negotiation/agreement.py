@@ -27,7 +27,7 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
     """
     present = [request for request in requests if request is not None]
     first = present[0]
-    alike = len(present) == len(requests) and all(request is first for request in present)
+    alike = requests.count(first) == len(requests)
     if alike and (first.operation not in _ROWS or all(tensor.shape for tensor in first.tensors)):
         return ""
     reason = _mismatch(first, present)
@@ -78,7 +78,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
             return f"Mismatched reduction operation: One rank requested {one}, but another rank requested {two}."
         if other.root != first.root:
             return (
-                f"Mismatched BROADCAST root ranks: One rank specified root rank {first.root}, "
+                f"Mismatched {operation.name} root ranks: One rank specified root rank {first.root}, "
                 f"but another rank specified root rank {other.root}."
             )
         if other.device != first.device:
@@ -151,14 +151,14 @@ def describe(request: Request) -> str:
         if len(request.tensors) > 4:
             shown.append(f"... {len(request.tensors)} tensors")
         parts.append(", ".join(shown))
+    if request.alike:
+        parts.append(f"of {request.alike}")
     if request.prescale != 1.0:
         parts.append(f"prescaled by {request.prescale:g}")
     if request.postscale != 1.0:
         parts.append(f"postscaled by {request.postscale:g}")
-    if operation is Operation.BROADCAST:
-        parts.append(f"from root {request.root}")
-    if request.alike:
-        parts.append(f"of {request.alike}")
+    if request.root >= 0:
+        parts.append(f"{'from' if operation is Operation.BROADCAST else 'with'} root {request.root}")
     if request.device != HOST:
         parts.append(f"on {request.device}")
     if request.caller:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
-from horovod.comm.reduction import ReduceOp, can_fold, can_scale
+from horovod.comm.reduction import OF_BITS, ReduceOp, can_fold, can_scale
 from horovod.core.lifecycle.context import running
 from horovod.core.negotiation.messages import HOST, UNNAMED, Operation, Request, TensorSpec, encode
 from horovod.core.requests.tensor import Tensor
@@ -36,25 +34,54 @@ def allreduce_request(
     line: str = "",
     transient: bool = False,
     device: str = HOST,
-    alike: str = "",
 ) -> Request:
     """The request of an allreduce of one or more tensors (name, type, shape), for :func:`submit`.
 
     Args:
         device: the kind of device that the tensors lie on.
-        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
 
     Raises:
         TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
     """
-    prescale, postscale = factors(prescale, postscale)
-    check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
+    return _allreduce(name, tensors, op, *factors(prescale, postscale), line, device, transient)
+
+
+def _allreduce(
+    name: str,
+    tensors: Sequence[Described],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    line: str,
+    device: str,
+    transient: bool = False,
+    unnamed: bool = False,
+    alike: str = "",
+) -> Request:
+    """The same, of finite factors.
+
+    Args:
+        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
+    """
+    called = [(name.partition(UNNAMED)[0] if unnamed else each, data_type) for each, data_type, _ in tensors]
+    check_reduction("Allreduce", called, op, prescale, postscale)
     specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
     operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
-    request = Request(
-        operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient, alike=alike
+    return sendable(
+        Request(
+            operation,
+            name,
+            specs,
+            op,
+            prescale,
+            postscale,
+            device=device,
+            caller=line,
+            transient=transient,
+            unnamed=unnamed,
+            alike=alike,
+        )
     )
-    return sendable(request)
 
 
 def allreduce_call(
@@ -77,10 +104,8 @@ def allreduce_call(
     prescale, postscale = factors(prescale, postscale)
     if called:
         return prepared_allreduce(called, _described(called, tensors), op, prescale, postscale, line, device).request
-    check_reduction(prefix, [(prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
     called = prefix + UNNAMED
-    request = allreduce_request(called, _described(called, tensors), op, prescale, postscale, line, True, device)
-    return msgspec.structs.replace(request, unnamed=True)
+    return _allreduce(called, _described(called, tensors), op, prescale, postscale, line, device, True, unnamed=True)
 
 
 def prepared_allreduce(
@@ -93,16 +118,17 @@ def prepared_allreduce(
     device: str = HOST,
     alike: str = "",
 ) -> Prepared:
-    """What the last call with these arguments prepared; made with :func:`allreduce_request` if there is none.
+    """What the last call with these arguments prepared; made like :func:`allreduce_request` if there is none.
 
     Args:
         tensors: must not be changed afterwards.
+        prescale, postscale: finite floats.
         alike: as of :class:`~horovod.core.negotiation.messages.Request`.
     """
     key = (tensors, op, prescale, postscale, line, device, alike)
     prepared = recall(name, key)
     if prepared is None:
-        request = allreduce_request(name, tensors, op, prescale, postscale, line, device=device, alike=alike)
+        request = _allreduce(name, tensors, op, prescale, postscale, line, device, alike=alike)
         prepared = remember(name, Prepared(key, request))
     return prepared
 
@@ -213,6 +239,11 @@ def check_reduction(
             raise ValueError(
                 f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with Adasum; it takes "
                 "floating-point types only"
+            )
+        if op in OF_BITS and not can_fold(op, data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with {op.label}; it takes "
+                "integers and bools"
             )
         if not can_fold(op, data_type):
             raise ValueError(

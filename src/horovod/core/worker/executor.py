@@ -34,9 +34,9 @@ class Executor:
         requests: of the worker.
         placement: the cores that the worker thread runs on.
         seconds: how long a device may take for a collective that it has come to.
-        settled: called when nothing is in flight any more, before the last handle is completed.
 
     Attributes:
+        settled: called when nothing is in flight any more, before the last handle is completed; set before the first batch.
         devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
             set before the worker's thread starts.
     """
@@ -48,14 +48,13 @@ class Executor:
         requests: InFlight,
         placement: Placement,
         seconds: float,
-        settled: Callable[[], None],
     ) -> None:
+        self.settled: Callable[[], None]
         self.devices: DeviceEngines | None = None
         self._ranks = ranks
         self._communicator = communicator
         self._requests = requests
         self._placement = placement
-        self._settled = settled
         self._open_events = OpenEvents(seconds)
 
     def carry_out(self, batch: Batch, driven: bool) -> None:
@@ -83,12 +82,6 @@ class Executor:
         """
         request = entry.request
         self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
-
-    def complete_alone(self, entry: Entry) -> None:
-        """Complete a request that ran without an order and without the engine."""
-        for known in self._requests.finish([entry.request.name]):
-            if known is not None:  # else an abort has completed it
-                known.handle.complete(known.error)
 
     def look_at_devices(self) -> float | None:
         """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work.
@@ -173,4 +166,4 @@ class Executor:
 
     def _settle(self) -> None:
         if self._requests.none():
-            self._settled()
+            self.settled()

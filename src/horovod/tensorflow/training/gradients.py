@@ -21,20 +21,24 @@ from horovod.common.reductions import Average, Reducing, Sum, check_members, che
 from horovod.common.scalars import real, whole_if_number
 from horovod.core.errors import MismatchError
 from horovod.core.negotiation.agreement import MISMATCHED
+from horovod.core.requests.handle import Handle
 from horovod.core.submission.arguments import set_id
 from horovod.core.submission.collectives import prepared_allreduce, submit
 from horovod.core.submission.prepared import device_of
 from horovod.observe.call_site import caller
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.device import memory_of
+from horovod.tensorflow.errors import of_both_kinds
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce, placed
 from horovod.tensorflow.ops.arguments import compressor
 from horovod.tensorflow.ops.dense_allreduce import reduce_dense
 from horovod.tensorflow.ops.tensors import check_type
+from horovod.tensorflow.training import in_graph
 
 KIND = "HorovodAllreduce"
 _OTHER_VARIABLES = (
@@ -112,6 +116,9 @@ def reduce_gradients(
     found = [each if each is None or isinstance(each, kept) else tf.convert_to_tensor(each) for each in found]
     call = _Call(sources, labels, reduction, name, ignore_name_scope, at_start)
     try:
+        if at_start is not None and tf.executing_eagerly():
+            with of_both_kinds():
+                at_start()
         return call.reduce(found)
     except MismatchError as error:
         called = f"{name}.{_signature(sources)}.presence"
@@ -325,6 +332,42 @@ def _signature(sources: Sequence[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+class ReduceGradients(Collective, frozen=True):
+    """Reduces the gradients of one bucket in one request.
+
+    Attributes:
+        alike: which gradients there are, as of :class:`~horovod.core.negotiation.messages.Request`.
+        lacking: which there are not, for the error in a graph.
+        at_start: what to call first, as a number of :mod:`horovod.tensorflow.training.in_graph`; 0: nothing.
+    """
+
+    name: str
+    labels: Sequence[str]
+    how: Reducing
+    line: str
+    alike: str = ""
+    lacking: str = ""
+    at_start: int = 0
+
+    @property
+    def mismatch(self) -> str:
+        return f"{_IN_A_GRAPH} {self.lacking}"
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        in_graph.call(self.at_start)
+        how = self.how
+        memory = memory_of(inputs, how)
+        views = memory.read(inputs)
+        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
+        described = [(label, each.data_type, each.shape) for label, each in zip(self.labels, views, strict=True)]
+        prepared = prepared_allreduce(
+            self.name, described, how.op, how.prescale, how.postscale, self.line, device_of(views), self.alike
+        )
+        targets = [room.described() for room in rooms]
+        handle = submit(how.process_set.process_set_id, prepared.request, views, targets, awaited=awaited)
+        return handle, lambda: memory.results(handle, rooms)
+
+
 def _submission(
     name: str,
     labels: Sequence[str],
@@ -342,22 +385,7 @@ def _submission(
     alike = presence.in_words(kinds)
     if numbers := agreed.in_words(sources):
         alike += f" of the variables that were broadcast as numbers {numbers}"
-
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        if at_start is not None:
-            at_start()
-        memory = memory_of(inputs, how)
-        views = memory.read(inputs)
-        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
-        described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
-        prepared = prepared_allreduce(name, described, how.op, prescale, postscale, line, device_of(views), alike)
-        targets = [room.described() for room in rooms]
-        handle = submit(how.process_set.process_set_id, prepared.request, views, targets, awaited=awaited)
-        return handle, lambda: memory.results(handle, rooms)
-
     absent = [label for label, kind in zip(all_labels, kinds, strict=True) if not kind]
-    explained = (
-        f"{_IN_A_GRAPH} This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(all_labels)}."
-    )
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-    return Submission(tensors, start, specs, explained)
+    lacking = f"This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(all_labels)}."
+    collective = ReduceGradients(name, labels, how, line, alike, lacking, in_graph.number(at_start))
+    return Submission(tensors, collective, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
