@@ -32,6 +32,10 @@ class OptimizerGuard:
             rate = getattr(optimizer, "_hyper", {}).get("learning_rate")  # Keras 2's legacy optimizers
         return rate if hasattr(rate, "assign") else None
 
+    def be_named(self, variables: Sequence[Any]) -> None:
+        """As :meth:`horovod._models.guard.Guard.be_named`."""
+        self._guard.be_named(_kind(variables))
+
     def check(self, variables: Sequence[Any]) -> None:
         """Compare, in Python that runs in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
         rate, chosen = self.rate(), guard.some(variables)
@@ -56,8 +60,7 @@ class OptimizerGuard:
             label: f"{label} ({getattr(each, 'path', None) or getattr(each, 'name', '')})"
             for label, each in zip(guard.labels(len(chosen)), chosen, strict=True)
         }
-        kind = (len(variables), tuple(tuple(each.shape) for each in chosen))
-        self._guard.step(kind, hyperparameters, lambda: guard.digests(samples()), names)
+        self._guard.step(_kind(variables), hyperparameters, lambda: guard.digests(samples()), names)
 
     def _of_configuration(self) -> dict[str, str]:
         if self._constants is None:
@@ -78,6 +81,10 @@ def _constants(part: Any) -> dict[str, str]:
 
 
 _OF_THE_MACHINE = {"jit_compile", "built"}
+
+
+def _kind(variables: Sequence[Any]) -> object:
+    return len(variables), tuple(str(each.shape) for each in guard.some(variables))
 
 
 def _array(variable: Any) -> Any:

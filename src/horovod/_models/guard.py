@@ -87,7 +87,7 @@ class Guard:
 
     def __init__(self, process_set: ProcessSet, line: str = "") -> None:
         self._process_set, self._line = process_set, line
-        self._name = OptimizerName()
+        self._name = ""
         self._compared: list[_Comparison] = []
         self._differing: list[_Comparison] = []
         self._names: Mapping[str, str] = {}
@@ -95,11 +95,20 @@ class Guard:
         self._generation = -1
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
+    def be_named(self, kind: object) -> None:
+        """Choose the name of the comparisons, once. Called where a graph is built, in the order of the script: the operations of
+        a graph run in any order.
+
+        Args:
+            kind: distinguishes the optimizer from most others; the same on all ranks.
+        """
+        self._name = self._name or OptimizerName().of(("guard", kind))
+
     def step(self, kind: object, hyperparameters: Held, parameters: Held, names: Mapping[str, str]) -> None:
         """Compare, at the beginning of a step's reduction. Every member of the process set must call it.
 
         Args:
-            kind: distinguishes the optimizer from most others; the same on all ranks.
+            kind: as of :meth:`be_named`.
             names: what errors call a label of ``parameters``.
 
         Raises:
@@ -117,10 +126,10 @@ class Guard:
             self._found.add(comparison.what)
             comparison.gather()
         self._steps += 1
-        name = self._name.of(("guard", kind))
-        self._begin(Alike.HYPERPARAMETERS, name, hyperparameters)
+        self.be_named(kind)
+        self._begin(Alike.HYPERPARAMETERS, self._name, hyperparameters)
         if self._steps == 2:
-            self._begin(Alike.PARAMETERS, name, parameters)
+            self._begin(Alike.PARAMETERS, self._name, parameters)
         for comparison in gathered:
             self._tell(comparison)
 

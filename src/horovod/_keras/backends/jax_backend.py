@@ -128,6 +128,8 @@ class JaxReducer(Reducer):
 
         guard = None if op == ReduceOp.MAX else self.guard
         held = _held(guard, variables)
+        if held and guard is not None:
+            guard.be_named(variables)
 
         def reduce(tensors: Sequence[Tensor]) -> None:
             if held and guard is not None and tensors[-1].ready is None:

@@ -59,6 +59,8 @@ class TensorFlowReducer(Reducer):
         signature = tuple((str(getattr(each.dtype, "name", each.dtype)), tuple(each.shape)) for each in variables)
         name = f"{self._name.of(signature)}.{op.label}"
         guard = None if op == ReduceOp.MAX else self.guard
+        if guard is not None:
+            guard.be_named(variables)
         results = reduce_gradients(
             gradients,
             variables,

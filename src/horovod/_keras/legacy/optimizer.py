@@ -87,6 +87,7 @@ class LegacyDistribution:
         signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
         name = f"Distributed{self._kind}_{self._name.of(signature)}"
         guard = self.guard
+        guard.be_named(variables)
         return reduce_gradients(
             gradients,
             variables,
