@@ -96,7 +96,7 @@ class Guard:
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
     def be_named(self, kind: object) -> None:
-        """Choose the name of the comparisons, once. Called where a graph is built, in the order of the script: the operations of
+        """Choose the name of the comparisons, once. Called where a graph is built, in the order of the script: operations of
         a graph run in any order.
 
         Args:

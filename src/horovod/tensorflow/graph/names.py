@@ -48,7 +48,7 @@ def collective_name(kind: str, name: str | None, tensors: list[Any], ignore_name
         tensors: its inputs.
         ignore_name_scope: whether the graph's name scopes are left out of ``negotiated``.
     """
-    name = full_name(kind, name).removeprefix(f"{kind}.")  # raises if it is not a name
+    name = full_name(kind, name).removeprefix(f"{kind}.") or None  # raises if it is not a name
     if tf.executing_eagerly():
         return Name(name or kind, name)
     if not name:
