@@ -50,7 +50,7 @@ HAVE_OLDEST := $(OLDEST_VENV)/stamps/test
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu test-mxnet test-oldest test-newest lint bench bench-check bench-gpu bench-tensorflow docs clean
+.PHONY: help train test test-gpu test-mxnet test-oldest test-newest test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -78,6 +78,9 @@ test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed he
 
 test-oldest: $(HAVE_OLDEST)  ## run the tests with the oldest versions that are supported (Python 3.10; downloads 3 GB)
 	PATH=$(abspath $(OLDEST_VENV))/bin:$$PATH $(OLDEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
+
+test-loops: $(HAVE_TEST)  ## judge all training loops against one process; `make test` has a part of them
+	HOROVOD_TEST_ALL_LOOPS=1 $(PYTEST) tests/loops $(PYTEST_ARGUMENTS)
 
 test-newest: $(HAVE_NEWEST)  ## run the tests with the newest versions, PyTorch 2.15 or later (downloads 4 GB)
 	PATH=$(abspath $(NEWEST_VENV))/bin:$$PATH $(NEWEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)

@@ -112,7 +112,10 @@ def reducer(**settings: Any) -> Callable[..., Any]:
     def reduce(gradients: Sequence[Any], cut: Any = None, op: Any = None, factor: float = 1.0) -> list[Any]:
         from horovod.common.reductions import Sum
 
-        variables = [SimpleNamespace(name=f"w{number}") for number in range(len(gradients))]
+        variables = [
+            SimpleNamespace(name=f"w{number}", dtype=each.dtype, shape=each.shape)
+            for number, each in enumerate(gradients)
+        ]
 
         def step(*gradients: Any) -> list[Any]:
             doubled = [each + each for each in gradients]
@@ -260,7 +263,7 @@ def test_a_step_that_was_compiled_for_nccl_says_what_to_do_without_it(job: Job) 
         from horovod.common.reductions import Sum
 
         made = JaxReducer(checked(compression=NoneCompressor))
-        step = jax.jit(lambda x: made([x], [SimpleNamespace(name="w")], None, Sum, 1.0)[0])
+        step = jax.jit(lambda x: made([x], [SimpleNamespace(name="w", dtype="float32", shape=(2,))], None, Sum, 1.0)[0])
         assert np.asarray(step(jnp.ones(2))).tolist() == [2, 2]
         hvd.shutdown()
         os.environ["HOROVOD_GPU_OPERATIONS"] = "HOST"

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec
 
+MISMATCHED = "Mismatched requests"
+"""How the error begins if ranks differ in ``Request.alike``."""
+
 _SAME_SHAPE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.BROADCAST, Operation.REDUCESCATTER}
 _ROWS = {Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER}
 _SCALED = {Operation.ALLREDUCE, Operation.ADASUM, Operation.REDUCESCATTER}
@@ -40,6 +43,9 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
 def _mismatch(first: Request, present: list[Request]) -> str:
     """The first mismatch, in the order in which the public interface checks."""
     operation = first.operation
+    for other in present:
+        if other.alike != first.alike:
+            return f"{MISMATCHED}: One rank has {first.alike}, but another rank has {other.alike}."
     for other in present:
         if len(other.tensors) != len(first.tensors):
             return (
@@ -145,6 +151,8 @@ def describe(request: Request) -> str:
         if len(request.tensors) > 4:
             shown.append(f"... {len(request.tensors)} tensors")
         parts.append(", ".join(shown))
+    if request.alike:
+        parts.append(f"of {request.alike}")
     if request.prescale != 1.0:
         parts.append(f"prescaled by {request.prescale:g}")
     if request.postscale != 1.0:

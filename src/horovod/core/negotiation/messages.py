@@ -54,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
         members: the global ranks that take part in a request on device memory of another process set than the one whose
             coordinator gets it; empty for all.
         unnamed: the call has no name, and has not been counted yet: its name lacks its number. Never sent.
+        alike: what else must agree on all ranks, in words that errors quote.
     """
 
     # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
@@ -70,6 +71,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     transient: bool = False
     members: tuple[int, ...] = ()
     unnamed: bool = False
+    alike: str = ""
 
     @cached_property
     def identity(self) -> bytes:
@@ -87,6 +89,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.postscale,
                 self.root,
                 self.device,
+                self.alike,
             )
         )
 

@@ -56,8 +56,13 @@ def _allreduce(
     device: str,
     transient: bool = False,
     unnamed: bool = False,
+    alike: str = "",
 ) -> Request:
-    """The same, of finite factors."""
+    """The same, of finite factors.
+
+    Args:
+        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
+    """
     called = [(name.partition(UNNAMED)[0] if unnamed else each, data_type) for each, data_type, _ in tensors]
     check_reduction("Allreduce", called, op, prescale, postscale)
     specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
@@ -74,6 +79,7 @@ def _allreduce(
             caller=line,
             transient=transient,
             unnamed=unnamed,
+            alike=alike,
         )
     )
 
@@ -110,17 +116,19 @@ def prepared_allreduce(
     postscale: float,
     line: str,
     device: str = HOST,
+    alike: str = "",
 ) -> Prepared:
     """What the last call with these arguments prepared; made like :func:`allreduce_request` if there is none.
 
     Args:
         tensors: must not be changed afterwards.
         prescale, postscale: finite floats.
+        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
     """
-    key = (tensors, op, prescale, postscale, line, device)
+    key = (tensors, op, prescale, postscale, line, device, alike)
     prepared = recall(name, key)
     if prepared is None:
-        request = _allreduce(name, tensors, op, prescale, postscale, line, device)
+        request = _allreduce(name, tensors, op, prescale, postscale, line, device, alike=alike)
         prepared = remember(name, Prepared(key, request))
     return prepared
 

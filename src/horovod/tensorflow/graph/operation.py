@@ -35,6 +35,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.eager.context import eager_mode
 
+from horovod.core.errors import MismatchError
+from horovod.core.negotiation.agreement import MISMATCHED
 from horovod.core.requests.handle import Handle
 from horovod.observe import call_site
 from horovod.tensorflow.device import tell_of_graphs
@@ -77,11 +79,22 @@ class _Pending(NamedTuple):
 
     Attributes:
         number: counts the submissions of one place.
+        mismatch: as of :class:`~horovod.tensorflow.graph.recorded.Collective`.
     """
 
     handle: Handle
     outputs: Outputs
     number: int
+    mismatch: str
+
+    def wait(self) -> None:
+        """Return if the collective has succeeded, and raise its error otherwise. It is done."""
+        try:
+            self.handle.wait()
+        except MismatchError as error:
+            if self.mismatch and str(error).startswith(MISMATCHED):
+                raise error.extended(self.mismatch) from None
+            raise
 
 
 class _InFlight:
@@ -91,10 +104,10 @@ class _InFlight:
         self.submitted = 0
         self.pending: dict[int, _Pending] = {}
 
-    def add(self, ticket: int, handle: Handle, outputs: Outputs, per_run: int) -> list[int]:
+    def add(self, ticket: int, handle: Handle, outputs: Outputs, per_run: int, mismatch: str) -> list[int]:
         """Returns the tickets of old submissions that nothing collects, because another operation of the graph has failed."""
         self.submitted += 1
-        self.pending[ticket] = _Pending(handle, outputs, self.submitted)
+        self.pending[ticket] = _Pending(handle, outputs, self.submitted, mismatch)
         cancelled = []
         for old, pending in self.pending.items():
             if pending.number > self.submitted - _RUNS_KEPT * per_run or not pending.handle.done():
@@ -207,7 +220,7 @@ def _submit(recorded: Recorded, inputs: Sequence[Any]) -> tuple[int, Handle]:
         place = _places.get(recorded.place)
         if place is None:
             place = _places[recorded.place] = _InFlight()
-        cancelled = place.add(ticket, handle, outputs, recorded.per_run)
+        cancelled = place.add(ticket, handle, outputs, recorded.per_run, recorded.collective.mismatch)
     for old in cancelled:
         session_loop.forget(old)
     return ticket, handle
@@ -241,7 +254,7 @@ def _taken(name: str, numbers: Sequence[int]) -> list[_Pending]:
 
 def _outputs(pendings: Sequence[_Pending]) -> list[Any]:
     for pending in pendings:
-        pending.handle.wait()  # returns at once, or raises the collective's error
+        pending.wait()
     return [output for pending in pendings for output in pending.outputs()]
 
 

@@ -19,7 +19,14 @@ class Collective(msgspec.Struct, frozen=True):
     """One collective without its tensors. A subclass has the arguments as fields, which msgspec can write and read.
 
     Its name is part of saved graphs, as are those of the fields.
+
+    Attributes:
+        mismatch: what to add to the error if the ranks disagree on ``Request.alike`` in a graph.
     """
+
+    @property
+    def mismatch(self) -> str:
+        return ""
 
     kinds: ClassVar[dict[str, type[Collective]]] = {}
 

@@ -99,6 +99,11 @@ def allgather(
     Every member must call it with the same name. First dimensions may differ between ranks, and may be 0. The others and the
     dtype must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`. A tensor without dimensions is
     an error on all ranks.
+
+    The gradient of ``tensor`` is its rows of the *average* of the members' gradients of the result, not of their sum: a loss
+    over gathered features gives ``1 / size`` of the gradient of one process with all features. With
+    ``x = hvd.allgather(features)``, ``size * x - tf.stop_gradient((size - 1) * x)`` has the same values and the gradient of the
+    sum.
     """
     set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)

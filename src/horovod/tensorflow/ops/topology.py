@@ -54,7 +54,7 @@ _ASK = Callback("HorovodTopology", _answer)
 
 def _scalar(kind: str, name: str | None, process_set_id: int = 0) -> Any:
     """The answer of this kind as an int32 scalar. In a graph, an operation that asks in every run."""
-    full_name(kind, name)  # raises if it is not a name
+    name = full_name(kind, name).removeprefix(f"{kind}.") or None  # raises if it is not a name
     if tf.executing_eagerly():
         with of_both_kinds():
             return tf.constant(_ANSWERS[kind](process_set_id), tf.int32)

@@ -17,7 +17,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import TensorSpec
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name
-from horovod.core.submission.prepared import Prepared, recall, remember
+from horovod.core.submission.prepared import Prepared, device_of, recall, remember
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor, NoneCompressor
 from horovod.torch.device.memory import memory_of
@@ -193,6 +193,26 @@ def grouped_allreduce_(
         _start(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
     )
     return result
+
+
+def grouped_allreduce_alike(
+    tensors: Sequence[torch.Tensor], labels: Sequence[str], name: str, how: Reducing, alike: str
+) -> int:
+    """:func:`grouped_allreduce_async_` for an optimizer.
+
+    Args:
+        labels: the names of the tensors in errors.
+        alike: what else must agree on all ranks, as in :class:`horovod.core.negotiation.messages.Request`.
+    """
+    memory = memory_of(tensors, how)
+    sources, targets = memory.reduce(tensors, tensors)
+    described = [(label, each.data_type, each.shape) for label, each in zip(labels, sources, strict=True)]
+    called = full_name(_GROUP, name)
+    request = collectives.prepared_allreduce(
+        called, described, how.op, how.prescale, how.postscale, caller(), device_of(sources), alike
+    ).request
+    handle = collectives.submit(how.process_set.process_set_id, request, sources, targets)
+    return register(handle, memory, tuple(tensors))
 
 
 class HorovodAllreduce(torch.autograd.Function):

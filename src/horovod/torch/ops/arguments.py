@@ -40,7 +40,7 @@ def compressed(
         TypeError: ``compression`` is not a compressor.
         ValueError: it is a compressor of an optimizer's buckets.
     """
-    if compression is NoneCompressor:
+    if compression is NoneCompressor or compression is None:
         return list(reduce(list(tensors)))
     is_for_buckets = isinstance(compression, BucketCompressor)  # its compress() raises, and says where to pass it
     if not is_for_buckets and not all(
