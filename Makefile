@@ -62,10 +62,11 @@ test: lint  ## lint, then run all tests
 	$(PYTEST) $(PYTEST_ARGUMENTS)
 	$(if $(PYTEST_ARGUMENTS),,$(MAKE) test-mxnet)
 
-test-gpu: $(HAVE_TEST)  ## run the tests of tensors on GPUs, where PyTorch finds one (NCCL: two)
+test-gpu: $(HAVE_TEST)  ## run the tests of tensors on GPUs, where PyTorch finds one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "The tests on GPUs are skipped: \
 	PyTorch finds no CUDA or ROCm device here. (PyPI's build has CUDA: make TORCH_INDEX= test-gpu)" >&2; exit 0; }; \
-	$(BIN)/python -m pytest -rs -k cuda tests/parallel/torch/test_cuda.py tests/parallel/torch/test_nccl.py $(PYTEST_ARGUMENTS)
+	$(BIN)/python benchmarks/gpu_first_run.py && $(BIN)/python -m pytest -rs -k 'cuda or on_gpus' tests/parallel/torch/test_cuda.py \
+	tests/parallel/torch/test_nccl.py tests/parallel/tensorflow/test_gpus.py tests/parallel/keras/test_gpus.py $(PYTEST_ARGUMENTS)
 
 bench-gpu: $(HAVE_BENCH)  ## measure NCCL beside torch.distributed's, and training beside DDP, one rank on each GPU
 	mkdir -p $(RESULTS)

@@ -8,7 +8,7 @@ What is measured, and how
                   Through functions that give up the lock in each call (``CDLL``), and through those that keep it (``PyDLL``).
     settling      one collective, from its first call to the moment when NCCL has put it on its stream, which takes the
                   stand-in's thread 10 us: the handle sleeps between its questions at once, or yields its core first.
-    All contenders take turns, each in another order each round. Medians, and the 90th percentile.
+    All contenders take turns, each in another order each round. Medians, means, and the 90th percentiles.
 
 The stand-in is built with the machine's C compiler. It tells nothing of GPUs: only what the calls cost around it.
 """
@@ -90,7 +90,7 @@ def queueing(path: str, rounds: int) -> None:
                 queued = time.perf_counter()
         return queued - begin
 
-    print(f"queueing {TENSORS} tensors:            median      p90")
+    print(f"queueing {TENSORS} tensors:{'median':>23} {'mean':>11} {'p90':>11}")
     show(in_turns({f"{name}, alone": lambda name=name: queue(name) for name in contenders}, rounds))
     stop = threading.Event()
 
@@ -127,7 +127,7 @@ def settling(path: str, rounds: int) -> None:
         finally:
             handles._YIELD_SECONDS = before
 
-    print("one collective:                    median      p90")
+    print(f"one collective:{'median':>29} {'mean':>11} {'p90':>11}")
     now = handles._YIELD_SECONDS
     show(
         in_turns(
@@ -153,7 +153,8 @@ def in_turns(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[st
 def show(found: dict[str, list[float]]) -> None:
     for name, seconds in found.items():
         last = sorted(seconds)[int(0.9 * len(seconds))]
-        print(f"    {name:<30} {statistics.median(seconds) * 1e6:7.0f} us {last * 1e6:7.0f} us")
+        columns = (statistics.median(seconds), statistics.mean(seconds), last)
+        print(f"    {name:<32}", *(f"{each * 1e6:8.0f} us" for each in columns))
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ int comm_is_patient(Comm *comm, int peer) {
     int process = atomic_load(&comm->shared->process[peer]);
     int gone = atomic_load(&comm->shared->aborted[peer]) || (++turns % 64 == 0 && process && !is_running(process));
     if (!gone) {
-        device_sleep(20000);
+        device_sleep(60000);
         return 1;
     }
     atomic_store(&comm->error, REMOTE_ERROR);

@@ -152,8 +152,12 @@ static void comm_meet(Comm *comm) {
     atomic_store(&comm->shared->process[comm->rank], getpid());
     for (int peer = 0; peer < comm->size; peer++)
         while (!atomic_load(&comm->shared->process[peer]))
-            if (!comm_is_patient(comm, comm->rank)) return;
-    if (comm_barrier(comm) && comm->rank == 0) shm_unlink(comm->name);
+            if (!comm_is_patient(comm, comm->rank)) {
+                shm_unlink(comm->name);
+                return;
+            }
+    comm_barrier(comm);
+    shm_unlink(comm->name); /* all have it, or it is given up */
 }
 
 typedef struct {
@@ -241,8 +245,8 @@ int ncclCommGetAsyncError(Comm *comm, int *state) {
 
 static void comm_end(Comm *comm, int how) {
     comm->ended = how;
-    if (atomic_load(&comm->jobs) || atomic_load(&comm->queued)) return; /* its memory stays */
     shm_unlink(comm->name);
+    if (atomic_load(&comm->jobs) || atomic_load(&comm->queued)) return; /* its memory stays */
     if (comm->shared) munmap(comm->shared, sizeof(Shared));
     for (int each = 0; each < OPERATIONS; each++)
         if (comm->operations[each].used) atomic_fetch_sub(&live_operations, 1);
@@ -252,7 +256,7 @@ int ncclCommFinalize(Comm *comm) {
     if (!entered(comm, "ncclCommFinalize")) return INVALID_USAGE;
     is_busy(comm, "ncclCommFinalize");
     comm->ended = FINALIZED;
-    while (mode == BLOCKING && atomic_load(&comm->queued)) device_sleep(20000);
+    while (mode == BLOCKING && atomic_load(&comm->queued)) device_sleep(60000);
     return left(comm, mode == BLOCKING ? SUCCESS : IN_PROGRESS);
 }
 
@@ -271,7 +275,7 @@ int ncclCommAbort(Comm *comm) {
     if (comm->shared) atomic_store(&comm->shared->aborted[comm->rank], 1);
     device_sleep(abort_nanoseconds);
     double end = device_clock() + 5;
-    while ((atomic_load(&comm->jobs) || atomic_load(&comm->queued)) && device_clock() < end) device_sleep(20000);
+    while ((atomic_load(&comm->jobs) || atomic_load(&comm->queued)) && device_clock() < end) device_sleep(60000);
     comm_end(comm, ABORTED);
     return SUCCESS;
 }

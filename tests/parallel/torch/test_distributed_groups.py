@@ -355,3 +355,61 @@ def test_abort_ends_what_is_in_flight_on_all_ranks(ranks: Ranks) -> None:
         return "told"
 
     run_in_group(ranks(2, framework="torch"), check)
+
+
+def test_the_form_of_the_next_pytorch_takes_the_same_calls(ranks: Ranks) -> None:
+    """A Backend in place of a ProcessGroup. This PyTorch has no such base class, so a plain one stands for it."""
+
+    def check() -> None:
+        import importlib
+        from datetime import timedelta
+        from types import SimpleNamespace
+
+        import torch.distributed as dist
+
+        from horovod.torch.distributed import backend, membership
+
+        class Base:
+            def __init__(self, rank: int, size: int) -> None:
+                self.place = rank, size
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        own: Any = dist.group.WORLD
+        dist.BackendBase = Base  # type: ignore[attr-defined]
+        try:
+            made = importlib.reload(backend)
+            assert made.AVAILABLE
+            options = SimpleNamespace(
+                store=own.get_group_store(), group_rank=rank, group_size=size, timeout=timedelta(seconds=30)
+            )
+            found = membership.of_some_ranks(
+                dist.PrefixStore("other", options.store), rank, size, list(range(size)), options.timeout, "all"
+            )
+            group = made.HorovodBackend(options, found)
+            assert group.place == (rank, size) and group.name() == "horovod"
+            tensor, gathered = torch.ones(3), torch.zeros(3 * size)
+            group.allreduce([tensor], dist.distributed_c10d.AllreduceOptions()).wait()
+            group.all_gather_single(gathered, tensor, dist.distributed_c10d.AllgatherOptions()).wait()
+            assert gathered.tolist() == [float(size)] * 3 * size
+            group.monitored_barrier(timedelta(seconds=20))
+            group.shutdown()
+        finally:
+            del dist.BackendBase
+            importlib.reload(backend)
+
+    run_in_group(ranks(2, framework="torch"), check)
+
+
+def test_several_back_ends_in_one_group_are_refused_where_pytorch_would_leave_one_out(ranks: Ranks) -> None:
+    def check() -> None:
+        import torch.distributed as dist
+
+        for backends in ("cpu:horovod,cuda:gloo", "cpu:gloo,cuda:horovod"):
+            try:
+                dist.new_group(backend=backends)
+            except ValueError as error:
+                assert f'backend="{backends}"' in str(error) and "PyTorch 2.15" in str(error)
+            else:
+                raise AssertionError("one of the two was left out")
+
+    run_in_group(ranks(2, framework="torch"), check)

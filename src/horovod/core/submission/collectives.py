@@ -20,6 +20,7 @@ Common errors:
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 
@@ -200,10 +201,11 @@ def barrier(process_set_id: int | None = 0, awaited: bool = False) -> Handle:
 _turns: dict[int | None, threading.Lock] = {}
 """By process set, held by the thread that waits at its barrier."""
 
+os.register_at_fork(after_in_child=_turns.clear)
+
 
 def wait_at_barrier(process_set_id: int | None = 0) -> None:
     """Return when every member has called it. Threads of one rank take turns: the n-th calls of all members belong together."""
-    running().worker(process_set_id, Operation.BARRIER)  # raises in a forked child, whose lock might be held for ever
     with _turns.setdefault(process_set_id, threading.Lock()):
         barrier(process_set_id, awaited=True).wait()
 

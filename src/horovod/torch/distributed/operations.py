@@ -130,7 +130,7 @@ class Operations:
         tensors, root = _listed(tensors), _root(opts)
         targets = [flat(tensor) for tensor in tensors]
         memory = memory_of(targets)
-        views = memory.read(targets) if memory is host_memory else _read_and_write(memory, targets)
+        views = memory.read(targets) if self._submitter.index == root else memory.write(targets)
         handle = self._submitter.submit(Operation.BROADCAST, (), views, root=root, awaited=is_awaited(opts))
         finish = writes_back(tensors, targets)
         return self._submitter.work(handle, memory, tensors, "broadcast", finish, opts)
@@ -230,12 +230,6 @@ class Operations:
 
     def alltoall_base(self, *arguments: Any) -> HorovodWork:
         return self.all_to_all_single(*arguments)
-
-
-def _read_and_write(memory: Any, tensors: Tensors) -> Any:
-    """Tensors on a device that the root reads and the others write."""
-    read, written = memory.reduce(tensors, tensors)
-    return written if written is not None else read
 
 
 def _room(parts: Tensors, like: torch.Tensor) -> torch.Tensor:

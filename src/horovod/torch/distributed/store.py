@@ -78,7 +78,8 @@ class StoreExchange:
         return answer.values
 
     def end(self) -> None:
-        """Every rank calls it after its last all-gather. The first waits a while for the others: it may run the store, and end."""
+        """Every rank calls it after its last all-gather. The first waits for the others: it may run the store, and be about
+        to end."""
         if self._size == 1:
             return
         key, deadline = f"horovod/{self._purpose}/{self._round}/left", time.monotonic() + _PATIENCE_SECONDS

@@ -14,11 +14,12 @@ import torch.distributed as dist
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Reducing
-from horovod.core.negotiation.messages import Operation
+from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.core.submission.prepared import device_of, submit
 from horovod.core.submission.requests import check_reduction, make_request
+from horovod.observe.call_site import caller
 from horovod.torch.device.base import Memory
 from horovod.torch.device.memory import host_memory, memory_of
 from horovod.torch.distributed.futures import Origin, present_origin
@@ -39,6 +40,8 @@ _OPERATIONS = {
     "BOR": ReduceOp.BOR,
     "BXOR": ReduceOp.BXOR,
 }
+_REMEMBERED = 1024
+"""How many requests a group keeps."""
 _FOLDER = str(Path(__file__).parent)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What elements of a type travel as that the core does not know, by their size; they cannot be reduced."""
@@ -51,6 +54,9 @@ def reducing(op: Any) -> Reducing:
         ValueError: the core has no such reduction.
     """
     kind = getattr(op, "op", op)
+    known = _REDUCING.get(kind)
+    if known is not None:
+        return known
     if kind.name == "PREMUL_SUM":
         factor = op.factor
         if isinstance(factor, torch.Tensor) and factor.numel() != 1:
@@ -59,7 +65,11 @@ def reducing(op: Any) -> Reducing:
     found = _OPERATIONS.get(kind.name)
     if found is None:
         raise ValueError(f"ReduceOp.{kind.name} is not supported; use one of {', '.join(_OPERATIONS)} and PREMUL_SUM")
-    return Reducing(found)
+    known = _REDUCING[kind] = Reducing(found)
+    return known
+
+
+_REDUCING: dict[Any, Reducing] = {}
 
 
 def limit_of(options: Any) -> float:
@@ -168,6 +178,7 @@ class Submitter:
         self.size = len(membership.ranks)
         self.index = membership.worker.index
         self._futures = Origin("after")
+        self._requests: dict[Any, Request] = {}
 
     def submit(
         self,
@@ -191,24 +202,36 @@ class Submitter:
         """
         membership = self.membership
         membership.check()
-        tensors = inputs or outputs
+        origin = present_origin()
+        described = tuple([(tensor.data_type, tensor.shape) for tensor in inputs or outputs])
+        device = device_of(inputs or outputs)
+        key = (operation, described, how, root, tuple(splits), device, caller())
+        request = self._requests.get(key) if origin is None else None
+        if request is None:
+            name = None if origin is None else origin.next()
+            request = self._make(operation, inputs or outputs, how, root, tuple(splits), device, name)
+            if origin is None:
+                if len(self._requests) >= _REMEMBERED:
+                    self._requests.clear()
+                self._requests[key] = request
+        return submit(membership.number, request, inputs, outputs, allocate, awaited)
+
+    def _make(
+        self,
+        operation: Operation,
+        tensors: Sequence[Tensor],
+        how: Reducing,
+        root: int,
+        splits: tuple[int, ...],
+        device: str,
+        name: str | None,
+    ) -> Request:
+        """The request of a call, before it is counted. Calls of one line with tensors of one kind have the same."""
         if operation in (Operation.ALLREDUCE, Operation.REDUCESCATTER):
             named = [(PREFIX, tensor.data_type) for tensor in tensors]
             check_reduction(operation.name.capitalize(), named, how.op, how.prescale, how.postscale)
-        origin = present_origin()
-        request = make_request(
-            operation,
-            PREFIX,
-            None if origin is None else origin.next(),
-            tensors,
-            how.op,
-            how.prescale,
-            how.postscale,
-            root if root < 0 else membership.ranks[root],
-            tuple(splits),
-            device_of(tensors),
-        )
-        return submit(membership.number, request, inputs, outputs, allocate, awaited)
+        root = root if root < 0 else self.membership.ranks[root]
+        return make_request(operation, PREFIX, name, tensors, how.op, how.prescale, how.postscale, root, splits, device)
 
     def work(
         self,
