@@ -8,15 +8,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+import torch
 
 from horovod.torch.distributed.base import NAME, Group
 from horovod.torch.distributed.membership import Membership
 
-AVAILABLE = hasattr(dist, "BackendBase")
-"""Whether this PyTorch lets Python code derive from its Backend."""
+_Base: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "Backend", object)
+AVAILABLE = "__init__" in vars(_Base) and _Base is not object
+"""Whether this PyTorch lets Python code derive from its Backend: before 2.15 that has no constructor."""
 
-_BackendBase: Any = getattr(dist, "BackendBase", object)
+_BackendBase: Any = _Base if AVAILABLE else object
 
 
 class HorovodBackend(Group, _BackendBase):  # type: ignore[misc]
