@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 SHOWN = 6
@@ -31,12 +32,19 @@ class StallInspector:
         self._shutdown = shutdown_seconds
         self._next_report = 0.0
 
-    def report(self, stalled: Sequence[Stalled], now: float, call_sites: Mapping[int, str]) -> tuple[str, int]:
+    def report(
+        self,
+        stalled: Sequence[Stalled],
+        now: float,
+        call_sites: Mapping[int, str],
+        thread_lines: Mapping[int, Sequence[str]] = MappingProxyType({}),
+    ) -> tuple[str, int]:
         """The text to log now, and the rank to blame if the job is to be ended.
 
         Args:
             stalled: all incomplete names, oldest first.
             call_sites: where in the script ranks are, as far as known.
+            thread_lines: where their other threads are.
 
         Returns:
             The text, "" if there is none; and the global rank to blame, -1 while the job goes on.
@@ -64,6 +72,7 @@ class StallInspector:
             shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
             place = f" (it is at {call_sites[rank]})" if rank in call_sites else ""
             lines.append(f"{rank}{'!' if rank in guilty else ''}: [{shown}]{place}")
+            lines += [f"    its thread {line}" for line in thread_lines.get(rank, ())]
         lines += [f"{item.name} was submitted as: {item.view}" for item in late[:SHOWN]]
         if end:
             lines.append(

@@ -21,6 +21,8 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 
             print(check_build())
             return 0
+        if options.dump is not None:
+            return _dump(options.dump)
         return _run(options)
     except UsageError as error:
         print(f"usage: {USAGE}\nhorovodrun: error: {error}", file=sys.stderr)
@@ -49,14 +51,24 @@ def _run(options: Options) -> int:
     stdout, stderr = console(pipe)
     try:
         with pipe as signals:
-            outcome = make_job(options, os.environ).run(stdout, stderr, signals)
-            words = outcome.describe()
-            if words:
-                stderr.write(words + "\n")
+            job = make_job(options, os.environ)
+            outcome = job.run(stdout, stderr, signals)
+            for words in (outcome.describe(), job.recorder_notice(outcome)):
+                if words:
+                    stderr.write(words + "\n")
             return outcome.status
     except Insisted as insisted:
         stderr.write("horovodrun: killed the job\n")
         return 128 + insisted.number
+
+
+def _dump(target: str) -> int:
+    from horovod.diagnose.__main__ import main as diagnose
+    from horovod.runner.flight_recorders import request
+
+    folder = request(target)
+    print(f"horovodrun: what every rank did until now is in {folder}\n")
+    return diagnose([str(folder)])
 
 
 def _open_standard_streams() -> None:

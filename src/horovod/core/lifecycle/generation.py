@@ -8,6 +8,7 @@ Then everything is released.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import socket
@@ -26,7 +27,7 @@ from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
 from horovod.control.reachability import UnreachableError
-from horovod.control.rendezvous.interface import AllGather
+from horovod.control.rendezvous.interface import AllGather, LauncherServer
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
@@ -34,6 +35,7 @@ from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
@@ -50,7 +52,7 @@ from horovod.core.negotiation.messages import Operation
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
-from horovod.observe import call_site
+from horovod.observe import call_site, threads
 
 _log = logging.getLogger("horovod.core")
 
@@ -103,6 +105,7 @@ class Generation:
         self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._monitor: LivenessMonitor | None = None
+        self._dumper: Dumper | None = None
         self._abandoned = False
         self._sockets: list[socket.socket] = []
 
@@ -226,6 +229,9 @@ class Generation:
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
         sockets: dict[ConnectionKey, socket.socket] = {}
+        if self.config.flight_recorder_size:
+            self._dumper = self._make_dumper()
+            self.termination.write_down = self._dumper.failed
 
         def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
             assert mesh is not None
@@ -258,6 +264,8 @@ class Generation:
                 self.device_engine, rank, size, all_ranks.communicator, self.config.timeout
             )
         self.recording.begin()
+        if self._dumper is not None:
+            self._dumper.start()
         if self._monitor is not None:
             self._monitor.start()
         for worker in self.workers.values():
@@ -278,6 +286,28 @@ class Generation:
             self._look,
             self.termination.describe,
             self.termination.fail,
+            threads.lines,
+            self._dumper.request if self._dumper is not None else lambda why, reason: None,
+        )
+
+    def _make_dumper(self) -> Dumper:
+        endpoints, rank = self._endpoints, self.identity.rank
+        members = Members(
+            hashlib.sha256(self.secret or f"{endpoints[0].host}-{endpoints[0].pid}".encode()).hexdigest()[:12],
+            f"{endpoints[0].host}-{endpoints[0].pid}",
+            self.generation,
+            rank,
+            [endpoint.host for endpoint in endpoints],
+            neighbours_of(rank, [(endpoint.process_namespace, endpoint.pid) for endpoint in endpoints]),
+            isinstance(self.termination.point, LauncherServer),
+        )
+        return Dumper(
+            self.config,
+            members,
+            self.workers,
+            self._look,
+            lambda why, reason: self.watch.request_dump(why, reason),
+            lambda: {} if self._monitor is None else self._monitor.no_progress,
         )
 
     def _look(self, rank: int) -> str | None:
@@ -292,6 +322,8 @@ class Generation:
         self.recording.stop()
         if self._monitor is not None:
             self._monitor.leave()
+        if self._dumper is not None:
+            self._dumper.close()
         for made in self._sockets:
             made.close()
 
@@ -310,6 +342,8 @@ class Generation:
             self._await_end(worker, deadline)
         if self._monitor is not None:
             self._monitor.leave()
+        if self._dumper is not None:
+            self._dumper.close()
         self.recording.stop()
         for worker in self.workers.values():
             worker.close()
@@ -381,6 +415,9 @@ class Generation:
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
         if self._monitor is not None:
             descriptors += self._monitor.descriptors()
+        if self._dumper is not None:
+            descriptors += self._dumper.descriptors()
+            self._dumper.abandon()
         for descriptor in descriptors:
             try:
                 os.close(descriptor)

@@ -13,7 +13,7 @@ import msgspec
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.failure import Cause, FailureKind
 from horovod.core.config import Config
-from horovod.core.negotiation.agreement import describe
+from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.messages import (
     Decision,
@@ -252,9 +252,10 @@ class Coordinator(Role):
             Stalled(waiting.request.name, describe(waiting.request), waiting.since, waiting.announced, waiting.missing)
             for waiting in self._negotiator.waiting()
         ]
-        text, blamed = self._inspector.report(stalled, now, self._watch.call_sites)
+        text, blamed = self._inspector.report(stalled, now, self._watch.call_sites, self._watch.thread_lines)
         if text:
             _log.log(logging.ERROR if blamed >= 0 else logging.WARNING, "%s", text)
+            self._watch.request_dump("stall", f"{stalled[0].name} waits for {list_ranks(stalled[0].missing)}")
         if blamed >= 0:
             late = stalled[0]
             places = {rank: place for rank, place in self._watch.call_sites.items() if rank in late.missing}

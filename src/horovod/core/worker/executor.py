@@ -12,13 +12,17 @@ from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import EngineFailureError, HorovodInternalError, MismatchError
 from horovod.core.negotiation.messages import Decision
 from horovod.core.requests.batch import Batch, Entry, execute, size_of
-from horovod.core.requests.devices import moves
+from horovod.core.requests.devices import engine_of, moves
 from horovod.core.worker.cpu_affinity import Placement
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.open_events import OpenEvents
+from horovod.observe.flight_recorder import FlightRecorder
 
 _PLACED_BYTES = 4 << 20
 """For a larger batch the worker thread moves to cores of its own. The move takes some microseconds."""
+
+FAST_PATH = "fast path"
+"""What the flight recorder calls the engine of collectives that run in the fast path alone."""
 
 kept = lasting_list()
 """Failed requests whose tensors an engine may still use: their memory is not given back."""
@@ -35,10 +39,13 @@ class Executor:
         placement: the cores that the worker thread runs on.
         seconds: how long a device may take for a collective that it has come to.
         settled: called when nothing is in flight any more, before the last handle is completed.
+        recorder: notes what is carried out; None: nothing does.
+        disagreed: called with the reason when ranks disagree about a collective.
 
     Attributes:
         devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
             set before the worker's thread starts.
+        agreed: when the ranks had agreed on what is carried out now; whoever drives the worker sets it.
     """
 
     def __init__(
@@ -49,13 +56,18 @@ class Executor:
         placement: Placement,
         seconds: float,
         settled: Callable[[], None],
+        recorder: FlightRecorder | None = None,
+        disagreed: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        self.agreed = 0.0
         self.devices: DeviceEngines | None = None
         self._ranks = ranks
         self._communicator = communicator
         self._requests = requests
         self._placement = placement
         self._settled = settled
+        self._recorder = recorder
+        self._disagreed = disagreed
         self._open_events = OpenEvents(seconds)
 
     def carry_out(self, batch: Batch, driven: bool) -> None:
@@ -86,6 +98,8 @@ class Executor:
 
     def complete_alone(self, entry: Entry) -> None:
         """Complete a request that ran without an order and without the engine."""
+        if self._recorder is not None:
+            self._recorder.ran(entry.handle.record, FAST_PATH, self.agreed)
         for known in self._requests.finish([entry.request.name]):
             if known is not None:  # else an abort has completed it
                 known.handle.complete(known.error)
@@ -136,6 +150,9 @@ class Executor:
 
     def _run(self, batch: Batch) -> None:
         first = batch[0][0]
+        if self._recorder is not None:
+            records = [None if entry is None else entry.handle.record for _, entry in batch]
+            self._recorder.begins(records, engine_of(first.device) or self._communicator.name, self.agreed)
         failure: HorovodInternalError | None = None
         completion: Completion = None
         held: list[object] = []
@@ -152,6 +169,8 @@ class Executor:
                     return
                 completion = execute(communicator, ranks, batch, held)
         self._complete(batch, failure, completion, held)
+        if first.error:
+            self._disagreed(first.error)
 
     def _serving(self, decision: Decision) -> tuple[Communicator | None, Sequence[int]]:
         """The communicator that carries out a decision, and its ranks; None where this rank does not take part."""

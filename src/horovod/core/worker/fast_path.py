@@ -18,6 +18,7 @@ The set's first rank leads; it is also the rank of the coordinator. Proposal n r
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from horovod.comm.shm.proposals import Proposals, fits
@@ -119,6 +120,7 @@ class FastPath:
         Raises:
             PeerFailure, Aborted: the engine could not run it.
         """
+        self._executor.agreed = time.monotonic()
         if entry.request.operation is Operation.ALLGATHER:
             self._finish_allgather(entry)
         elif entry.request.operation is Operation.ALLTOALL:

@@ -40,6 +40,7 @@ from horovod.core.worker.member import Member
 from horovod.core.worker.progress import Progress, may_drive
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
+from horovod.observe.flight_recorder import FlightRecorder
 
 _log = logging.getLogger("horovod.core")
 
@@ -73,6 +74,7 @@ class WorkerThread:
         unnamed: how many calls without a name were made on this process set, by kind.
         registration: a number that tells its process set from another of the same ranks, the same on all members.
         executor: what carries out batches.
+        recorder: the last collectives of these ranks; None if nothing is to be recorded.
     """
 
     def __init__(
@@ -99,7 +101,9 @@ class WorkerThread:
         self._placement = placement
         self._polls = polls(placement.spins)
         self._connections = Connections(channels)
-        self._requests = InFlight(None if config.cycle_time else self)
+        size = config.flight_recorder_size
+        self.recorder = FlightRecorder(size) if size else None
+        self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
         self._progress = Progress(self._connections, self._polls, index == 0)
         self._proposals = proposals
@@ -110,6 +114,8 @@ class WorkerThread:
             placement,
             config.timeout.total_seconds(),
             lambda: self.role.settled(),
+            self.recorder,
+            watch.disagreed,
         )
         self._fast_path: FastPath | None = None
         if proposals is not None:
@@ -357,6 +363,8 @@ class WorkerThread:
             self._said_leave = True
             self.role.leave(self._leaving or "")
         self.role.decide()
+        if self._schedule.batches:
+            self.executor.agreed = time.monotonic()
         while self._schedule.batches:
             batch = self._batch(self._schedule.batches[0])
             if driven and not (self.communicator.any_thread and may_drive(batch)):

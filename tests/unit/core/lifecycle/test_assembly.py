@@ -40,6 +40,9 @@ class Watch:
     def probe(self) -> None:
         pass
 
+    def disagreed(self, reason: str) -> None:
+        pass
+
 
 class Members:
     """The members of one set, connected beforehand; each calls :func:`assemble` on a thread of its own."""

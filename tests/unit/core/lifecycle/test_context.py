@@ -397,7 +397,7 @@ def test_what_a_forked_child_does_to_its_copy_does_not_reach_the_parent() -> Non
         context.shutdown()
         return [after, alive]
 
-    assert in_child(child) == [False, 2]
+    assert in_child(child) == [False, 3]
     calls()["Allreduce"]().wait(SECONDS)
 
 
