@@ -35,12 +35,13 @@ class Ping(msgspec.Struct, tag=True):
 
 
 class Pong(msgspec.Struct, tag=True):
-    """The sender's main thread is at ``where``, its other threads at ``threads``. ``seen``: why each rank that was asked about
-    cannot answer; "" if it runs."""
+    """The sender's main thread is at ``where``, its other threads at ``threads``; they wait for the collectives
+    ``awaited``. ``seen``: why each rank that was asked about cannot answer; "" if it runs."""
 
     where: str
     seen: dict[int, str] = {}
     threads: list[str] = []
+    awaited: list[str] = []
 
 
 class Report(msgspec.Struct, tag=True):
@@ -109,6 +110,7 @@ class LivenessMonitor:
         on_failure: called once, on the liveness monitor's thread, with the rank that failed first, the reason, and
             what else is known.
         threads: returns where the other threads of this process are.
+        awaited: returns the names of the collectives that threads of the script wait for.
         on_dump: called on the same thread when this rank is to write down what it did.
     """
 
@@ -123,6 +125,7 @@ class LivenessMonitor:
         describe: Callable[[int], str],
         on_failure: OnFailure,
         threads: Callable[[], list[str]] = list,
+        awaited: Callable[[], list[str]] = list,
         on_dump: Callable[[str, str], None] = lambda why, reason: None,
     ) -> None:
         self._rank = rank
@@ -133,6 +136,7 @@ class LivenessMonitor:
         self._describe = describe
         self._on_failure = on_failure
         self._threads = threads
+        self._awaited = awaited
         self._on_dump = on_dump
         self._detector = FailureDetector(answer_seconds, longest_seconds)
         self._calls: deque[Callable[[], None]] = deque()
@@ -144,6 +148,8 @@ class LivenessMonitor:
         """Where each rank is in the script, as of its last answer."""
         self.thread_lines: dict[int, list[str]] = {}
         """The same of its other threads."""
+        self.awaited: dict[int, list[str]] = {}
+        """The collectives that they wait for."""
         self.no_progress: dict[int, tuple[str, float]] = {}
         """What this rank's engine sees no progress of, why, and when it said so last."""
         self._dumped: dict[str, float] = {}
@@ -250,12 +256,13 @@ class LivenessMonitor:
     def _handle(self, peer: int, message: Message) -> None:
         if isinstance(message, Ping):
             seen = {rank: found for rank in message.about if (found := self._look(rank)) is not None}
-            self._send(peer, Pong(self._where(), seen, self._threads()))
+            self._send(peer, Pong(self._where(), seen, self._threads(), self._awaited()))
             if self._rank == 0:
                 self._ask_all()
         elif isinstance(message, Pong):
             self.call_sites[peer] = self._last_places[peer] = message.where
             self.thread_lines[peer] = message.threads
+            self.awaited[peer] = message.awaited
             self._detector.answered(peer, time.monotonic())
             for rank, found in message.seen.items():
                 self._on_process_seen(rank, found)
@@ -308,6 +315,7 @@ class LivenessMonitor:
             return
         self.call_sites[self._rank] = self._where()
         self.thread_lines[self._rank] = self._threads()
+        self.awaited[self._rank] = self._awaited()
         for peer in self._detector.ask(list(self._links), time.monotonic()):
             self._send(peer, Ping(list(about)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import NamedTuple
 
 from horovod.observe.dump import RankDump
@@ -27,7 +28,7 @@ _BY_FILE = (
     (r"/(?:queue|threading)\.py$", r"", "waits for another thread"),
     (r"/concurrent/futures/", r"", "waits for another thread"),
 )
-"""By file and function of any call that the thread is in: the innermost that matches tells."""
+"""By file and function of a call inside the user's line; the first that matches any call tells."""
 
 _ENDS = r"/horovod/core/lifecycle/context\.py$"
 
@@ -67,12 +68,10 @@ def activity(thread: ThreadState) -> Activity:
                 return Activity(does, place)
     if any(re.search(_ENDS, frame.file) and frame.function == "shutdown" for frame in thread.frames):
         return Activity("ends (hvd.shutdown())", place)
-    for frame in thread.frames:
-        if frame.users:
-            break
-        for file, function, does in _BY_FILE:
-            if re.search(file, frame.file) and re.search(function, frame.function):
-                return Activity(does, place)
+    inside = list(takewhile(lambda frame: not frame.users, thread.frames))
+    for file, function, does in _BY_FILE:
+        if any(re.search(file, frame.file) and re.search(function, frame.function) for frame in inside):
+            return Activity(does, place)
     if place is not None:
         for pattern, does in _BY_CODE:
             if re.search(pattern, place.code):

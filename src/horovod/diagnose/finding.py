@@ -9,8 +9,8 @@ class Finding(msgspec.Struct, frozen=True):
     """One thing that the rules have found.
 
     Attributes:
-        kind: ``raised``, ``killed``, ``stopped``, ``left``, ``lost``, ``engine``, ``mismatch``, ``apart``, ``silent``,
-            ``held``, ``inside``, ``straggler`` or ``nothing``.
+        kind: ``raised``, ``link``, ``killed``, ``stopped``, ``left``, ``lost``, ``engine``, ``mismatch``, ``apart``,
+            ``silent``, ``held``, ``inside``, ``straggler`` or ``nothing``.
         ranks: those whose doing it is; for ``inside``, those that are inside.
         text: in words.
         collective: the name of the collective that it is about; "" if there is none.

@@ -10,15 +10,15 @@ from horovod.diagnose import stragglers
 from horovod.diagnose.activity import main_activity, main_thread_of
 from horovod.diagnose.finding import Finding
 from horovod.diagnose.job import Job, Waiting, duration, ordinal, ranks_in_words
-from horovod.observe.dump import Tensor
+from horovod.observe.dump import RankDump, Tensor
 
 
 def findings(job: Job) -> list[Finding]:
     """What happened, the most important first; never empty."""
     found = [*_failure(job), *_mismatch(job)]
-    ended = {rank for each in found for rank in each.ranks if each.kind in ("raised", "killed", "left", "lost")}
+    ended = {rank for each in found for rank in each.ranks if each.kind in ("raised", "killed", "left", "lost", "link")}
     waiting = job.waiting()
-    for item in _first_of_each_set(waiting):
+    for item in _main_of_each_set(job, waiting):
         found += _of_waiting(job, item, waiting, ended)
     if any(each.kind == "mismatch" for each in found):  # what follows from it
         found = [each for each in found if each.kind not in ("left", "raised")]
@@ -28,14 +28,40 @@ def findings(job: Job) -> list[Finding]:
     return found or [Finding("nothing", [], "No rank waits for another, and none has failed.")]
 
 
-_ORDER = ("mismatch", "raised", "killed", "stopped", "held", "lost", "engine", "apart", "silent", "inside", "left")
+_ORDER = (
+    "mismatch",
+    "raised",
+    "link",
+    "killed",
+    "stopped",
+    "held",
+    "lost",
+    "engine",
+    "apart",
+    "silent",
+    "inside",
+    "left",
+)
 
 
-def _first_of_each_set(waiting: list[Waiting]) -> list[Waiting]:
-    seen: dict[int, Waiting] = {}
-    for item in waiting:
-        seen.setdefault(item.process_set, item)
-    return list(seen.values())
+def _main_of_each_set(job: Job, waiting: list[Waiting]) -> list[Waiting]:
+    """Of each process set, the collective that would have come next: by its past, else the one that most have submitted."""
+    found: dict[int, Waiting] = {}
+    for number in dict.fromkeys(item.process_set for item in waiting):
+        items = [item for item in waiting if item.process_set == number]
+        expected = _expected(job, items)
+        most = max(len(item.holders) for item in items)
+        found[number] = next(
+            (item for item in items if item.name == expected), next(item for item in items if len(item.holders) == most)
+        )
+    return list(found.values())
+
+
+def _expected(job: Job, items: Sequence[Waiting]) -> str:
+    """Which of these names the past of their process set makes expect first; "" if it tells nothing."""
+    names = {item.name for item in items}
+    ranks = sorted({rank for item in items for rank in item.holders})
+    return next((name for name in job.predicted(ranks[0], items[0].process_set) if name in names), "")
 
 
 # Failures that the runtime has decided on.
@@ -50,6 +76,9 @@ def _failure(job: Job) -> list[Finding]:
     ][0]
     who = f"Rank {rank} (host {job.host(rank)})"
     waiting = _waits_for(job, rank)
+    broken = _broken_link(job, failed) if kind == "LOST" else None
+    if broken is not None:
+        return [broken]
     if kind == "RAISED":
         what = reason.removeprefix("it ")
         return [Finding("raised", [rank], f"{who} {what}.{_hint(reason)}{waiting}", waiting=_waiters(job, rank))]
@@ -67,6 +96,40 @@ def _failure(job: Job) -> list[Finding]:
         text = f"{who} ended without a word: {_how_it_ended(job, rank)}.{_memory(job, rank)}{waiting}"
         return [Finding("killed", [rank], text, waiting=_waiters(job, rank))]
     return [Finding("lost", [rank], f"{who} is lost: {reason}.{waiting}", waiting=_waiters(job, rank))]
+
+
+def _broken_link(job: Job, failed: Sequence[RankDump]) -> Finding | None:
+    """Ranks that were lost by others and have written at the same time themselves: the network between them is broken."""
+    lost = sorted({each.failed_rank for each in failed})
+    alive = [
+        rank
+        for rank in lost
+        if rank in job.dumps and job.dumps[rank].why == "failure" and not job.dumps[rank].exception
+    ]
+    pairs = {tuple(sorted((each.host, job.host(each.failed_rank)))) for each in failed if each.failed_rank in alive}
+    pairs = {pair for pair in pairs if pair[0] != pair[1]}
+    if not alive or not pairs:
+        return None
+    sides: dict[int, list[int]] = {}
+    for each in failed:
+        sides.setdefault(each.failed_rank, []).append(each.rank)
+    told = " and ".join(
+        f"{ranks_in_words(ranks)} ({', '.join(sorted({job.host(rank) for rank in ranks}))}) lost rank {rank} ({job.host(rank)})"
+        for rank, ranks in sorted(sides.items())
+    )
+    if len(pairs) == 1:
+        one, two = next(iter(pairs))
+        what = f"The link between host {one} and host {two} is broken"
+    else:
+        host, times = Counter(host for pair in pairs for host in pair).most_common(1)[0]
+        what = (
+            f"The network of host {host} is broken"
+            if times == len(pairs)
+            else "The network between the hosts is broken"
+        )
+    waiting = next((f" {_waiters_in_words(item, _longest(job, item))}" for item in job.waiting()), "")
+    text = f"{what}: {told}, and all of them run.{waiting} Look at the cable, the switch and the firewall between them."
+    return Finding("link", lost, text, waiting=sorted(job.dumps))
 
 
 def _only_the_launcher_knows(job: Job) -> list[Finding]:
@@ -288,8 +351,8 @@ def _apart(job: Job, item: Waiting, every: list[Waiting], missing: list[int]) ->
     instead = {rank: each[0] for rank, each in own.items() if each and set(each[0].missing) & set(item.holders)}
     if not instead:
         return []
-    expected = _expected(job, item, instead)
-    wrong = sorted(instead) if expected == item.name else _odd(item, instead, expected)
+    expected = _expected(job, [item, *instead.values()])
+    wrong = sorted(instead) if expected == item.name else _odd(item, instead)
     parts = [_waiters_in_words(item, _longest(job, item))]
     by_name: dict[str, list[int]] = {}
     for rank, each in instead.items():
@@ -308,17 +371,8 @@ def _apart(job: Job, item: Waiting, every: list[Waiting], missing: list[int]) ->
     return found + [_silent(job, item, rank) for rank in missing if rank not in instead]
 
 
-def _expected(job: Job, item: Waiting, instead: dict[int, Waiting]) -> str:
-    """Which of the names the set's past makes expect first; "" if it tells nothing."""
-    names = {item.name, *(each.name for each in instead.values())}
-    some = min(item.holders)
-    return next((name for name in job.predicted(some, item.process_set) if name in names), "")
-
-
-def _odd(item: Waiting, instead: dict[int, Waiting], expected: str) -> list[int]:
-    """Whose doing it is that the ranks are apart; nobody's, where nothing tells."""
-    if expected:
-        return sorted(set(item.holders) | {rank for rank, each in instead.items() if each.name != expected})
+def _odd(item: Waiting, instead: dict[int, Waiting]) -> list[int]:
+    """Whose doing it is that the ranks are apart, where their past does not tell: of the fewer; nobody's, if none are fewer."""
     groups = {item.name: list(item.holders)}
     for rank, each in instead.items():
         groups.setdefault(each.name, []).append(rank)
@@ -334,7 +388,7 @@ def _why_apart(job: Job, item: Waiting, instead: dict[int, Waiting], expected: s
             return "Both were submitted by the same line: the name, or the order of a loop, differs between the ranks."
         return "They call them in another order, give one collective two names, or take different paths through the script."
     history = job.predicted(min(item.holders), item.process_set)
-    theirs = instead[wrong[0]].name if wrong[0] in instead else item.name
+    theirs = instead[wrong[0]].name
     if theirs in history and history.index(theirs) > history.index(expected):
         return (
             f"In the step before, '{theirs}' came after '{expected}' on all ranks: {ranks_in_words(wrong)} skipped "

@@ -126,7 +126,10 @@ class Job:
         return None if last is None or last.ended is None else self.dumps[rank].monotonic - last.ended
 
     def predicted(self, rank: int, process_set: int) -> list[str]:
-        """What the set's past makes expect next: the names that followed its last completed collective the time before."""
+        """What the set's past makes expect next: the names that followed its last completed collective the time before.
+
+        If that is the first of its name, a step may have ended: then all from the beginning.
+        """
         order = sorted(
             (each for each in self.collectives(rank, process_set) if each.order and each.ended is not None),
             key=lambda each: each.order,
@@ -135,7 +138,7 @@ class Job:
         if not names:
             return []
         earlier = [place for place, name in enumerate(names[:-1]) if name == names[-1]]
-        return names[earlier[-1] + 1 :] if earlier else []
+        return names[earlier[-1] + 1 :] if earlier else names
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

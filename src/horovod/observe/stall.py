@@ -19,6 +19,23 @@ class Stalled(NamedTuple):
     missing: list[int]
 
 
+def apart_in_words(waiting: Sequence[tuple[Sequence[int], str, str]]) -> str:
+    """What is said when ranks wait for different names.
+
+    Args:
+        waiting: ranks that have submitted it, its name, and its request in words; oldest first.
+    """
+    lines = ["The ranks wait for different collectives, so none of these can complete:"]
+    for ranks, name, view in waiting[:SHOWN]:
+        lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {name}, submitted as {view}")
+    if len(waiting) > SHOWN:
+        lines.append(f"... and {len(waiting) - SHOWN} more")
+    lines.append(
+        "They are called in another order, under other names, or by ranks that take different paths through the script."
+    )
+    return "\n".join(lines)
+
+
 class StallInspector:
     """Decides when to report, and writes the report.
 

@@ -57,6 +57,7 @@ class Watch:
     def __init__(self) -> None:
         self.call_sites: dict[int, str] = {}
         self.thread_lines: dict[int, list[str]] = {}
+        self.awaited: dict[int, list[str]] = {}
         self.dumps: list[tuple[str, str]] = []
         self.reports: list[tuple[int, str, bool]] = []
         self.complaints: list[tuple[int, str, int]] = []

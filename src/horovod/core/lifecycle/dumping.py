@@ -95,7 +95,7 @@ class Dumper:
         self._requests: deque[tuple[str, str]] = deque()
         self._captured: deque[dump.RankDump] = deque()
         self._last: dict[str, float] = {}
-        self._leaving = False
+        self._failed = self._leaving = False
         self._wake_up = WakeUp()
         self._stacks = _native_stacks()
         self._thread = threading.Thread(target=self._serve, name="horovod-recorder", daemon=True)
@@ -110,6 +110,7 @@ class Dumper:
 
     def failed(self, rank: int, reason: str, cause: Cause) -> None:
         """Note where everything stands at this moment, and have it written. ``rank`` has failed first."""
+        self._failed = True
         self._captured.append(self._capture(FAILURE, reason, rank, cause.kind.name))
         self._wake_up.set()
 
@@ -164,7 +165,7 @@ class Dumper:
         return time.monotonic() - self._last.get(why, -math.inf) >= _AGAIN_SECONDS
 
     def _answer(self, why: str, reason: str) -> None:
-        if self._is_new(why):
+        if not self._failed and self._is_new(why):  # after a failure, nothing is where it was any more
             self._last[why] = time.monotonic()
             self._write(self._capture(why, reason))
 

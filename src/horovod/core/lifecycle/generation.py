@@ -287,6 +287,7 @@ class Generation:
             self.termination.describe,
             self.termination.fail,
             threads.lines,
+            lambda: [name for worker in list(self.workers.values()) for name in worker.awaited()],
             self._dumper.request if self._dumper is not None else lambda why, reason: None,
         )
 

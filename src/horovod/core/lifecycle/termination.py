@@ -163,6 +163,7 @@ class NoPeers:
     def __init__(self, termination: Termination) -> None:
         self.call_sites: dict[int, str] = {}
         self.thread_lines: dict[int, list[str]] = {}
+        self.awaited: dict[int, list[str]] = {}
         self._termination = termination
 
     def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -33,11 +34,13 @@ from horovod.core.requests.devices import engine_of
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
 from horovod.observe.activities import activity
-from horovod.observe.stall import Stalled, StallInspector
+from horovod.observe.stall import Stalled, StallInspector, apart_in_words
 from horovod.observe.timeline import TensorLabel, Timeline
 
 _log = logging.getLogger("horovod.core")
 
+_HINT_SECONDS = 1.0
+"""After so long without an announcement, it is looked whether ranks wait for different names."""
 _TIME_TO_ANSWER = 0.2
 """Seconds between asking the ranks where they are and reporting a stall. A rank that does not answer is reported without."""
 
@@ -103,6 +106,9 @@ class Coordinator(Role):
             )
         self._next_inspection = 0.0
         self._asked_where = False
+        self._looked_at = self._asked_about = (
+            0.0  # the state of announcements that was looked at, and asked about, last
+        )
         self.timeline: Timeline | None = None
         """Another thread may set it at any moment, so each use reads it once."""
 
@@ -236,6 +242,7 @@ class Coordinator(Role):
         if oldest is None:
             return None
         now = time.monotonic()
+        hint = self._look_whether_apart(now)
         due = max(oldest + self._warning_seconds, self._next_inspection)
         if now >= due and not self._asked_where:
             self._watch.probe()  # so that the report can say where the missing ranks are
@@ -244,7 +251,27 @@ class Coordinator(Role):
         elif now >= due:
             self._asked_where = False
             due = self._next_inspection = now + max(1.0, self._inspect(now))
-        return max(1.0, (due - now) * 1000)
+        return max(1.0, (min(due, hint) - now) * 1000)
+
+    def _look_whether_apart(self, now: float) -> float:
+        """Say at once if ranks wait for different names, which then stay incomplete for ever. Returns when to look next."""
+        state = self._negotiator.moved
+        if state == self._looked_at:
+            return math.inf
+        if now < state + _HINT_SECONDS:
+            return state + _HINT_SECONDS
+        apart = self._negotiator.apart()
+        if apart and state != self._asked_about:
+            self._watch.probe()
+            self._asked_about = state
+            return now + _TIME_TO_ANSWER
+        self._looked_at = state
+        awaited = self._watch.awaited
+        if apart and all(set(awaited.get(rank, ())) & {each.request.name for each in apart} for rank in self._ranks):
+            by_rank = [(each.announced, each.request.name, describe(each.request)) for each in apart]
+            _log.warning("%s", apart_in_words(by_rank))
+            self._watch.request_dump("stall", "ranks wait for different collectives")
+        return math.inf
 
     def _inspect(self, now: float) -> float:
         """Report stalls. Returns the seconds until the next inspection."""
@@ -255,6 +282,7 @@ class Coordinator(Role):
         text, blamed = self._inspector.report(stalled, now, self._watch.call_sites, self._watch.thread_lines)
         if text:
             _log.log(logging.ERROR if blamed >= 0 else logging.WARNING, "%s", text)
+        if text and blamed < 0:  # else the failure has the ranks write
             self._watch.request_dump("stall", f"{stalled[0].name} waits for {list_ranks(stalled[0].missing)}")
         if blamed >= 0:
             late = stalled[0]

@@ -192,6 +192,11 @@ class InFlight:
         with self._lock:
             return next(iter(self._known.values()), None)
 
+    def awaited(self) -> list[str]:
+        """The names of those that a thread of the script waits for."""
+        with self._lock:
+            return [name for name, entry in self._known.items() if entry.handle.awaited()]
+
     # For the thread that drives the worker.
 
     def waiting(self) -> bool:

@@ -23,10 +23,12 @@ class Watch(Protocol):
     Attributes:
         call_sites: by rank, where in the script it was when it last answered.
         thread_lines: by rank, where its other threads were.
+        awaited: by rank, the collectives that its threads waited for.
     """
 
     call_sites: dict[int, str]
     thread_lines: dict[int, list[str]]
+    awaited: dict[int, list[str]]
 
     def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
         """Report that ``rank`` has failed; ``suspected``: perhaps through the fault of another rank."""

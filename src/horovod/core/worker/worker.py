@@ -188,6 +188,10 @@ class WorkerThread:
         """Forget a held request; False if it has failed or was released already."""
         return self._requests.withdraw(entry)
 
+    def awaited(self) -> list[str]:
+        """The names of the collectives that a thread of the script waits for."""
+        return self._requests.awaited()
+
     def leave(self, reason: str) -> None:
         """Ask for an orderly end: what is decided still runs, the rest fails. Then the thread ends, on every rank."""
         self._leaving = reason
