@@ -26,7 +26,7 @@ def loss(model: Any, side: TorchSide, step: int) -> torch.Tensor:
     return functional.cross_entropy(model(x), y)
 
 
-@TABLE.loop(known="counts of parameters are compared, not identities")
+@TABLE.loop()
 def a_parameter_is_replaced_in_its_group(side: TorchSide) -> nn.Module:
     """As splatting does when it makes more points."""
     model = network()
@@ -41,7 +41,7 @@ def a_parameter_is_replaced_in_its_group(side: TorchSide) -> nn.Module:
     return model
 
 
-@TABLE.loop(known="a frozen parameter has no hook")
+@TABLE.loop()
 def unfrozen_after_zero_grad_at_the_end_of_the_step(side: TorchSide) -> nn.Module:
     model = network()
     model[0].requires_grad_(False)
@@ -56,7 +56,7 @@ def unfrozen_after_zero_grad_at_the_end_of_the_step(side: TorchSide) -> nn.Modul
     return model
 
 
-@TABLE.loop(known="a pass that does not reach every parameter is not reduced")
+@TABLE.loop()
 def two_losses_on_separate_parts_with_a_clip_after_each(side: TorchSide) -> nn.Module:
     """An actor and a critic in one optimizer."""
     model = nn.ModuleList([network(1), network(2)])
@@ -70,7 +70,7 @@ def two_losses_on_separate_parts_with_a_clip_after_each(side: TorchSide) -> nn.M
     return model
 
 
-@TABLE.loop(known="a pass that does not reach every parameter is not reduced")
+@TABLE.loop()
 def data_clamped_with_an_unused_parameter(side: TorchSide) -> nn.Module:
     model = network()
     model.register_parameter("unused", nn.Parameter(torch.zeros(1)))
@@ -85,7 +85,7 @@ def data_clamped_with_an_unused_parameter(side: TorchSide) -> nn.Module:
     return model
 
 
-@TABLE.loop(known="PyTorch does not count a change through .data")
+@TABLE.loop()
 def zeroed_through_data(side: TorchSide) -> nn.Module:
     model = network()
     optimizer = side.wrap(sgd(model), model)
@@ -99,7 +99,7 @@ def zeroed_through_data(side: TorchSide) -> nn.Module:
     return model
 
 
-@TABLE.loop(known="a changed gradient is taken for a new one")
+@TABLE.loop()
 def sums_with_a_change_between_two_passes(side: TorchSide) -> nn.Module:
     model = network()
     optimizer = side.wrap(sgd(model), model, op=hvd.Sum)
@@ -112,7 +112,7 @@ def sums_with_a_change_between_two_passes(side: TorchSide) -> nn.Module:
     return model
 
 
-@TABLE.loop(known="the optimizer made last takes the hooks away")
+@TABLE.loop()
 def a_second_optimizer_over_the_same_parameters(side: TorchSide) -> nn.Module:
     """Adam first and SGD later, of which only the first is in use."""
     model = network()

@@ -48,6 +48,11 @@ class ReductionSettings:
         predivide = self.predivide if (self.op if op is None else op) == ReduceOp.AVERAGE else 1.0
         return 1.0 / predivide, predivide * factor
 
+    def reduces_as(self, other: ReductionSettings) -> bool:
+        """Whether gradients come out the same with other settings."""
+        mine, theirs = ((each.op, each.predivide, each.compression, each.sparse_as_dense) for each in (self, other))
+        return mine == theirs and self.process_set.process_set_id == other.process_set.process_set_id
+
     def active(self) -> bool:
         """Whether this rank reduces gradients: it is a member of the set, and not alone, or the job may grow.
 

@@ -72,11 +72,27 @@ def test_stepping_inside_no_sync_is_refused(job: Any) -> None:
                 optimizer.step()
             optimizer.step()
             assert parameter.tolist() == [-1.0, -1.0]
-            parameter, optimizer = one(op=op)
-            parameter.sum().backward()
-            with optimizer.no_sync(), pytest.raises(AssertionError, match="more than backward_passes_per_step"):
-                parameter.sum().backward()  # that gradient is reduced, or on its way
-            optimizer.step()
+        parameter, optimizer = one(op=hvd.Adasum)
+        parameter.sum().backward()
+        with optimizer.no_sync(), pytest.raises(AssertionError, match="more than backward_passes_per_step"):
+            parameter.sum().backward()  # the step with that gradient is made
+        optimizer.step()
+
+    job(2, check)
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum", "Min"])
+def test_a_pass_inside_no_sync_after_a_reduced_one_is_reduced_in_step(job: Any, op: str) -> None:
+    def check() -> None:
+        parameter, optimizer = one(op=getattr(hvd, op))
+        mine = hvd.rank() + 1.0
+        (parameter * mine).sum().backward()
+        once = {"Average": 1.5, "Sum": 3.0, "Min": 1.0}[op]
+        assert parameter.grad.tolist() == [once] * 2
+        with optimizer.no_sync():
+            (parameter * mine).sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [-2 * once] * 2
 
     job(2, check)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -240,8 +241,8 @@ def test_ranks_whose_passes_reach_different_optimizers_do_not_deadlock(job: Any)
     job(2, check, timeout=60)
 
 
-def test_changing_a_gradient_that_some_rank_still_lacks_is_an_error_that_names_it(job: Any) -> None:
-    """Each rank fills a bucket that the other leaves empty. Whoever changes gradients then is told to synchronize first."""
+def test_gradients_that_only_some_ranks_have_are_reduced_when_backward_returns(job: Any) -> None:
+    """Each rank reaches another layer. All may change the gradients then, with and without ``synchronize()``."""
 
     def check() -> None:
         model = nn.ModuleList(nn.Linear(3, 1, bias=False) for _ in range(2))
@@ -253,34 +254,51 @@ def test_changing_a_gradient_that_some_rank_still_lacks_is_an_error_that_names_i
             model[hvd.rank()](torch.full((1, 3), 2.0)).sum().backward()
             if explicit:
                 optimizer.synchronize()
-                for layer in model:
-                    layer.weight.grad.mul_(3.0)
-                with optimizer.skip_synchronize():
-                    optimizer.step()
-            else:
-                model[hvd.rank()].weight.grad.mul_(3.0)
-                text = rf"gradient of '{hvd.rank()}.weight' was changed before.*Call optimizer.synchronize\(\) after"
-                with pytest.raises(AssertionError, match=text):
-                    optimizer.step()
-        assert [layer.weight.tolist() for layer in model] == [[[-3.0] * 3]] * 2
-        optimizer.zero_grad()  # the job goes on
+            for layer in model:
+                layer.weight.grad.mul_(3.0)
+            with optimizer.skip_synchronize() if explicit else nullcontext():
+                optimizer.step()
+        assert [layer.weight.tolist() for layer in model] == [[[-6.0] * 3]] * 2
+        optimizer.zero_grad()
         sum(layer(torch.ones(1, 3)).sum() for layer in model).backward()
         optimizer.step()
-        assert [layer.weight.tolist() for layer in model] == [[[-4.0] * 3]] * 2
+        assert [layer.weight.tolist() for layer in model] == [[[-7.0] * 3]] * 2
 
     job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
     job(2, check)
 
 
-def test_a_gradient_that_is_replaced_while_it_is_reduced_is_an_error(job: Any) -> None:
+def test_a_hook_that_changes_a_gradient_while_it_is_reduced_is_an_error(job: Any) -> None:
+    """One that was registered before the optimizer's changes it before it is sent, as with DistributedDataParallel."""
+
     def check() -> None:
-        model = nn.ModuleDict({"used": nn.Linear(2, 1, bias=False), "unused": nn.Linear(2, 1, bias=False)})
+        def double(parameter: torch.Tensor) -> None:
+            parameter.grad.mul_(2.0)  # type: ignore[union-attr]
+
+        def remove(parameter: torch.Tensor) -> None:
+            parameter.grad = None
+
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        before = model.weight.register_post_accumulate_grad_hook(double)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+        model(torch.full((1, 2), hvd.rank() + 1.0)).sum().backward()
+        assert model.weight.grad.tolist() == [[3.0, 3.0]]
         optimizer.zero_grad()
-        model["used"](torch.ones(1, 2)).sum().backward()
-        model["used"].weight.grad = model["used"].weight.grad / 2
-        with pytest.raises(AssertionError, match=r"gradient of 'used\.weight' was changed"):
-            optimizer.step()
+        before.remove()
+        for hook, text in ((double, "changed while it was being reduced"), (remove, "has removed the gradient")):
+            if hook is remove:  # before the optimizer's hook
+                model = nn.Linear(2, 1, bias=False)
+                handle = model.weight.register_post_accumulate_grad_hook(hook)
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model.named_parameters())
+            else:
+                handle = model.weight.register_post_accumulate_grad_hook(hook)
+            with pytest.raises(AssertionError, match=rf"{text}|'weight'"):
+                model(torch.ones(1, 2)).sum().backward()
+            handle.remove()
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()  # the job goes on
+            assert model.weight.grad.tolist() == [[1.0, 1.0]]
 
     job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 
@@ -351,7 +369,8 @@ def test_an_exception_inside_backward_says_how_to_go_on_and_that_works(job: Any)
             )
             with pytest.raises(KeyError):
                 last(Fails.apply(first(torch.ones(1, 2)))).sum().backward()
-            text = r"After an exception inside backward\(\), call optimizer.synchronize\(\)"
+            call = "synchronize" if op == hvd.Average else "step"
+            text = rf"After an exception inside backward\(\), call optimizer.{call}\(\)"
             with pytest.raises(AssertionError, match=text):
                 optimizer.zero_grad()
             with pytest.raises(AssertionError, match=text):

@@ -49,8 +49,8 @@ def test_gradient_checkpointing_trains_as_in_one_process(job: Any, reentrant: bo
     job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 
 
-def test_reentrant_checkpointing_of_shared_parameters_is_refused_without_no_sync(job: Any) -> None:
-    """Every recomputed block adds to the gradient by itself: an error says so, and what it proposes is right."""
+def test_reentrant_checkpointing_of_shared_parameters_trains_as_in_one_process(job: Any) -> None:
+    """Every recomputed block adds to the gradient by itself, in a pass of its own."""
 
     class Shared(Recomputed):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -70,12 +70,7 @@ def test_reentrant_checkpointing_of_shared_parameters_is_refused_without_no_sync
             optimizer.step()
 
     def check() -> None:
-        model = Shared(True)
-        optimizer = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())
-        with pytest.raises(AssertionError, match=r"no_sync\(\)(.|\n)*'layers.2"):
-            loss_of(model, next(batches(1, 2, hvd.rank()))).backward()
-        hvd.barrier()
-        del optimizer
+        assert_as_alone(train, MAKERS["adam"], steps=3, build=lambda: Shared(True))
         assert_as_alone(patient, MAKERS["adam"], steps=3, build=lambda: Shared(True))
 
     job(2, check)

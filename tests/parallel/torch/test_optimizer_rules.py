@@ -61,8 +61,8 @@ def test_calls_in_a_wrong_order_are_refused(job: Any) -> None:
 
         backward()
         assert parameter.grad.tolist() == [1.5, 1.5]  # reduced
-        with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
-            backward()
+        backward()
+        assert parameter.grad.tolist() == [3.0, 3.0]  # each pass adds its average
         optimizer.zero_grad()  # a gradient scaler that skips a step leaves it to that
         backward()
         optimizer.step()
@@ -199,10 +199,8 @@ def test_ranks_whose_models_differ_get_an_error_that_names_the_line(job: Any) ->
             check()
         return str(error.value)
 
-    # The two optimizers have no name in common, so each waits for the other: the job is ended as stalled.
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
-    for text in job(2, catch, env=env, timeout=30):
-        assert "DistributedOptimizer" in text and "test_optimizer_rules.py:" in text
+    for text in job(2, catch):
+        assert "which this rank does not have" in text and "test_optimizer_rules.py:" in text
 
 
 def test_a_failure_in_the_middle_of_training_can_be_survived(job: Any) -> None:

@@ -81,6 +81,7 @@ class Generation:
         placement: the cores that this rank's worker threads run on.
         mpi: where its ranks are in MPI, should it be used.
         device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
+        joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         process: the id of the process that started it; in a forked child the generation cannot be used.
     """
@@ -100,6 +101,7 @@ class Generation:
         self.watch: Watch = NoPeers(self.termination)
         self.mpi: MpiRanks | None = None
         self.device_engine = ""
+        self.joins = 0
         self.freed: list[int] = []
         self.changes = 0
         self._calls = calls
@@ -406,6 +408,7 @@ class Generation:
 
         Called on every rank, by the thread that has joined.
         """
+        self.joins += 1
         self.workers[0].count_anew()
 
     def abandon(self) -> None:

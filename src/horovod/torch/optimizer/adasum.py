@@ -23,9 +23,9 @@ import torch
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Reducing
 from horovod.torch.compression import Compressor
+from horovod.torch.optimizer.adasum_passes import AdasumPasses
 from horovod.torch.optimizer.buckets import Bucket
 from horovod.torch.optimizer.identity import Identity
-from horovod.torch.optimizer.readiness import Readiness
 from horovod.torch.optimizer.settings import Settings
 from horovod.torch.optimizer.wrapped import WrappedOptimizer
 
@@ -35,7 +35,7 @@ _CHANGED = (
 )
 
 
-class AdasumReduction(Readiness):
+class AdasumReduction(AdasumPasses):
     """The distributed part of an optimizer with Adasum."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
@@ -59,11 +59,7 @@ class AdasumReduction(Readiness):
             for bucket in self.buckets:
                 for move in bucket.after:
                     move()
-        self._reset()
         self.end_step()
-
-    def end_backward(self) -> None:
-        """Nothing to do: gradients are not reduced, and parameters change in ``step()``."""
 
     def abandon(self) -> None:
         for bucket in self.buckets:
@@ -78,7 +74,7 @@ class AdasumReduction(Readiness):
             "a gradient scaler cannot be used with op=hvd.Adasum: steps are made during backward, with scaled gradients"
         )
 
-    def send(self, bucket: Bucket, awaited: bool = False) -> None:
+    def send(self, bucket: Bucket) -> None:
         """Step locally on a bucket's parameters, send the changes, and restore the parameters.
 
         A parameter without a gradient does not change on this rank. Adasum ignores a change of zeros.
@@ -130,7 +126,7 @@ class AdasumOptimizer(WrappedOptimizer):
     """The methods of a distributed optimizer with Adasum."""
 
     _horovod: AdasumReduction
-    _readiness = AdasumReduction
+    _part = AdasumReduction
 
     def synchronize(self) -> None:
         """Does nothing, because gradients are not reduced. It exists for scripts that call it."""

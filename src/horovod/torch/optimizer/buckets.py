@@ -1,14 +1,15 @@
 """A bucket: parameters of an optimizer whose gradients are sent in one request.
 
-:mod:`horovod.torch.optimizer.bucket_cutting` decides which parameters share a bucket, and
-:mod:`horovod.torch.optimizer.readiness` decides when a bucket is sent.
+:mod:`horovod.torch.optimizer.bucket_cutting` decides which parameters share a bucket. When a bucket is sent is decided by
+:mod:`horovod.torch.optimizer.gradient_reduction`, and for Adasum by :mod:`horovod.torch.optimizer.adasum_passes`.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
-from operator import attrgetter, eq, is_
+from functools import partial, reduce
+from operator import attrgetter, eq, is_, or_
 from typing import Any
 
 import torch
@@ -27,30 +28,57 @@ from horovod.torch.optimizer.gradient_hooks import GradientHook
 _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 
 
+NO_GRADIENT = -1
+"""The version of a gradient that is not there."""
+PARTS = 16
+"""How many different parts of a bucket keep their requests."""
+
+
 class Slot:
     """What an optimizer keeps for one parameter.
 
     Attributes:
         name: the parameter's name, for messages.
+        bit: the slot's bit in sets of slots, which are integers. The same on all ranks.
         bucket: the bucket of its gradient. None until the first step of a generation cuts the buckets.
         hook: tells the optimizer about new gradients. None on a rank that takes no part in the reduction.
-        passes: how many backward passes must still add to the gradient until it is ready. 0: it is ready.
-        version: PyTorch's count of changes to the gradient (``_version``) after the last change by backward, by the reduction
-            or by the step. None: there was no gradient.
-        sparse: whether the last gradient was sparse.
+        passes: with Adasum, how many backward passes must still add to the gradient until it is ready. 0: it is ready.
+        version: PyTorch's count of changes to the gradient (``_version``) when it was last sent, or when a backward pass last
+            added to it and kept it on this rank.
+        place: the address of PyTorch's C++ tensor of the gradient, then.
+        sparse: whether the gradient is sparse on some rank.
+        aside: the older part of the gradient, which is reduced already, while a newer part is reduced apart from it.
+        old: the place and version of the gradient that the last step has used.
         memory: what a compressor keeps for this parameter from step to step.
     """
 
-    __slots__ = ("bucket", "hook", "memory", "name", "parameter", "passes", "sparse", "version")
+    __slots__ = (
+        "aside",
+        "bit",
+        "bucket",
+        "hook",
+        "memory",
+        "name",
+        "old",
+        "parameter",
+        "passes",
+        "place",
+        "sparse",
+        "version",
+    )
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self.parameter = parameter
         self.name = name
+        self.bit = 0
         self.bucket: Bucket | None = None
         self.hook: GradientHook | None = None
         self.passes = 1
-        self.version: int | None = None
+        self.version = NO_GRADIENT
+        self.place = 0
         self.sparse = False
+        self.aside: torch.Tensor | None = None
+        self.old = (0, 0)
         self.memory: dict[str, Any] = {}
 
 
@@ -59,46 +87,71 @@ class Bucket:
 
     Attributes:
         slots: the slots of its parameters.
+        mask: the set of its slots.
         waiting: the number of slots whose gradient is not ready.
         handle: the handle of the running reduction, or None.
-        reduced: whether the reduction of this step is complete.
         sent: the gradients that are being reduced, one for each slot. None for a parameter without a gradient.
         after: functions to call when the reduction is complete.
+        reached: the sets of slots that the last passes have reached, since one has reached all.
     """
 
     __slots__ = (
+        "_parts",
         "_prepared",
         "_single",
         "after",
         "handle",
+        "mask",
         "name",
-        "reduced",
+        "reached",
         "sent",
         "slots",
         "waiting",
     )
 
-    def __init__(self, name: str, slots: Sequence[Slot], passes: int) -> None:
+    def __init__(self, name: str, slots: Sequence[Slot], passes: int = 1) -> None:
         self.name = name
         self.slots = list(slots)
         self.waiting = len(self.slots)
         self.handle: Handle | Reduction | None = None
-        self.reduced = False
         self.sent: list[torch.Tensor | None] = []
         self.after: list[Callable[[], None]] = []
+        self.reached: list[int] = []
         self._prepared: Prepared | None = None
         self._single: list[int] = []
-        for slot in self.slots:
-            slot.bucket = self
+        self._parts: dict[int, Bucket] = {}
+        self.renumber()
         self.reset(passes)
 
     @property
     def open(self) -> bool:
-        """Whether the bucket has not been sent in this step."""
-        return self.handle is None and not self.reduced
+        """Whether the bucket is not being reduced."""
+        return self.handle is None
 
-    def reset(self, passes: int) -> None:
-        """Wait for ``passes`` backward passes."""
+    def renumber(self) -> None:
+        """Take over the present bits of its slots. No part of the bucket is being reduced."""
+        self.mask = reduce(or_, (slot.bit for slot in self.slots), 0)
+        self.reached.clear()
+        self._parts.clear()
+
+    def part(self, wanted: int) -> Bucket:
+        """What is sent if only a set of the slots is wanted. It keeps its request, so asking again is cheap."""
+        found = self._parts.get(wanted)
+        if found is None:
+            slots = [slot for slot in self.slots if slot.bit & wanted]
+            places = "".join("01"[bool(slot.bit & wanted)] for slot in self.slots)
+            label = hashlib.blake2b(places.encode(), digest_size=8).hexdigest()
+            if len(self._parts) >= PARTS:
+                self._parts = {mask: part for mask, part in self._parts.items() if not part.open}
+            found = self._parts[wanted] = Bucket(f"{self.name}.part.{label}", slots)
+        return found
+
+    def parts(self) -> list[Bucket]:
+        """The parts that were sent at some time, and keep their requests."""
+        return [*self._parts.values()]
+
+    def reset(self, passes: int = 1) -> None:
+        """No reduction is running; wait for ``passes`` backward passes."""
         self.handle = None
         self.sent.clear()
         self.after.clear()
@@ -107,7 +160,7 @@ class Bucket:
             slot.passes = passes
 
     def mark_sent(self, gradients: list[torch.Tensor | None]) -> None:
-        """Remember the gradients that are about to be sent. From now on only a backward pass may change them."""
+        """Remember the gradients that are about to be sent. From now on nothing may change them."""
         self.sent = gradients
         for slot, gradient in zip(self.slots, gradients, strict=True):
             if gradient is not None:
@@ -137,7 +190,11 @@ class Bucket:
     def dissolve(self) -> None:
         """Release the parameters at once: slots and bucket refer to each other."""
         for slot in self.slots:
-            slot.bucket = None
+            if slot.bucket is self:
+                slot.bucket = None
+        for part in self._parts.values():
+            part.dissolve()
+        self._parts.clear()
         self.slots.clear()
         self.sent.clear()
         self._prepared = None

@@ -9,16 +9,32 @@ import torch
 
 _ours: set[int] = set()
 """PyTorch's identifiers of the hooks that optimizers of this process have registered."""
+_coming: dict[int, Any] = {}
+"""PyTorch's handles of the hooks that are called before these, by their identifiers."""
+_taken = 0
+
+
+def _stop_coming(identifier: int) -> None:
+    handle = _coming.pop(identifier, None)
+    if handle is not None:
+        handle.remove()
+
+
+def taken() -> int:
+    """How often an optimizer of this process has taken a hook from another or has removed one."""
+    return _taken
 
 
 class GradientHook:
     """Calls ``heard(parameter)`` whenever a backward pass has added to the parameter's gradient.
 
-    If several optimizers share a parameter, the one made last has the hook. The others send the gradient in their ``step()``.
+    If several optimizers share a parameter, the one made last has the hook. A frozen parameter has one, too, so that its first
+    gradient is heard of once it is unfrozen.
 
     Args:
         heard: a plain function, because PyTorch needs three times as long to call an object. It must not refer to the
             optimizer, because the parameter refers to ``heard``.
+        coming: a function like ``heard``, called before backward adds to the gradient.
 
     Attributes:
         implementation: the address of PyTorch's C++ tensor that the hook is registered with.
@@ -26,12 +42,32 @@ class GradientHook:
 
     __slots__ = ("_handle", "_parameter", "implementation")
 
-    def __init__(self, parameter: torch.Tensor, heard: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self,
+        parameter: torch.Tensor,
+        heard: Callable[[torch.Tensor], None],
+        coming: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        global _taken
         self._parameter: Any = parameter  # PyTorch does not type its hooks
         for other in _ours.intersection(self._parameter._post_accumulate_grad_hooks or ()):
             del self._parameter._post_accumulate_grad_hooks[other]
-        register: Callable[[Callable[[torch.Tensor], None]], Any] = self._parameter.register_post_accumulate_grad_hook
-        self._handle = register(heard)
+            _stop_coming(other)
+            _taken += 1
+        frozen = not parameter.requires_grad
+        if frozen:
+            parameter.requires_grad_(True)  # PyTorch refuses hooks on tensors without a gradient
+        try:
+            register: Callable[[Callable[[torch.Tensor], None]], Any] = (
+                self._parameter.register_post_accumulate_grad_hook
+            )
+            self._handle = register(heard)
+            if coming is not None:
+                before: Callable[[Callable[[torch.Tensor], None]], Any] = self._parameter.register_hook
+                _coming[self._handle.id] = before(coming)
+        finally:
+            if frozen:
+                parameter.requires_grad_(False)
         self.implementation: int = self._parameter._cdata
         _ours.add(self._handle.id)
 
@@ -48,5 +84,8 @@ class GradientHook:
         self._parameter._post_accumulate_grad_hooks = self._parameter._post_accumulate_grad_hooks
 
     def remove(self) -> None:
+        global _taken
+        _taken += 1
         self._handle.remove()
+        _stop_coming(self._handle.id)
         _ours.discard(self._handle.id)

@@ -17,7 +17,7 @@ class GradientOptimizer(WrappedOptimizer):
     """An optimizer that steps with reduced gradients. Every distributed optimizer is of a class derived from this one."""
 
     _horovod: GradientReduction
-    _readiness = GradientReduction
+    _part = GradientReduction
 
     def synchronize(self) -> None:
         """Send all remaining buckets, and wait until every gradient is reduced. Every rank must call it.

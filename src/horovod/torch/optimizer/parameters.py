@@ -1,7 +1,7 @@
 """An optimizer's parameters and their buckets.
 
-Parameters may be added, frozen and unfrozen at any time. Buckets belong to a generation. Its first step cuts them by properties
-that are the same on all ranks.
+Parameters may be added, replaced, frozen and unfrozen at any time, on every rank at the same step. Buckets belong to a
+generation. Its first step cuts them by properties that are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import count
+from operator import is_
 
 import torch
 
 from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
-from horovod.torch.optimizer.bucket_cutting import cut_buckets
+from horovod.torch.optimizer.bucket_cutting import by_size, cut_buckets
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.identity import Identity
 from horovod.torch.optimizer.parameter_names import places
 from horovod.torch.optimizer.settings import Settings, check_parameter
+
+FROZEN_BYTES = 16 << 20
+"""The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
 
 
 class OptimizerParameters(ABC):
@@ -32,6 +37,8 @@ class OptimizerParameters(ABC):
         name: the name of the optimizer in requests. "" until its first step in a generation.
         generation: the generation of the buckets. -1 until then.
         passes: the number of backward passes per step.
+        slots: by parameter, in the order of the optimizer. Parameters that can have no gradient, such as integers, have none.
+        trained: the set of slots whose parameters were not frozen when the buckets were cut.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
@@ -44,15 +51,24 @@ class OptimizerParameters(ABC):
         self.names = dict(settings.names)
         self.slots: dict[torch.Tensor, Slot] = {}
         self.buckets: list[Bucket] = []
-        self._frozen: list[torch.Tensor] = []
-        self._parameters = 0
+        self.trained = 0
+        self._numbers = count()
+        self._present: list[torch.Tensor] = []
         self._changed = True
         weakref.finalize(self, _let_go, self.slots, self.buckets).atexit = False
         self.adopt()
 
     @abstractmethod
-    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Called when a backward pass has added to a gradient."""
+    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+        """Called when a backward pass has added to a gradient. None: a hook of the script has removed it."""
+
+    @abstractmethod
+    def renumbered(self, moved: Callable[[int], int]) -> None:
+        """Called when slots have got other bits. ``moved`` returns the present form of a set of slots."""
+
+    @abstractmethod
+    def new_generation(self) -> None:
+        """Called when another generation runs than that of the buckets, which are gone."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -64,25 +80,47 @@ class OptimizerParameters(ABC):
         return optimizer
 
     def adopt(self) -> None:
-        """Adopt parameters that are new or no longer frozen. They must be the same on every rank at the same step."""
+        """Adopt parameters that are new, and drop those that are gone. They must be the same on every rank at the same step."""
         optimizer = self.optimizer
-        self._frozen.clear()
-        self._parameters = _number_of_parameters(optimizer)
+        self._present = _parameters(optimizer)
+        before = {slot: slot.bit for slot in self.slots.values()}
+        kept: dict[torch.Tensor, Slot] = {}
         for parameter, place in places(optimizer).items():
             name = self.names.setdefault(parameter, place)
-            if parameter in self.slots:
-                continue
-            check_parameter(name, parameter, self.settings.op)
-            if parameter.requires_grad:
-                slot = self.slots[parameter] = Slot(parameter, name)
+            slot = self.slots.get(parameter)
+            if slot is None:
+                check_parameter(name, parameter, self.settings.op)
+                if not (parameter.is_floating_point() or parameter.is_complex()):
+                    continue
+                slot = Slot(parameter, name)
                 slot.sparse = isinstance(optimizer, torch.optim.SparseAdam)
-            else:
-                self._frozen.append(parameter)
+            kept[parameter] = slot
+        for parameter, slot in self.slots.items():
+            if parameter not in kept:
+                self._drop(slot)
+        self.slots.clear()  # the finalizer has this dictionary
+        self.slots.update(kept)
+        for place_of_bit, slot in enumerate(kept.values()):
+            slot.bit = 1 << place_of_bit
+        for bucket in self.buckets:
+            bucket.renumber()
+        self.renumbered(lambda mask: sum(slot.bit for slot, bit in before.items() if bit & mask and slot.bit))
         self._changed = True
         self._listen()
 
+    def _drop(self, slot: Slot) -> None:
+        """Let go of a parameter that the optimizer has no more. The others of its bucket get new buckets."""
+        if slot.hook is not None:
+            slot.hook.remove()
+            slot.hook = None
+        if slot.bucket is not None:
+            self.buckets.remove(slot.bucket)
+            slot.bucket.dissolve()
+        slot.bit = 0
+        self.names.pop(slot.parameter, None)
+
     def prepare(self) -> None:
-        """Have buckets for the running generation and for all parameters there are now; cheap where nothing has changed.
+        """Have buckets for the running generation; cheap where nothing has changed.
 
         Raises:
             HorovodInternalError: no generation runs.
@@ -94,13 +132,23 @@ class OptimizerParameters(ABC):
                 bucket.reset(self.passes)
                 bucket.dissolve()
             self.buckets.clear()
+            self._numbers = count()
+            self.new_generation()
             self._changed = True
-        if any(p.requires_grad for p in self._frozen) or self._parameters != _number_of_parameters(self.optimizer):
-            self.adopt()
         if self._changed:
             self._changed = False
             self._listen()
             self._cut()
+
+    def look_again(self) -> None:
+        """Adopt parameters that the script has put into a group or taken out of it, and hear of all. Called between passes."""
+        present = _parameters(self.optimizer)
+        if len(present) != len(self._present) or not all(map(is_, present, self._present)):
+            self.adopt()
+        for slot in self.slots.values():
+            hook = slot.hook
+            if hook is not None and hook.implementation != slot.parameter._cdata:
+                hook.restore()
 
     def communicates(self) -> bool:
         """Whether this rank reduces gradients at present; False before ``init()`` and after ``shutdown()``."""
@@ -111,28 +159,46 @@ class OptimizerParameters(ABC):
         if self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
-                    slot.hook = GradientHook(slot.parameter, _heard(weakref.ref(self), slot))
+                    slot.hook = self.hook(slot)
+
+    def hook(self, slot: Slot) -> GradientHook:
+        """Register a hook that calls :meth:`gradient_is_ready`."""
+        return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot))
 
     def _cut(self) -> None:
-        """Put parameters that are in no bucket into new ones."""
+        """Put parameters that are in no bucket into new ones. Frozen ones are apart, so they keep no bucket waiting."""
+        if not self.communicates():
+            return
         new = [slot for slot in self.slots.values() if slot.bucket is None]
-        if new and self.communicates():
-            cut = cut_buckets(new, self.settings.groups if not self.buckets else None)
-            for number, members in enumerate(cut, len(self.buckets)):
-                self.buckets.append(Bucket(f"{self.name}.{number}", members, self.passes))
+        trained = [slot for slot in new if slot.parameter.requires_grad]
+        frozen = [slot for slot in new if not slot.parameter.requires_grad]
+        groups = self.settings.groups if not self.buckets else None
+        if trained:
+            self.add_buckets(cut_buckets(trained, groups))
+        if frozen:
+            self.add_buckets(by_size(frozen, FROZEN_BYTES))
+        self.trained = sum(slot.bit for slot in self.slots.values() if slot.parameter.requires_grad)
+
+    def add_buckets(self, cut: list[list[Slot]]) -> None:
+        """Add a bucket for each list of slots, which are in no bucket."""
+        for members in cut:
+            bucket = Bucket(f"{self.name}.{next(self._numbers)}", members, self.passes)
+            for slot in members:
+                slot.bucket = bucket
+            self.buckets.append(bucket)
 
 
-def _number_of_parameters(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _heard(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[[torch.Tensor], None]:
+def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[[torch.Tensor], None]:
     """The function that the hook of ``slot`` calls."""
 
     def heard(parameter: torch.Tensor) -> None:
         present = optimizer()
         if present is not None:
-            present.gradient_is_ready(slot, parameter.grad)  # type: ignore[arg-type]  # backward has just set it
+            present.gradient_is_ready(slot, parameter.grad)
 
     return heard
 

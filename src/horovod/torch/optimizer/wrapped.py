@@ -15,8 +15,8 @@ import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import Identity
-from horovod.torch.optimizer.readiness import Readiness
 from horovod.torch.optimizer.settings import Settings
 
 
@@ -26,8 +26,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
     A pickled distributed optimizer is loaded as an optimizer of the wrapped class, without Horovod. A deep copy is distributed.
     """
 
-    _horovod: Readiness
-    _readiness: Callable[[torch.optim.Optimizer, Settings, Identity], Readiness]
+    _horovod: DistributedPart
+    _part: Callable[[torch.optim.Optimizer, Settings, Identity], DistributedPart]
 
     @property
     def op(self) -> ReduceOp:
@@ -160,6 +160,6 @@ def wrap(
     wrapped = derived.__new__(derived)
     # A learning-rate scheduler of the original sets an attribute `step`, which would hide the method of the front.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    wrapped._horovod = front._readiness(wrapped, settings, identity)
+    wrapped._horovod = front._part(wrapped, settings, identity)
     wrapped._horovod.derived_from(optimizer)
     return wrapped

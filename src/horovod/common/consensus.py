@@ -1,0 +1,103 @@
+"""Compares bytes between the ranks of a process set, and gathers them where they differ.
+
+Ranks that train alike hold the same bytes, so the comparison is one small allreduce (:class:`Consensus`). Only where it finds a
+difference do the ranks gather what each holds. Ranks that have joined (``hvd.join()``) are left out.
+
+Every rank adds ``1, a, a^2, b, b^2`` for two digests ``a`` and ``b`` of its bytes. If ``n`` ranks have added, the sums are
+``n, na, na^2, nb, nb^2`` for a rank's own digests exactly if all digests are equal: otherwise their variance is not 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.datatypes import Array, DataType
+from horovod.comm.reduction import ReduceOp
+from horovod.core.lifecycle.context import running
+from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Tensor
+from horovod.core.submission.collectives import allgather, prepared_allreduce
+from horovod.core.submission.prepared import Prepared
+
+_TERMS = 5
+_ROW = struct.Struct("<II")
+
+
+def terms(held: bytes) -> Array:
+    """What a rank adds to the sums for the bytes it holds: five int64. Digests have 24 bits, so 2**15 squares fit."""
+    digest = hashlib.blake2b(held, digest_size=6).digest()
+    a, b = int.from_bytes(digest[:3], "little"), int.from_bytes(digest[3:], "little")
+    return np.array([1, a, a * a, b, b * b], dtype=np.int64)
+
+
+def all_equal(own: Array, sums: Array) -> bool:
+    """Whether all ranks that have added their terms to ``sums`` have added ``own``. The same on all of them."""
+    return bool(np.array_equal(own * sums[0], sums))
+
+
+def pack(rank: int, held: bytes) -> bytes:
+    """One rank's row of a gathering."""
+    return _ROW.pack(rank, len(held)) + held
+
+
+def unpack(rows: bytes) -> dict[int, bytes]:
+    """What each rank holds, from the rows of all in a sequence."""
+    found: dict[int, bytes] = {}
+    place = 0
+    while place < len(rows):
+        rank, length = _ROW.unpack_from(rows, place)
+        place += _ROW.size
+        found[rank] = rows[place : place + length]
+        place += length
+    return found
+
+
+class Consensus:
+    """One comparison under way. Every member of the process set that has not joined must make it, in the same order.
+
+    Args:
+        name: of the comparison in stall reports and errors. Comparisons of one name follow each other.
+        line: the line of the script that it belongs to.
+    """
+
+    def __init__(self, name: str, held: bytes, process_set_id: int | None, line: str = "") -> None:
+        self._name, self._held, self._set, self._line = name, held, process_set_id, line
+        self._terms = terms(held)
+        self._sums = np.empty_like(self._terms)
+        prepared: Prepared = prepared_allreduce(
+            name, [(name, DataType.INT64, (_TERMS,))], ReduceOp.SUM, prescale=1.0, postscale=1.0, line=line
+        )
+        self._handle: Handle = prepared.submit(process_set_id, [self._terms], [self._sums], awaited=True)
+
+    def wait(self) -> Mapping[int, bytes] | None:
+        """What each rank holds, by global rank; None if all hold the same. The same on every rank.
+
+        Raises:
+            HorovodInternalError: the job has failed.
+        """
+        self._handle.wait()
+        if all_equal(self._terms, self._sums):
+            return None
+        return self._gathered()
+
+    @property
+    def members(self) -> int:
+        """How many ranks took part; those that have joined are not counted. Known after :meth:`wait`."""
+        return int(self._sums[0])
+
+    def _gathered(self) -> dict[int, bytes]:
+        row = np.frombuffer(pack(running().identity.rank, self._held), dtype=np.uint8).copy()
+        results: list[Array] = []
+
+        def allocate(index: int, rows: int) -> Array:
+            results.append(np.empty(rows, dtype=np.uint8))
+            return results[-1]
+
+        tensors: Any = [Tensor(row, DataType.UINT8, (len(row),))]
+        allgather("allgather", f"{self._name}.differing", tensors, allocate, self._set, awaited=True).wait()
+        return unpack(results[-1].tobytes())

@@ -1,0 +1,170 @@
+"""Counts backward passes for each parameter of an optimizer with Adasum, and decides when a bucket is sent.
+
+Steps are made inside backward, so the passes of a step are exact: a bucket is sent when all its gradients have had
+``backward_passes_per_step`` passes, and in ``step()`` at the latest. Every rank sends every bucket exactly once a step.
+
+If backward adds to gradients that ``step()`` has used already, the sum stays on this rank. Usually it comes from another
+model's loss (in a GAN, the generator's loss flows through the discriminator), and ``zero_grad()`` discards it. A step begins
+with ``zero_grad()``, or with the first gradient that is not added to an old one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from enum import Enum
+from itertools import count
+
+import torch
+
+from horovod.common.basics import is_initialized
+from horovod.core.lifecycle.context import running
+from horovod.torch.optimizer.buckets import NO_GRADIENT, Bucket, Slot
+from horovod.torch.optimizer.distributed_part import DistributedPart
+from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.settings import Settings
+
+_AFTER_AN_EXCEPTION = "After an exception inside backward(), call optimizer.step() and then optimizer.zero_grad()."
+_TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). "
+    "Increase backward_passes_per_step to accumulate gradients locally, or run all passes but the last inside "
+    f"optimizer.no_sync(). {_AFTER_AN_EXCEPTION} The parameter is {{name!r}}."
+)
+_ZERO_GRAD_TOO_EARLY = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    f"This would clear gradients that are being reduced. {_AFTER_AN_EXCEPTION}"
+)
+
+_adasums: weakref.WeakValueDictionary[int, AdasumPasses] = weakref.WeakValueDictionary()
+_count = count()
+
+
+class Phase(Enum):
+    """Where an optimizer is between two calls of ``step()``."""
+
+    NEW = "the optimizer has made no step; the first gradient begins one"
+    STEPPED = "the last step has used the gradients"
+    FILLING = "a step has begun; backward fills buckets, and full buckets are sent"
+
+
+class AdasumPasses(DistributedPart):
+    """The part of an optimizer with Adasum that counts.
+
+    Attributes:
+        phase: the phase of the present step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+        self.phase = Phase.NEW
+        super().__init__(optimizer, settings, identity)
+        _adasums[next(_count)] = self
+
+    @abstractmethod
+    def send(self, bucket: Bucket) -> None:
+        """Make the local step of a bucket, and start to combine what it changes. Sets the bucket's ``handle``."""
+
+    def zero_grad(self) -> None:
+        if is_initialized():
+            self.look_again()
+            self.prepare()
+        if self.phase is Phase.FILLING and any(bucket.waiting != len(bucket.slots) for bucket in self.buckets):
+            raise AssertionError(_ZERO_GRAD_TOO_EARLY)
+        self.begin()
+        for other in _adasums.values():
+            if other.phase is Phase.NEW:  # the script calls zero_grad(), but has not called it for this optimizer
+                other.phase = Phase.STEPPED
+
+    def begin(self) -> None:
+        """Begin a step without gradients."""
+        if self.phase is Phase.FILLING:
+            self.reset()  # the gradients of passes so far are discarded
+        self.phase = Phase.FILLING
+        for slot in self.slots.values():
+            slot.version = NO_GRADIENT
+
+    def new_generation(self) -> None:
+        """Nothing to do: the count of passes belongs to the buckets."""
+
+    def renumbered(self, moved: Callable[[int], int]) -> None:
+        """Nothing to do: bits of slots are not used here."""
+
+    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+        """Called when a backward pass has added to a gradient.
+
+        Raises:
+            AssertionError: the gradient had already got all its passes.
+        """
+        if gradient is None:
+            return
+        before, slot.version = slot.version, gradient._version
+        if self.phase is not Phase.FILLING and not self._begins_with(slot, before):
+            return
+        if slot.bucket is None:
+            self.prepare()
+        bucket = slot.bucket
+        if bucket is None:
+            return  # this rank does not reduce in this generation
+        if self.is_paused:
+            if bucket.handle is not None:
+                raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
+            return
+        if not slot.passes:
+            raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
+        slot.passes -= 1
+        if slot.passes:
+            return
+        bucket.waiting -= 1
+        if not bucket.waiting and running().generation == self.generation:
+            self.send(bucket)
+
+    def _begins_with(self, slot: Slot, before: int) -> bool:
+        """Whether a step begins with this gradient, that is, whether backward has not added it to an old one."""
+        if before == NO_GRADIENT:  # the other parameters decide
+            added = not any(each.version != NO_GRADIENT and each.parameter.grad is None for each in self.slots.values())
+        else:
+            added = slot.version == before + 1
+        if self.phase is Phase.STEPPED and (added or torch.is_grad_enabled()):
+            return False  # with create_graph=True a sum is a new tensor
+        version = slot.version
+        self.prepare()
+        self.begin()
+        slot.version = version
+        return True
+
+    def send_all(self) -> BaseException | None:
+        """Send all buckets that are not sent. Returns the first error."""
+        error: BaseException | None = None
+        self.look_again()
+        self.prepare()
+        for bucket in self.buckets:
+            if bucket.open:
+                try:
+                    self.send(bucket)
+                except BaseException as failure:
+                    error = error or failure
+        return error
+
+    def end_step(self) -> None:
+        """Called when the combined changes are made."""
+        self.reset()
+        self.phase = Phase.STEPPED
+        for slot in self.slots.values():
+            gradient = slot.parameter.grad
+            slot.version = NO_GRADIENT if gradient is None else gradient._version
+
+    def forget(self) -> None:
+        """Return to the first phase: no reduction is running, and no gradient is known."""
+        self.reset()
+        self.begin()
+        self.phase = Phase.NEW
+
+    def reset(self) -> None:
+        """Wait for all passes of all buckets."""
+        for bucket in self.buckets:
+            bucket.reset(self.passes)
+
+    def rewind(self) -> None:
+        for bucket in self.buckets:
+            if bucket.handle is None:
+                bucket.reset(self.passes)

@@ -1,0 +1,86 @@
+"""Tells optimizers when a backward pass ends.
+
+A pass is one graph task of PyTorch's autograd engine: a call of ``backward()``. The first hook of an optimizer in a pass enters
+the optimizer, and has the engine call back at the end of the pass. A pass inside another, as of reentrant checkpointing, is a
+graph task of its own, so it ends on its own, and what it has reached is reduced then.
+
+The engine keeps the callback alive as long as the pass is open. If the callback was freed and not called, backward has raised.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from horovod.torch.optimizer.reduction_round import Participant, reduce_together
+
+current_task: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the graph task that this thread works for. -1 outside of one. Every backward pass has another."""
+
+
+class PassListener(Participant):
+    """An optimizer that hears of the ends of passes.
+
+    Attributes:
+        ends_passes: whether the latest pass has reached it last of all, so that the next one probably will.
+    """
+
+    ends_passes = False
+
+    @abstractmethod
+    def pass_ended(self) -> bool:
+        """Called at the end of a pass that the optimizer was entered in. Returns whether its gradients are reduced now."""
+
+
+class BackwardPass:
+    """The callback at the end of one pass.
+
+    Attributes:
+        ended: whether the pass has ended without an exception.
+    """
+
+    def __init__(self, task: int) -> None:
+        self._task = task
+        self.ended = False
+        self._reached: list[PassListener] = []
+
+    def enter(self, listener: PassListener) -> None:
+        if listener not in self._reached:
+            self._reached.append(listener)
+
+    def __call__(self) -> None:
+        self.ended = True
+        _open.pop(self._task, None)
+        reached, self._reached = self._reached, []
+        for each in reached:
+            each.ends_passes = each is reached[-1]
+        ending = [each for each in reached if each.pass_ended()]
+        if ending:
+            reduce_together(ending)
+
+
+_open: weakref.WeakValueDictionary[int, BackwardPass] = weakref.WeakValueDictionary()
+
+
+def enter(listener: PassListener, task: int) -> BackwardPass | None:
+    """Have a listener hear of the end of the pass that runs in this thread.
+
+    Args:
+        task: :data:`current_task` in this thread.
+
+    Returns:
+        The pass. None where PyTorch runs no engine that calls back.
+    """
+    found = _open.get(task)
+    if found is None:
+        found = BackwardPass(task)
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(found)
+        except RuntimeError:  # hooks are called from compiled code
+            return None
+        _open[task] = found
+    found.enter(listener)
+    return found

@@ -1,0 +1,168 @@
+"""Sends a bucket's gradients: as they lie in host memory where that is possible, else compressed, made dense, or gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeGuard
+
+import torch
+
+from horovod.common.reductions import Reducing
+from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.negotiation.messages import HOST
+from horovod.torch.compression import Compressor, NoneCompressor
+from horovod.torch.compression.bucket_compression import BucketCompressor, Reduction
+from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
+from horovod.torch.optimizer.bucket_collectives import BucketCollectives
+from horovod.torch.optimizer.buckets import Bucket, Slot
+from horovod.torch.optimizer.settings import Settings
+
+
+class BucketSender:
+    """Sends the buckets of one optimizer. A bucket with a parameter that has no gradient is not sent.
+
+    Args:
+        settings: the optimizer's.
+
+    Attributes:
+        knows_sparse: whether a gradient was sparse on some rank.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.knows_sparse = False
+        compression = settings.compression
+        self._settings = settings
+        self._process_set: ProcessSet = settings.process_set
+        self._whole = compression if isinstance(compression, BucketCompressor) else None
+        self._single: type[Compressor] = NoneCompressor if isinstance(compression, BucketCompressor) else compression
+        self._uncompressed = compression is NoneCompressor
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients travel as they are, so that a part which is equal on all ranks may travel along."""
+        return self._uncompressed
+
+    def send(self, bucket: Bucket, awaited: bool = False) -> None:
+        """Start to reduce a bucket. Sets its ``handle`` and ``sent``.
+
+        Args:
+            awaited: this thread waits for the reduction at the end of backward, which is close. A quick reduction begins then.
+        """
+        bucket.after.clear()
+        gradients = [slot.parameter.grad for slot in bucket.slots]
+        if self._uncompressed and bucket.matches(HOST, bucket.slots, gradients) and _are_plain(gradients):
+            bucket.mark_sent([*gradients])
+            bucket.handle = bucket.submit_again(gradients, self._process_set.process_set_id, awaited)
+        else:
+            self._send_converted(bucket)
+
+    def advance(self, buckets: Sequence[Bucket]) -> None:
+        """Go on with the collectives of compressors until all have ended."""
+        if self._whole is not None:
+            under_way = [bucket.handle for bucket in buckets]
+            while under_way:
+                under_way = [each for each in under_way if isinstance(each, Reduction) and each.advance()]
+
+    def _send_converted(self, bucket: Bucket) -> None:
+        """Send a bucket for the first time, or one with gradients that are sparse, complex, compressed or part of a graph."""
+        gradients = [gradient for slot in bucket.slots if (gradient := _own(slot)) is not None]
+        if len(gradients) != len(bucket.slots):
+            return
+        bucket.mark_sent([*gradients])
+        tensors: list[torch.Tensor] = []
+        slots: list[Slot] = []
+        for slot, gradient in zip(bucket.slots, gradients, strict=True):
+            if gradient.layout is not torch.strided:
+                if not self._settings.sparse_as_dense:
+                    self._send_sparse(bucket, slot, gradient)
+                    continue
+                gradient = self._densified(bucket, slot, gradient)
+            if gradient.dtype.is_complex:
+                gradient = torch.view_as_real(gradient.detach())
+            if self._single is not NoneCompressor or not gradient.is_contiguous():
+                gradient = self._compressed(bucket, slot, gradient)
+            tensors.append(gradient)
+            slots.append(slot)
+        settings = self._settings
+        if self._whole is not None:
+            # PyTorch does not count a write to an alias as a change of the gradient
+            aliases = {slot.name: tensor.data for slot, tensor in zip(slots, tensors, strict=True)}
+            memory = {slot.name: slot.memory for slot in slots}
+            collectives = BucketCollectives(bucket.name, settings.op, self._process_set)
+            bucket.handle = Reduction(self._whole.reduce(aliases, memory, collectives))
+            return
+        how = Reducing(settings.op, *settings.scales(), self._process_set)
+        bucket.handle = bucket.submit(slots, tensors, how, settings.line)
+
+    def _compressed(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+        """The contiguous, compressed tensor to send for a gradient. It is decompressed after the reduction."""
+        compressed, context = self._single.compress(gradient.detach())
+        sent: torch.Tensor = compressed.contiguous()
+        if sent is not gradient:
+            bucket.after.insert(0, partial(self._restore, slot, gradient, sent, context))
+        return sent
+
+    def _restore(self, slot: Slot, gradient: torch.Tensor, received: torch.Tensor, context: Any) -> None:
+        with torch.no_grad():
+            gradient.copy_(self._single.decompress(received, context))
+        slot.version = gradient._version
+
+    def _densified(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+        """A dense copy to send for a sparse gradient. The result is made sparse again."""
+        self.knows_sparse = slot.sparse = True
+        dense = gradient.detach().to_dense()
+        bucket.after.append(lambda: _replace(slot, dense.to_sparse(gradient.sparse_dim())))
+        return dense
+
+    def _send_sparse(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> None:
+        self.knows_sparse = slot.sparse = True
+        name = f"{bucket.name}.{slot.name}"
+        result = sparse_allreduce_async(gradient.detach(), name, self._settings.op, self._process_set)
+        bucket.after.append(lambda: _replace(slot, result()))
+
+
+def is_sparse(slot: Slot) -> bool:
+    """Whether the present gradient of a parameter is sparse."""
+    gradient = slot.parameter.grad
+    return gradient is not None and gradient.layout is not torch.strided
+
+
+def nothing(slot: Slot) -> torch.Tensor:
+    """Zeros in the form of a parameter's gradient."""
+    parameter = slot.parameter
+    if not slot.sparse:
+        return torch.zeros_like(parameter, memory_format=torch.contiguous_format, requires_grad=False)
+    return torch.sparse_coo_tensor(
+        torch.empty((1, 0), dtype=torch.int64),
+        torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype),
+        parameter.shape,
+        device=parameter.device,
+    )
+
+
+def _own(slot: Slot) -> torch.Tensor | None:
+    """The gradient of a parameter, for a reduction in its memory: without lazy conjugation, and not part of a graph."""
+    gradient = slot.parameter.grad
+    if gradient is None:
+        return None
+    if gradient.requires_grad:  # of a pass with create_graph=True: the graph may need the memory as it is
+        slot.parameter.grad = gradient = gradient.detach().clone()
+    if gradient.dtype.is_complex and gradient.is_conj():
+        slot.parameter.grad = gradient = gradient.resolve_conj()
+    return gradient
+
+
+def _replace(slot: Slot, gradient: torch.Tensor) -> None:
+    if slot.parameter.grad is not None:  # the user may have removed it
+        slot.parameter.grad = gradient
+        slot.version = gradient._version
+
+
+def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[torch.Tensor]]:
+    """Whether gradients, all on one device, are dense, contiguous, in host memory and not part of a graph."""
+    strided = torch.strided
+    for gradient in gradients:
+        if gradient is None or gradient.layout is not strided or not gradient.is_contiguous() or gradient.requires_grad:
+            return False
+    return gradients[0] is not None and gradients[0].is_cpu

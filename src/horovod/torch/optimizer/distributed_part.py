@@ -1,0 +1,86 @@
+"""What the distributed parts of all optimizers share: passes that are not counted, schedulers, and what a step must offer."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from horovod.common.basics import is_initialized
+from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.parameters import OptimizerParameters
+from horovod.torch.optimizer.settings import Settings, check_passes
+
+_INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave the block before {what}"
+
+
+class DistributedPart(OptimizerParameters):
+    """The distributed part of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+        self.is_paused = False
+        self._original: weakref.ref[torch.optim.Optimizer] | None = None
+        super().__init__(optimizer, settings, identity)
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """The script is about to discard the gradients.
+
+        Raises:
+            AssertionError: gradients are being reduced.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Give up the present step, whether or not its reductions succeed."""
+
+    @abstractmethod
+    def before_scaler_steps(self) -> None:
+        """Called before a gradient scaler steps. It has unscaled the gradients, or does so next.
+
+        Raises:
+            AssertionError: the gradients are not reduced.
+        """
+
+    @abstractmethod
+    def rewind(self) -> None:
+        """Restart the count of passes."""
+
+    def derived_from(self, original: torch.optim.Optimizer) -> None:
+        """Remember the optimizer that the user wrapped. A learning-rate scheduler may refer to it."""
+        self._original = weakref.ref(original)
+
+    def tell_schedulers(self) -> None:
+        """Let a learning-rate scheduler of the original optimizer know that steps are made."""
+        original: Any = self._original() if self._original is not None else None
+        if original is not None:
+            original._opt_called = True  # PyTorch's schedulers check this,
+            original._step_count = 1  # or this before 2.4
+
+    def add_parameters(self) -> None:
+        """Adopt parameters that were added to the optimizer, perhaps in the middle of a step."""
+        self.adopt()
+        if self.generation >= 0 and is_initialized():
+            self.prepare()
+
+    def set_passes(self, passes: int) -> None:
+        self.passes = check_passes(passes)
+        self.rewind()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which backward passes are not counted."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    def check_not_paused(self, what: str) -> None:
+        """Raises AssertionError inside :meth:`paused`."""
+        if self.is_paused:
+            raise AssertionError(_INSIDE_NO_SYNC.format(what=what))

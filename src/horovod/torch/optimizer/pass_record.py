@@ -1,0 +1,123 @@
+"""What a rank tells the others at the end of a backward pass, and what all ranks conclude from it. Pure.
+
+A :class:`PassRecord` has one :class:`TouchedGradients` for each optimizer whose gradients the rank reduces now. Every rank gets
+the records of all, so that all conclude the same: which gradients of which optimizers travel (:func:`conclude`). Sets of
+gradients are integers, one bit for each parameter in the order of the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from horovod.core.errors import MismatchError
+
+
+class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
+    """One optimizer in a rank's record.
+
+    Attributes:
+        name: the optimizer's.
+        steps: how many steps it has made in this generation.
+        parameters: how many parameters it has.
+        touched: the gradients that this rank has something new of, as little-endian bytes.
+        sparse: those that are sparse on this rank, in the same form.
+        final: the rank is in ``step()`` or ``synchronize()``, so it tells of all gradients that are not reduced.
+    """
+
+    name: str
+    steps: int
+    parameters: int
+    touched: bytes
+    sparse: bytes = b""
+    final: bool = False
+
+
+class PassRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A rank's record, with its optimizers in the order of their names."""
+
+    optimizers: tuple[TouchedGradients, ...] = ()
+
+    def encode(self) -> bytes:
+        return _ENCODER.encode(self)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(PassRecord)
+
+
+def decode(encoded: bytes) -> PassRecord:
+    """The inverse of :meth:`PassRecord.encode`."""
+    return _DECODER.decode(encoded)
+
+
+def as_bytes(mask: int) -> bytes:
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
+def as_mask(encoded: bytes) -> int:
+    return int.from_bytes(encoded, "little")
+
+
+class Conclusion(msgspec.Struct, frozen=True):
+    """What all ranks know of one optimizer after their records.
+
+    Attributes:
+        touched: the gradients that any rank has something new of. They are reduced.
+        sparse: the gradients that are sparse on any rank.
+        final: whether every rank has told of all its gradients.
+    """
+
+    touched: int
+    sparse: int
+    final: bool
+
+
+def conclude(records: Mapping[int, PassRecord]) -> dict[str, Conclusion]:
+    """What follows from the records of all ranks, by the name of an optimizer. In the same order on every rank.
+
+    Args:
+        records: by global rank.
+
+    Raises:
+        MismatchError: ranks are at different steps of an optimizer, or have different parameters. All ranks raise it.
+    """
+    found: dict[str, dict[int, TouchedGradients]] = {}
+    for rank, record in sorted(records.items()):
+        for each in record.optimizers:
+            found.setdefault(each.name, {})[rank] = each
+    return {name: _concluded(name, found[name], len(records)) for name in sorted(found)}
+
+
+def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> Conclusion:
+    for what, words in (("steps", "made {} steps"), ("parameters", "{} parameters")):
+        counts: dict[Any, list[int]] = {}
+        for rank, each in told.items():
+            counts.setdefault(getattr(each, what), []).append(rank)
+        if len(counts) > 1:
+            views = "; ".join(f"{_ranks(members)}: {words.format(count)}" for count, members in counts.items())
+            raise MismatchError(
+                f"Ranks reduce gradients of {name}, but their optimizers differ: {views}. {_ADVICE[what]}",
+                ranks=told,
+                tensor=name,
+            )
+    touched = sparse = 0
+    for each in told.values():
+        touched |= as_mask(each.touched)
+        sparse |= as_mask(each.sparse)
+    return Conclusion(touched, sparse, len(told) == ranks and all(each.final for each in told.values()))
+
+
+_ADVICE = {
+    "steps": (
+        "Every rank must make the same steps: a rank that skips one, for example because its loss is not finite, must do so "
+        "on all ranks; allreduce the condition first."
+    ),
+    "parameters": "Every rank must give its optimizer the same parameters, and add or remove them at the same step.",
+}
+
+
+def _ranks(members: list[int]) -> str:
+    return ("rank " if len(members) == 1 else "ranks ") + ", ".join(map(str, members))

@@ -1,0 +1,188 @@
+"""One reduction of gradients that all ranks take part in: at the end of a backward pass, or in ``step()``.
+
+    record      every rank tells which gradients of which optimizers it has something new of
+    conclude    all ranks know which gradients any rank has touched
+    send        every rank sends those that it has not sent in backward
+    wait        for all of them
+
+The ranks need not be in the same optimizer: one may be at the end of a pass that has reached only the generator's parameters,
+and another's pass has reached none, so that it is in ``step()``. Whatever any record names, every rank sends. Only then it
+waits. So no two ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from itertools import count
+
+from horovod.common.consensus import Consensus
+from horovod.core.errors import MismatchError
+from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.torch.optimizer.pass_record import Conclusion, PassRecord, TouchedGradients, conclude, decode
+
+RECORD = "DistributedOptimizer.pass"
+"""The name of the records' comparison, in errors and stall reports."""
+
+
+class Participant(ABC):
+    """An optimizer, as a round sees it.
+
+    Attributes:
+        name: the same on all ranks; "" before it is used in the running generation.
+    """
+
+    name: str
+
+    @property
+    @abstractmethod
+    def process_set(self) -> ProcessSet:
+        """The ranks that reduce its gradients."""
+
+    @property
+    @abstractmethod
+    def line(self) -> str:
+        """The line of the script that made it."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Take a name in the running generation."""
+
+    @abstractmethod
+    def told(self, final: bool) -> TouchedGradients:
+        """What this rank's record says of it.
+
+        Args:
+            final: also of gradients that no backward pass has reached.
+        """
+
+    @abstractmethod
+    def send_touched(self, conclusion: Conclusion) -> None:
+        """Send all gradients that are to be reduced and are not sent yet."""
+
+    @abstractmethod
+    def finish(self, conclusion: Conclusion, members: int) -> None:
+        """Wait for all gradients that were sent.
+
+        Args:
+            members: how many ranks take part; others have joined.
+
+        Raises:
+            HorovodInternalError: a reduction failed.
+            AssertionError: the script has changed a gradient that was not reduced.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Give up the present step, for a round has failed."""
+
+
+_participants: weakref.WeakValueDictionary[int, Participant] = weakref.WeakValueDictionary()
+"""The optimizers of this process, in the order in which they were made."""
+_count = count()
+
+
+def enrol(participant: Participant) -> None:
+    """Let rounds find an optimizer by its name, as long as it exists."""
+    _participants[next(_count)] = participant
+
+
+def participants() -> list[Participant]:
+    """The optimizers of this process, the oldest first."""
+    return list(_participants.values())
+
+
+def reduce_together(ending: Iterable[Participant], final: bool = False) -> None:
+    """Reduce what any rank's optimizers have touched. Every rank of their process sets must call it.
+
+    Args:
+        ending: the optimizers whose gradients this rank has touched, or in whose ``step()`` it is.
+        final: this rank is in ``step()`` or ``synchronize()``.
+
+    Raises:
+        HorovodInternalError: a reduction failed, or ranks differ in steps or parameters.
+        AssertionError: the script has changed a gradient that was not reduced.
+    """
+    sets: dict[int | None, list[Participant]] = {}
+    for each in ending:
+        sets.setdefault(each.process_set.process_set_id, []).append(each)
+    involved = [each for members in sets.values() for each in members]
+    try:
+        rounds = [_Round(members, final) for members in sets.values()]
+        for part in rounds:
+            part.conclude()
+            involved.extend(part.concluded)
+        for part in rounds:
+            part.send()
+    except BaseException:
+        for participant in involved:
+            participant.forget()
+        raise
+    error: BaseException | None = None
+    for part in rounds:
+        error = part.finish() or error
+    if error is not None:
+        raise error
+
+
+class _Round:
+    """The part of a round that concerns one process set. Making it sends this rank's record."""
+
+    def __init__(self, ending: list[Participant], final: bool) -> None:
+        self._process_set = ending[0].process_set
+        told = sorted((each.told(final) for each in ending), key=lambda each: each.name)
+        self._record = PassRecord(tuple(told))
+        self._known = {each.name: each for each in ending}
+        self._members = len(self._process_set.ranks or ())
+        self.concluded: dict[Participant, Conclusion] = {}
+        self._consensus: Consensus | None = None
+        if self._members > 1:
+            number = self._process_set.process_set_id
+            self._consensus = Consensus(RECORD, self._record.encode(), number, ending[0].line)
+
+    def conclude(self) -> None:
+        """Get the records of all ranks."""
+        found = None
+        if self._consensus is not None:
+            found = self._consensus.wait()
+            self._members = self._consensus.members
+        if found is None:  # all ranks have this rank's record
+            records = dict.fromkeys(range(self._members), self._record)
+        else:
+            records = {rank: decode(encoded) for rank, encoded in found.items()}
+        for name, conclusion in conclude(records).items():
+            self.concluded[self._participant(name, records)] = conclusion
+
+    def _participant(self, name: str, records: Mapping[int, PassRecord]) -> Participant:
+        found = self._known.get(name)
+        if found is not None:
+            return found
+        for each in participants():
+            if each.process_set.process_set_id == self._process_set.process_set_id:
+                each.prepare()
+                if each.name == name:
+                    return each
+        naming = [rank for rank, record in records.items() if any(each.name == name for each in record.optimizers)]
+        here = "; ".join(f"{each.name} (made at {each.line})" for each in participants())
+        raise MismatchError(
+            f"Rank {naming[0]} reduces gradients of the optimizer {name}, which this rank does not have. It has: {here}. Every "
+            "rank of a process set must make the same optimizers, over parameters of the same names and shapes, and keep them "
+            "as long as any rank uses them.",
+            ranks=naming,
+            tensor=name,
+        )
+
+    def send(self) -> None:
+        for participant, conclusion in self.concluded.items():
+            participant.send_touched(conclusion)
+
+    def finish(self) -> BaseException | None:
+        """Wait for all. Returns the first error."""
+        error: BaseException | None = None
+        for participant, conclusion in self.concluded.items():
+            try:
+                participant.finish(conclusion, self._members)
+            except BaseException as failure:
+                error = error or failure
+        return error
