@@ -43,11 +43,9 @@ class Record(msgspec.Struct, eq=False, gc=False):
     engine: str = ""
     error: str = ""
 
-    def end(self, error: BaseException | None) -> None:
-        """The handle is completed."""
-        if error is not None:
-            self.error = str(error) or type(error).__name__
-        self.ended = monotonic()
+    def fail(self, error: BaseException) -> None:
+        """The handle is completed with an error."""
+        self.error = str(error) or type(error).__name__
 
 
 class FlightRecorder:
@@ -87,17 +85,17 @@ class FlightRecorder:
         self.ring.append(record)
         return record
 
-    def begins(self, records: Iterable[Record | None], engine: str, agreed: float) -> None:
+    def begins(self, batch: Iterable[tuple[object, Any]], engine: str, agreed: float) -> None:
         """The process set carries these out together, in this order.
 
         Args:
-            records: None for a collective that this rank has not submitted, because it has joined.
+            batch: as the executor has it (``core.requests.batch.Batch``).
         """
         now = monotonic()
         order = self.carried_out
-        for record in records:
+        for _, entry in batch:
             order += 1
-            if record is not None:
+            if entry is not None and (record := entry.handle.record) is not None:
                 record.order = order
                 record.agreed = agreed
                 record.started = now

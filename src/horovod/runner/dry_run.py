@@ -71,7 +71,8 @@ def describe(parts: Sequence[HostPart], addresses: Sequence[str], job: Sequence[
 
 
 def hide(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with ``PORT`` and ``SECRET`` in the place of the values."""
+    """``environment`` with ``PORT`` and ``SECRET`` in the place of the values, and without what is of this process alone."""
+    environment = {name: value for name, value in environment.items() if name != config.FLIGHT_RECORDER_DIR}
     return {**environment, config.RENDEZVOUS_PORT: PORT, config.SECRET_KEY: SECRET}
 
 

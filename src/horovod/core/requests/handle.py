@@ -7,6 +7,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
@@ -92,8 +93,11 @@ class Handle(msgspec.Struct, eq=False, gc=False):
                 error = error or HorovodInternalError(f"what follows a collective failed: {failure!r}")
                 _log.exception("what follows a collective failed")
         self.error = error
-        if self.record is not None:
-            self.record.end(error)
+        record = self.record
+        if record is not None:
+            record.ended = monotonic()  # not by a method: each call costs
+            if error is not None:
+                record.fail(error)
         self._finished = True
         self.driver = None
         if self._next:

@@ -12,7 +12,7 @@ from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import EngineFailureError, HorovodInternalError, MismatchError
 from horovod.core.negotiation.messages import Decision
 from horovod.core.requests.batch import Batch, Entry, execute, size_of
-from horovod.core.requests.devices import engine_of, moves
+from horovod.core.requests.devices import moves
 from horovod.core.worker.cpu_affinity import Placement
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.open_events import OpenEvents
@@ -150,20 +150,24 @@ class Executor:
 
     def _run(self, batch: Batch) -> None:
         first = batch[0][0]
-        if self._recorder is not None:
-            records = [None if entry is None else entry.handle.record for _, entry in batch]
-            self._recorder.begins(records, engine_of(first.device) or self._communicator.name, self.agreed)
         failure: HorovodInternalError | None = None
         completion: Completion = None
         held: list[object] = []
+        recorder = self._recorder
         if first.error:
+            if recorder is not None:
+                recorder.begins(batch, "", self.agreed)
             failure = MismatchError(first.error, ranks=first.call_sites, tensor=first.name, call_sites=first.call_sites)
         else:
             try:
                 communicator, ranks = self._serving(first)
             except EngineError as error:
+                if recorder is not None:
+                    recorder.begins(batch, "", self.agreed)
                 failure = EngineFailureError(str(error), tensor=first.name)
             else:
+                if recorder is not None:
+                    recorder.begins(batch, communicator.name if communicator is not None else "", self.agreed)
                 if communicator is None:  # the batch is of other ranks alone
                     self._settle()
                     return

@@ -143,7 +143,8 @@ class InFlight:
                 for unnumbered in last:
                     self._counts[unnumbered] -= 1
         if known and entry.handle.record is not None:
-            entry.handle.record.end(_WITHDRAWN)
+            entry.handle.record.ended = time.monotonic()
+            entry.handle.record.fail(_WITHDRAWN)
         return known
 
     def number(self, request: Request) -> Request:
