@@ -58,6 +58,9 @@ _log = logging.getLogger("horovod.core")
 
 LIVENESS = "liveness"
 
+_MOST_HOSTS = 8
+"""How many hosts the log line of ``init()`` names."""
+
 
 class Generation:
     """A running job, as one of its ranks sees it.
@@ -151,7 +154,23 @@ class Generation:
         membership.ranks = groups
         if self.config.autotune and self.identity.rank == 0:
             _log.warning("%s is set, but this version has no autotuning; it is ignored", AUTOTUNE)
+        if self.identity.rank == 0:
+            _log.info("%s", self._summary())
         return sets
+
+    def _summary(self) -> str:
+        """The job in one line: its ranks, hosts and engines, and why these."""
+        counts = Counter(endpoint.host for endpoint in self._endpoints)
+        shown = ", ".join(f"{host}: {number}" for host, number in list(counts.items())[:_MOST_HOSTS])
+        more = f" and {len(counts) - _MOST_HOSTS} more" if len(counts) > _MOST_HOSTS else ""
+        size, hosts = self.identity.size, len(counts)
+        communicator = self.workers[0].communicator
+        why = f" ({communicator.chosen_because})" if communicator.chosen_because else ""
+        device = f", memory of GPUs by {self.device_engine}" if self.device_engine else ""
+        return (
+            f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)} ({shown}{more}); host memory travels by "
+            f"{communicator.name}{why}{device}"
+        )
 
     def _mesh(self) -> Mesh | None:
         if self.identity.size == 1:
