@@ -194,9 +194,12 @@ def _waiters(job: Job, culprit: int) -> list[int]:
 def _waits_for(job: Job, culprit: int) -> str:
     """Who waits for what because of a rank."""
     for item in job.waiting():
-        holders = {rank: each for rank, each in item.holders.items() if rank != culprit}
-        if not holders or (culprit in item.holders and culprit not in item.running):
+        holders = {rank: each for rank, each in item.holders.items() if rank != culprit and each.ended is None}
+        if not holders or (culprit in item.holders and item.holders[culprit].ended is not None):
             continue
+        holders = {
+            rank: each for rank, each in holders.items() if not each.order
+        } or holders  # others are about to go on
         first = holders[min(holders)]
         verb = "waits" if len(holders) == 1 else "wait"
         return (

@@ -87,4 +87,5 @@ def _label_open(axes: Any, job: Job, rank: int, row: int) -> None:
             ha="right",
             va="center",
             fontsize=8,
+            color="white",
         )

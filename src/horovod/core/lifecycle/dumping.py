@@ -92,7 +92,7 @@ class Dumper:
         self._no_progress = no_progress
         self._folder = Path(config.flight_recorder_dir or dump.default_folder(members.folder))
         self._memory = memory.processes_killed()
-        self._requests: deque[tuple[str, str]] = deque()
+        self._requests: deque[tuple[str, str, float]] = deque()  # with the time at which it came
         self._captured: deque[dump.RankDump] = deque()
         self._last: dict[str, float] = {}
         self._failed = self._leaving = False
@@ -105,7 +105,7 @@ class Dumper:
 
     def request(self, why: str, reason: str) -> None:
         """Have this rank write, soon."""
-        self._requests.append((why, reason))
+        self._requests.append((why, reason, time.monotonic()))
         self._wake_up.set()
 
     def failed(self, rank: int, reason: str, cause: Cause) -> None:
@@ -157,16 +157,16 @@ class Dumper:
                     self._wake_up.clear()
                 elif self._stacks is not None:
                     self._stacks.take()
-                    if self._is_new(REQUEST):
-                        self._requests.append((REQUEST, "asked by a signal"))
+                    now = time.monotonic()
+                    if self._is_new(REQUEST, now):
+                        self._requests.append((REQUEST, "asked by a signal", now))
                         self._ask_all(REQUEST, f"rank {self._members.rank} was asked by a signal")
 
-    def _is_new(self, why: str) -> bool:
-        return time.monotonic() - self._last.get(why, -math.inf) >= _AGAIN_SECONDS
+    def _is_new(self, why: str, came: float) -> bool:
+        return came - self._last.get(why, -math.inf) >= _AGAIN_SECONDS
 
-    def _answer(self, why: str, reason: str) -> None:
-        if not self._failed and self._is_new(why):  # after a failure, nothing is where it was any more
-            self._last[why] = time.monotonic()
+    def _answer(self, why: str, reason: str, came: float) -> None:
+        if not self._failed and self._is_new(why, came):  # after a failure, nothing is where it was any more
             self._write(self._capture(why, reason))
 
     def _write(self, content: dump.RankDump) -> None:
