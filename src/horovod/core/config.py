@@ -64,6 +64,8 @@ SHM_DIRECT = "HOROVOD_SHM_DIRECT"
 BUCKET_BYTES = "HOROVOD_BUCKET_BYTES"
 THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
 
+CHECK = "HOROVOD_CHECK"
+
 # How long anything may take.
 START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 TIMEOUT_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS"
@@ -224,6 +226,8 @@ class Config:
     """Whether the ranks of a host read one another's memory: "auto" where it is faster, "always" where they can, or "never"."""
     bucket_bytes: int = _setting(BUCKET_BYTES, 0, _integer(1), common=True)
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
+    check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
+    """What follows if ranks step with different hyper-parameters or begin with different parameters."""
     thread_affinity: tuple[int, ...] = _setting(THREAD_AFFINITY, (), _cores)
     """The core of the worker thread, by local rank; empty: the kernel decides."""
     start_timeout: timedelta = _setting(START_TIMEOUT, timedelta(seconds=30), _seconds(1))

@@ -25,6 +25,7 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
         touched: the gradients that this rank has something new of, as little-endian bytes.
         sparse: those that are sparse on this rank, in the same form.
         final: the rank is in ``step()`` or ``synchronize()``, so it tells of all gradients that are not reduced.
+        held: a digest of what must be the same on all ranks; 0: nothing is compared.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
     touched: bytes
     sparse: bytes = b""
     final: bool = False
+    held: int = 0
 
 
 class PassRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -68,11 +70,13 @@ class Conclusion(msgspec.Struct, frozen=True):
         touched: the gradients that any rank has something new of. They are reduced.
         sparse: the gradients that are sparse on any rank.
         final: whether every rank has told of all its gradients.
+        alike: whether all ranks that have told hold the same.
     """
 
     touched: int
     sparse: int
     final: bool
+    alike: bool
 
 
 def conclude(records: Mapping[int, PassRecord]) -> dict[str, Conclusion]:
@@ -107,7 +111,8 @@ def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> C
     for each in told.values():
         touched |= as_mask(each.touched)
         sparse |= as_mask(each.sparse)
-    return Conclusion(touched, sparse, len(told) == ranks and all(each.final for each in told.values()))
+    final = len(told) == ranks and all(each.final for each in told.values())
+    return Conclusion(touched, sparse, final, len({each.held for each in told.values()}) == 1)
 
 
 _ADVICE = {

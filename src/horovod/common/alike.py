@@ -1,0 +1,95 @@
+"""Compares what must be the same on all ranks, and what no collective shows: hyper-parameters, and the first parameters.
+
+A binding asks at a point that all ranks reach alike (:func:`compare`). Ranks that differ train on, since some scripts mean it,
+but rank 0 says so once; with ``HOROVOD_CHECK=error`` all ranks raise, with ``off`` nothing is compared.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+from horovod.common.consensus import Consensus
+from horovod.core.config import CHECK
+from horovod.core.errors import MismatchError
+from horovod.core.lifecycle.context import running
+
+OFF, ERROR = "off", "error"
+_SHOWN = 3
+"""How many differing things an account names."""
+
+
+class Alike(Enum):
+    """What must be alike, with the words of its account: what differs, and the usual cause."""
+
+    HYPERPARAMETERS = (
+        "Ranks are about to step with different hyper-parameters",
+        "A scheduler that depends on a rank's own data, such as ReduceLROnPlateau with each rank's own loss, makes them "
+        "differ: average its input over the ranks first, with hvd.allreduce.",
+    )
+    PARAMETERS = (
+        "The parameters of the ranks differ before the first step",
+        "Call hvd.broadcast_parameters(model.state_dict(), root_rank=0), or its counterpart in your framework, after the "
+        "model is made and before training starts.",
+    )
+
+
+def is_compared() -> bool:
+    """Whether anything is compared in the running generation, which has more than one rank."""
+    context = running()
+    return context.config.check != OFF and context.identity.size > 1
+
+
+def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int | None = 0, line: str = "") -> bool:
+    """Compare what the ranks hold. Every member of the process set must call it at the same point.
+
+    Args:
+        held: by label, for example ``lr of group 0``, the value as text.
+        name: of the comparison; each optimizer of a rank has its own.
+        line: the line of the script that the values belong to.
+
+    Returns:
+        Whether all ranks hold the same.
+
+    Raises:
+        MismatchError: they do not, and ``HOROVOD_CHECK=error``. All ranks raise it.
+    """
+    rows = Consensus(f"{name}.{what.name.lower()}", msgspec.msgpack.encode(dict(held)), process_set_id, line).wait()
+    if rows is None:
+        return True
+    text = account(what, {rank: msgspec.msgpack.decode(row, type=dict[str, str]) for rank, row in rows.items()}, line)
+    context = running()
+    if context.config.check == ERROR:
+        raise MismatchError(text, ranks=rows, tensor=name)
+    if context.identity.rank == min(rows):
+        warnings.warn(f"{text} ({CHECK}=error makes this an error, {CHECK}=off hides it.)", stacklevel=2)
+    return False
+
+
+def account(what: Alike, held: Mapping[int, Mapping[str, str]], line: str = "") -> str:
+    """What differs between ranks, in words.
+
+    Args:
+        held: by rank, what it holds, by label.
+    """
+    labels = list(dict.fromkeys(label for each in held.values() for label in each))
+    differing = [label for label in labels if len({each.get(label) for each in held.values()}) > 1]
+    shown = [f"{label}: {_views(label, held)}" for label in differing[:_SHOWN]]
+    if len(differing) > _SHOWN:
+        shown.append(f"and {len(differing) - _SHOWN} more")
+    found, cause = what.value
+    made = f" (of the optimizer made at {line})" if line else ""
+    return f"{found}{made}: {'; '.join(shown)}. {cause}"
+
+
+def _views(label: str, held: Mapping[int, Mapping[str, str]]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, each in sorted(held.items()):
+        ranks.setdefault(each.get(label, "nothing"), []).append(rank)
+    return ", ".join(
+        f"{text} on {'rank' if len(members) == 1 else 'ranks'} {', '.join(map(str, members))}"
+        for text, members in ranks.items()
+    )

@@ -1,0 +1,169 @@
+"""One optimizer in the rounds in which all ranks reduce gradients: what it tells, sends and waits for."""
+
+from __future__ import annotations
+
+import torch
+
+from horovod.comm.reduction import ReduceOp
+from horovod.core.lifecycle.context import running
+from horovod.torch.optimizer.bucket_sender import is_sparse, nothing
+from horovod.torch.optimizer.buckets import Slot
+from horovod.torch.optimizer.gradient_passes import CHANGED_LOCALLY, GradientPasses
+from horovod.torch.optimizer.pass_record import Conclusion, TouchedGradients, as_bytes
+
+_CHANGED = (
+    "The gradient of {name!r} was changed while it was being reduced. A hook that changes gradients must be registered before "
+    "the optimizer is made distributed."
+)
+_REMOVED = (
+    "A hook of the script has removed the gradient of {name!r} inside backward(), before it could be reduced. Step and remove "
+    "gradients after backward() has returned."
+)
+_AFTER_JOIN = (
+    "backward() has added to the reduced gradient of {name!r} while some ranks have joined (hvd.join()), whose part of the "
+    "average would be missing. Call optimizer.zero_grad() before each backward pass, or run all passes but the last inside "
+    "optimizer.no_sync()."
+)
+_HISTORY = 8
+"""After so many passes that have touched only a part of a bucket, it is cut by what they have touched."""
+
+
+class GradientRounds(GradientPasses):
+    """The part of an optimizer that rounds call."""
+
+    _covered = 0
+    """The slots that optimizers reduce which were made later over the same parameters."""
+
+    def told(self, final: bool) -> TouchedGradients:
+        self._task = -2  # what backward does next is another pass
+        joins = running().joins
+        if self._joins != joins:  # until then ranks may have made different numbers of steps
+            self._joins, self._steps = joins, 0
+        for slot in self._in(self._touched & (self._local | self._unsent())):
+            self._check_kept(slot)
+        touched = self._touched | (self._set_by_hand() if final else 0)
+        self._touched = touched
+        sparse = sum(slot.bit for slot in self._in(touched if self._sender.knows_sparse else 0) if is_sparse(slot))
+        return TouchedGradients(
+            self.name,
+            self._steps,
+            len(self.slots),
+            as_bytes(touched),
+            as_bytes(sparse),
+            final and not self._passes,
+            self._check.digest(self.optimizer, self.slots.values(), self._steps),
+        )
+
+    def _check_kept(self, slot: Slot) -> None:
+        """Check a touched gradient that is not sent yet."""
+        gradient = slot.parameter.grad
+        if gradient is None:
+            self._touched &= ~slot.bit
+            if not slot.bit & self._local:
+                self._error = self._error or AssertionError(_REMOVED.format(name=slot.name))
+            return
+        if gradient.layout is not torch.strided:
+            self._sender.knows_sparse = True
+        if slot.bit & self._local and (gradient._cdata, gradient._version) != (slot.place, slot.version):
+            self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
+
+    def _set_by_hand(self) -> int:
+        """The gradients that no backward pass has touched since the last step, and that may be this rank's own."""
+        found = 0
+        for slot in self._in(self._all() & ~(self._touched | self._named | self._covered)):
+            gradient = slot.parameter.grad
+            if gradient is None or (self._keeps_aside and slot.old == (gradient._cdata, gradient._version)):
+                continue
+            found |= slot.bit
+        return found
+
+    def send_touched(self, conclusion: Conclusion) -> None:
+        if conclusion.sparse or self._sender.knows_sparse:
+            self._sender.knows_sparse = True
+            for slot in self._in(conclusion.touched):
+                slot.sparse = bool(slot.bit & conclusion.sparse)
+        for slot in self._in(conclusion.touched & ~self._touched):
+            old = slot.parameter.grad
+            if old is None:
+                slot.parameter.grad = nothing(slot)
+            elif self._keeps_aside:
+                slot.aside, slot.parameter.grad = old, nothing(slot)
+        for bucket in self.buckets:
+            wanted = conclusion.touched & bucket.mask
+            if wanted and bucket.open:
+                self._sender.send(bucket if wanted == bucket.mask else bucket.part(wanted))
+
+    def finish(self, conclusion: Conclusion, members: int) -> None:
+        sent = [bucket for bucket in self._sendable() if not bucket.open]
+        error: BaseException | None = None
+        try:
+            self._sender.advance(sent)
+        except BaseException as failure:
+            error = failure
+        for bucket in sent:
+            try:
+                bucket.wait(_CHANGED)
+                for complete in bucket.after:
+                    complete()
+            except BaseException as failure:
+                error = error or failure
+        if conclusion.alike:
+            self._check.agreed()
+        else:
+            number = self.process_set.process_set_id
+            try:
+                self._check.compare(self.optimizer, self.slots.values(), self.name, number, self.line)
+            except BaseException as failure:
+                error = error or failure
+        error = error or self._error or self._missed(conclusion, members)
+        if error is not None:
+            self.forget()
+            raise error
+        for bucket in sent:
+            bucket.reset()
+        for slot in self._in(conclusion.touched if self._keeps_aside else 0):
+            self._add_aside(slot)
+        self._named |= conclusion.touched
+        self._reduced |= conclusion.touched
+        self._touched = self._local = 0
+        self._window = 0
+        self._settled = conclusion.final
+        self._passes = [each for each in self._passes if (found := each()) is not None and not found.ended]
+        if self.settings.groups is None:
+            self._cut_by_use(conclusion.touched)
+
+    @staticmethod
+    def _add_aside(slot: Slot) -> None:
+        old, new = slot.aside, slot.parameter.grad
+        slot.aside = None
+        if old is not None:
+            with torch.no_grad():
+                slot.parameter.grad = old if new is None else old.add_(new)
+
+    def _missed(self, conclusion: Conclusion, members: int) -> BaseException | None:
+        """The error if ranks that have joined would have had a part in a gradient that was reduced before."""
+        if (
+            members < len(self.process_set.ranks or ())
+            and not self._keeps_aside
+            and self.settings.op == ReduceOp.AVERAGE
+        ):
+            for slot in self._in(conclusion.touched & self._reduced):
+                if slot.parameter.grad is not None and slot.parameter.grad._version:
+                    return AssertionError(_AFTER_JOIN.format(name=slot.name))
+        return None
+
+    def _cut_by_use(self, touched: int) -> None:
+        """Cut buckets of which passes have touched only parts, so that each part is sent as soon as it is ready."""
+        for bucket in [*self.buckets]:
+            reached = touched & bucket.mask
+            if reached == bucket.mask:
+                bucket.reached.clear()
+            elif reached:
+                bucket.reached.append(reached)
+                if len(bucket.reached) == _HISTORY:
+                    alike: dict[tuple[bool, ...], list[Slot]] = {}
+                    for slot in bucket.slots:
+                        alike.setdefault(tuple(bool(slot.bit & each) for each in bucket.reached), []).append(slot)
+                    self.buckets.remove(bucket)
+                    bucket.dissolve()
+                    self.add_buckets([*alike.values()])

@@ -1,0 +1,104 @@
+"""What is known of the gradients of an optimizer between two steps, and what a step, a failure or a new generation changes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+import torch
+
+from horovod.comm.reduction import ReduceOp
+from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener
+from horovod.torch.optimizer.bucket_sender import BucketSender
+from horovod.torch.optimizer.buckets import Bucket, Slot
+from horovod.torch.optimizer.distributed_part import DistributedPart
+from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.settings import Settings
+from horovod.torch.optimizer.step_check import StepCheck
+
+
+class GradientState(DistributedPart, PassListener):
+    """The state of one optimizer's gradients.
+
+    Sets of slots are integers:
+        _touched: backward has added to the gradient since its last reduction.
+        _local: of these, those whose last pass has ended. Nothing may change them.
+        _named: some rank has touched the gradient since the last step, so it is reduced. The same on all ranks.
+        _reduced: the gradient was reduced since the last ``zero_grad()``.
+
+    Others:
+        _settled: all ranks have told of all their gradients since the last pass, so no round is needed.
+        _window: how many passes have added to local gradients.
+        _passes: the passes that are open, or in which backward has raised.
+        _steps: how many steps were made in this generation, since all ranks last joined.
+        _keeps_aside: whether the reduced part of a gradient is kept aside while a newer part is reduced.
+        _error: what is wrong on this rank. It is raised after the reduction, because other ranks wait for this one.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+        self._sender = BucketSender(settings)
+        exact = settings.op in (ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX) and self._sender.exact
+        self._keeps_aside = not exact
+        self._touched = self._local = self._named = self._reduced = 0
+        self._settled = False
+        self._window = 0
+        self._passes: list[weakref.ref[BackwardPass]] = []
+        self._steps = self._joins = 0
+        self._synchronized = self._scaler_stepped = False
+        self._error: BaseException | None = None
+        self._check = StepCheck()
+        super().__init__(optimizer, settings, identity)
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self.settings.process_set
+
+    @property
+    def line(self) -> str:
+        return self.settings.line
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a bucket is being reduced."""
+        return any(not each.open for each in self._sendable())
+
+    def forget(self) -> None:
+        for bucket in self._sendable():
+            bucket.reset()
+        for slot in self.slots.values():
+            if slot.aside is not None:
+                slot.parameter.grad, slot.aside = slot.aside, None
+        self._rest()
+        self._reduced = 0
+        self._passes.clear()
+        self._error = None
+
+    def _rest(self) -> None:
+        """Between two steps: no gradient is known to be reduced for the next one."""
+        self._touched = self._local = self._named = 0
+        self._settled = self._synchronized = self._scaler_stepped = False
+        self._window = 0
+
+    def new_generation(self) -> None:
+        self.forget()
+        self._steps = self._joins = 0
+        self._check.begin()
+
+    def renumbered(self, moved: Callable[[int], int]) -> None:
+        self._touched, self._local = moved(self._touched), moved(self._local)
+        self._named, self._reduced = moved(self._named), moved(self._reduced)
+
+    def _all(self) -> int:
+        return (1 << len(self.slots)) - 1
+
+    def _in(self, mask: int) -> Iterator[Slot]:
+        return (slot for slot in self.slots.values() if slot.bit & mask) if mask else iter(())
+
+    def _unsent(self) -> int:
+        return sum(bucket.mask for bucket in self.buckets if bucket.open)
+
+    def _sendable(self) -> Iterator[Bucket]:
+        for bucket in self.buckets:
+            yield bucket
+            yield from bucket.parts()

@@ -1,0 +1,98 @@
+"""What of an optimizer must be the same on all ranks: the numbers in its groups, and its parameters at the first step.
+
+A rank's record carries a digest of both (:class:`StepCheck`), so that a comparison costs no message of its own. Only where
+digests differ, the ranks compare what they stand for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from horovod.common.alike import Alike, compare, is_compared
+from horovod.torch.optimizer.buckets import Slot
+
+GROUPS = 16
+"""How many groups of an optimizer are looked at for each step, in turns."""
+_SAMPLE = 8
+"""How many elements of a parameter are looked at."""
+_NUMBERS = (float, int, bool)
+_MASK = (1 << 63) - 1
+
+
+class StepCheck:
+    """The comparison of one optimizer. After it has found a difference of a kind, it compares that no more."""
+
+    def __init__(self) -> None:
+        self._told: set[Alike] = set()
+        self._begun = False
+
+    def begin(self) -> None:
+        """Another generation runs: parameters are compared at its first step."""
+        self._begun = False
+
+    def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], steps: int) -> int:
+        """What the record of this rank carries. 0: nothing is compared. Ranks that hold the same have the same.
+
+        Args:
+            steps: how many steps the optimizer has made.
+        """
+        if not is_compared():
+            return 0
+        groups = optimizer.param_groups
+        held: list[Any] = []
+        if Alike.HYPERPARAMETERS not in self._told:
+            first = steps * GROUPS % len(groups) if len(groups) > GROUPS else 0
+            for group in groups[first : first + GROUPS]:
+                held += [value for value in group.values() if value.__class__ in _NUMBERS or value.__class__ is tuple]
+                if isinstance(group.get("lr"), torch.Tensor):
+                    held += [text for label, text in _numbers(0, group) if label.startswith("lr")]
+        if not self._begun and Alike.PARAMETERS not in self._told:
+            held += [text for slot in slots for text in _sample(slot)]
+        text = repr(held)
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
+
+    def agreed(self) -> None:
+        """All ranks have the same digest."""
+        self._begun = True
+
+    def compare(
+        self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], name: str, process_set_id: int | None, line: str
+    ) -> None:
+        """Find out what differs, and say so. Every rank of the process set must call it.
+
+        Raises:
+            MismatchError: something differs, and HOROVOD_CHECK=error.
+        """
+        if Alike.HYPERPARAMETERS not in self._told:
+            numbers = dict(
+                pair for index, group in enumerate(optimizer.param_groups) for pair in _numbers(index, group)
+            )
+            if not compare(Alike.HYPERPARAMETERS, numbers, name, process_set_id, line):
+                self._told.add(Alike.HYPERPARAMETERS)
+        if not self._begun and Alike.PARAMETERS not in self._told:
+            samples = {slot.name: f"[{', '.join(_sample(slot))}]" for slot in slots}
+            if not compare(Alike.PARAMETERS, samples, name, process_set_id, line):
+                self._told.add(Alike.PARAMETERS)
+        self._begun = True
+
+
+def _numbers(index: int, group: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The numbers of a parameter group, with labels. A tensor counts if it is one number, and is read from its device."""
+    for key, value in group.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if isinstance(value, _NUMBERS) or (
+            isinstance(value, tuple) and all(isinstance(each, _NUMBERS) for each in value)
+        ):
+            yield f"{key} of group {index}", repr(value)
+
+
+def _sample(slot: Slot) -> list[str]:
+    """Some elements of a parameter, evenly spread."""
+    flat = slot.parameter.detach().reshape(-1)
+    chosen = flat[:: max(1, flat.numel() // _SAMPLE)][:_SAMPLE]
+    return [repr(value) for value in chosen.cpu().tolist()]
