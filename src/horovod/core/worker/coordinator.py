@@ -17,6 +17,7 @@ from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.messages import (
+    Announce,
     Decision,
     Leave,
     Listener,
@@ -104,6 +105,9 @@ class Coordinator(Role):
                 config.stall_shutdown_time,
                 config.stall_warning_time,
             )
+        self._least_lag: dict[
+            int, float
+        ] = {}  # by member: its clock's difference from this rank's, and a message's way
         self._next_inspection = 0.0
         self._asked_where = False
         self._looked_at = self._asked_about = (
@@ -114,10 +118,10 @@ class Coordinator(Role):
 
     # Messages
 
-    def announce(self, requests: Sequence[Request]) -> None:
+    def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
         if self._proposals is not None:
             self._proposals.shut()
-        self._count(0, requests)
+        self._count(0, requests, since)
 
     def receive(self, member: int, body: bytes) -> None:
         message = decode_from_member(body)
@@ -127,7 +131,7 @@ class Coordinator(Role):
         requests = self._listeners[member].requests(message.items)
         if message.proposal and self._had_succeeded(member, message.proposal):
             del requests[:1]  # the member has been told (FastPath)
-        self._count(member, requests)
+        self._count(member, requests, self._submitted(member, message, len(requests)))
         if self._proposals is not None and not self.fast_path_open():
             self._proposals.shut()  # a member that has announced or joined proposes nothing
 
@@ -141,12 +145,28 @@ class Coordinator(Role):
             self._connections.send(member, body)
         self._connections.flush_all(self._config.timeout.total_seconds() / 3)
 
-    def _count(self, member: int, requests: Sequence[Request]) -> None:
+    def _submitted(self, member: int, message: Announce, count: int) -> Sequence[float]:
+        """When the member has submitted its last ``count`` requests, by this rank's clock; empty where nobody records.
+
+        The message may have waited in its socket, while a collective ran here. Of all messages of the member, one that did not
+        wait shows the difference of the clocks.
+        """
+        now = time.monotonic()
+        lag = now - message.sent
+        least = self._least_lag[member] = min(lag, self._least_lag.get(member, lag))
+        if self.timeline is None:
+            return ()
+        sent = now - (lag - least)
+        ages = message.ages[-count:] if len(message.ages) >= count else [0.0] * count
+        return [sent - age for age in ages]
+
+    def _count(self, member: int, requests: Sequence[Request], since: Sequence[float]) -> None:
         timeline = self.timeline
         if timeline is not None:
-            for request in requests:
+            for place, request in enumerate(requests):
                 if request.operation != Operation.JOIN:
-                    timeline.ready(request.operation.name, labels(request), member)
+                    at = since[place] if place < len(since) else time.monotonic()
+                    timeline.ready(request.operation.name, labels(request), member, at)
         self._negotiator.announce(member, requests, time.monotonic())
 
     def _had_succeeded(self, member: int, proposal: int) -> bool:

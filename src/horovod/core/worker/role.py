@@ -71,8 +71,12 @@ class Role(ABC):
     announces_between_batches: bool
 
     @abstractmethod
-    def announce(self, requests: Sequence[Request]) -> None:
-        """Tell the coordinator what this rank has submitted."""
+    def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
+        """Tell the coordinator what this rank has submitted.
+
+        Args:
+            since: when, by ``time.monotonic``, the earliest first; empty: now.
+        """
 
     @abstractmethod
     def receive(self, member: int, body: bytes) -> None:

@@ -386,7 +386,7 @@ class WorkerThread:
         """Announce what was submitted since the last time; False if nothing was."""
         submitted = self._requests.take()
         if submitted:
-            self.role.announce([entry.request for entry in submitted])
+            self.role.announce([entry.request for entry in submitted], [entry.since for entry in submitted])
         return bool(submitted)
 
     def _receive(self, member: int) -> bool:
