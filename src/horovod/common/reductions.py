@@ -74,7 +74,8 @@ def reducing(
     Raises:
         TypeError, ValueError: an argument is wrong. The text says which.
     """
-    set_id(process_set)
+    if type(process_set) is not ProcessSet:
+        set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
     return Reducing(reduction(op, average), prescale, postscale, process_set)
 

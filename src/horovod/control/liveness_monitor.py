@@ -241,9 +241,9 @@ class LivenessMonitor:
     def _serve(self, peer: int) -> None:
         try:
             messages = self._links[peer].receive()
-        except ChannelClosed:
+        except ChannelClosed as closed:
             self._drop(peer)
-            self._decide(Failure(peer, KILLED))
+            self._decide(Failure(peer, closed.silence or KILLED))
             return
         for body in messages:
             try:

@@ -22,7 +22,12 @@ _TENSORFLOW_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREAD
 
 # glibc's allocator hands freed memory back to the kernel and fetches it again: for a convolutional network page by page in
 # every training step, a tenth of its time. These are the limits that its own adaptation ends at, but for giving back.
-_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
+# Threads other than the first, such as the one that makes the results of asynchronous allgathers, keep as much as the pad.
+_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
 
 # PyTorch asks the kernel for huge pages for tensors of 2 MiB or more: fewer faults and address translations, and
 # what other ranks read in this one's memory costs them less.

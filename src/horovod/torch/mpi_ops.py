@@ -152,5 +152,5 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every member of ``process_set`` has called it."""
-    collectives.barrier(set_id(process_set), awaited=True).wait()
+    """Return when every member of ``process_set`` has called it. Threads of one rank take turns."""
+    collectives.wait_at_barrier(set_id(process_set))

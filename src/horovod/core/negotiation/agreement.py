@@ -24,7 +24,7 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
     """
     present = [request for request in requests if request is not None]
     first = present[0]
-    alike = len(present) == len(requests) and all(request is first for request in present)
+    alike = requests.count(first) == len(requests)
     if alike and (first.operation not in _ROWS or all(tensor.shape for tensor in first.tensors)):
         return ""
     reason = _mismatch(first, present)

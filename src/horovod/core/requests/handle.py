@@ -29,12 +29,7 @@ class Driver(Protocol):
         """Have the worker thread carry the collective out at once: no other thread will."""
 
 
-def drive_plainly(driver: Driver, handle: Handle) -> None:
-    """The call that :func:`drive_by` replaces."""
-    driver.drive(handle)
-
-
-_drive: Callable[[Driver, Handle], None] = drive_plainly
+_drive: Callable[[Driver, Handle], None] | None = None
 
 
 def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
@@ -144,7 +139,10 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         driver = self.driver
         if driver is not None and timeout < 0:
             try:
-                _drive(driver, self)
+                if _drive is None:
+                    driver.drive(self)
+                else:
+                    _drive(driver, self)
             except BaseException:  # of a signal handler, perhaps before anything was announced
                 self.leave_to_worker()
                 raise

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp, can_fold, can_scale
@@ -45,12 +43,39 @@ def allreduce_request(
     Raises:
         TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
     """
-    prescale, postscale = factors(prescale, postscale)
-    check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
+    return _allreduce(name, tensors, op, *factors(prescale, postscale), line, device, transient)
+
+
+def _allreduce(
+    name: str,
+    tensors: Sequence[Described],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    line: str,
+    device: str,
+    transient: bool = False,
+    unnamed: bool = False,
+) -> Request:
+    """The same, of finite factors."""
+    called = [(name.partition(UNNAMED)[0] if unnamed else each, data_type) for each, data_type, _ in tensors]
+    check_reduction("Allreduce", called, op, prescale, postscale)
     specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
     operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
-    request = Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
-    return sendable(request)
+    return sendable(
+        Request(
+            operation,
+            name,
+            specs,
+            op,
+            prescale,
+            postscale,
+            device=device,
+            caller=line,
+            transient=transient,
+            unnamed=unnamed,
+        )
+    )
 
 
 def allreduce_call(
@@ -73,10 +98,8 @@ def allreduce_call(
     prescale, postscale = factors(prescale, postscale)
     if called:
         return prepared_allreduce(called, _described(called, tensors), op, prescale, postscale, line, device).request
-    check_reduction(prefix, [(prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
     called = prefix + UNNAMED
-    request = allreduce_request(called, _described(called, tensors), op, prescale, postscale, line, True, device)
-    return msgspec.structs.replace(request, unnamed=True)
+    return _allreduce(called, _described(called, tensors), op, prescale, postscale, line, device, True, unnamed=True)
 
 
 def prepared_allreduce(
@@ -88,15 +111,16 @@ def prepared_allreduce(
     line: str,
     device: str = HOST,
 ) -> Prepared:
-    """What the last call with these arguments prepared; made with :func:`allreduce_request` if there is none.
+    """What the last call with these arguments prepared; made like :func:`allreduce_request` if there is none.
 
     Args:
         tensors: must not be changed afterwards.
+        prescale, postscale: finite floats.
     """
     key = (tensors, op, prescale, postscale, line, device)
     prepared = recall(name, key)
     if prepared is None:
-        request = allreduce_request(name, tensors, op, prescale, postscale, line, device=device)
+        request = _allreduce(name, tensors, op, prescale, postscale, line, device)
         prepared = remember(name, Prepared(key, request))
     return prepared
 

@@ -18,7 +18,6 @@ from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.messages import (
     Announce,
-    Decision,
     Leave,
     Listener,
     MessageError,
@@ -50,16 +49,6 @@ def labels(request: Request) -> list[TensorLabel]:
     """The tensors of a request as the timeline shows them; the request's name if it has none."""
     found = [TensorLabel(each.name, each.data_type.label, each.shape) for each in request.tensors]
     return found or [TensorLabel(request.name, "", ())]
-
-
-def _said(item: ReadyRequest) -> int | Decision:
-    """What a member is sent that takes part like all others."""
-    return item.decision if item.fresh else item.decision.identifier
-
-
-def _is_divided(item: ReadyRequest) -> bool:
-    """Whether each member is sent a part of its own."""
-    return item.fresh and bool(item.received)
 
 
 class Coordinator(Role):
@@ -180,6 +169,7 @@ class Coordinator(Role):
     # The fast path
 
     def fast_path_open(self) -> bool:
+        """Whether small collectives may run without an order now."""
         return self._negotiator.idle and self.timeline is None
 
     def settled(self) -> None:
@@ -195,7 +185,8 @@ class Coordinator(Role):
             if timeline is not None:
                 timeline.cycle()
             self._order(batches)
-            self._schedule.batches.extend([[item.decision for item in batch] for batch in batches])
+            for batch in batches:
+                self._schedule.batches.append([item.decision for item in batch])
 
     def _in_window(self) -> bool:
         """Whether to wait for more requests: in the window (``HOROVOD_CYCLE_TIME``) that the first ready one opens."""
@@ -213,21 +204,27 @@ class Coordinator(Role):
         members = self._connections.members()
         if not members:
             return
-        if not any(_is_divided(item) for batch in batches for item in batch):
-            body = encode(Order([[_said(item) for item in batch] for batch in batches]))
+        orders: list[list[Any]] = []
+        divided: list[tuple[list[Any], int, ReadyRequest]] = []
+        for batch in batches:
+            order: list[Any] = []
+            for item in batch:
+                if item.fresh and item.received:
+                    divided.append((order, len(order), item))
+                order.append(item.decision if item.fresh else item.decision.identifier)
+            orders.append(order)
+        if not divided:
+            body = encode(Order(orders))
             for member in members:
                 self._connections.send(member, body)
             return
         # What all get is encoded once; of an alltoall each gets its part alone, as a table of all parts grows with the square.
-        same: list[list[Any]] = [
-            [None if _is_divided(item) else msgspec.Raw(encode(_said(item))) for item in batch] for batch in batches
-        ]
+        for order in orders:
+            order[:] = [msgspec.Raw(encode(each)) for each in order]
         for member in members:
-            own = [
-                [item.decision_of(member) if known is None else known for known, item in zip(*each, strict=True)]
-                for each in zip(same, batches, strict=True)
-            ]
-            self._connections.send(member, encode(Order(own)))
+            for order, index, item in divided:
+                order[index] = item.decision_of(member)
+            self._connections.send(member, encode(Order(orders)))
 
     # The timeline
 

@@ -21,9 +21,6 @@ from horovod.observe.flight_recorder import FlightRecorder
 _PLACED_BYTES = 4 << 20
 """For a larger batch the worker thread moves to cores of its own. The move takes some microseconds."""
 
-FAST_PATH = "fast path"
-"""What the flight recorder calls the engine of collectives that run in the fast path alone."""
-
 kept = lasting_list()
 """Failed requests whose tensors an engine may still use: their memory is not given back."""
 
@@ -38,11 +35,11 @@ class Executor:
         requests: of the worker.
         placement: the cores that the worker thread runs on.
         seconds: how long a device may take for a collective that it has come to.
-        settled: called when nothing is in flight any more, before the last handle is completed.
         recorder: notes what is carried out; None: nothing does.
         disagreed: called with the reason when ranks disagree about a collective.
 
     Attributes:
+        settled: called when nothing is in flight any more, before the last handle is completed; set before the first batch.
         devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
             set before the worker's thread starts.
         agreed: when the ranks had agreed on what is carried out now; whoever drives the worker sets it.
@@ -55,18 +52,17 @@ class Executor:
         requests: InFlight,
         placement: Placement,
         seconds: float,
-        settled: Callable[[], None],
         recorder: FlightRecorder | None = None,
         disagreed: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.agreed = 0.0
+        self.recorder = recorder
+        self.settled: Callable[[], None]
         self.devices: DeviceEngines | None = None
         self._ranks = ranks
         self._communicator = communicator
         self._requests = requests
         self._placement = placement
-        self._settled = settled
-        self._recorder = recorder
         self._disagreed = disagreed
         self._open_events = OpenEvents(seconds)
 
@@ -95,14 +91,6 @@ class Executor:
         """
         request = entry.request
         self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
-
-    def complete_alone(self, entry: Entry) -> None:
-        """Complete a request that ran without an order and without the engine."""
-        if self._recorder is not None:
-            self._recorder.ran(entry.handle.record, FAST_PATH, self.agreed)
-        for known in self._requests.finish([entry.request.name]):
-            if known is not None:  # else an abort has completed it
-                known.handle.complete(known.error)
 
     def look_at_devices(self) -> float | None:
         """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work.
@@ -153,7 +141,7 @@ class Executor:
         failure: HorovodInternalError | None = None
         completion: Completion = None
         held: list[object] = []
-        recorder = self._recorder
+        recorder = self.recorder
         if first.error:
             if recorder is not None:
                 recorder.begins(batch, "", self.agreed)
@@ -196,4 +184,4 @@ class Executor:
 
     def _settle(self) -> None:
         if self._requests.none():
-            self._settled()
+            self.settled()

@@ -20,7 +20,7 @@ from horovod.core.negotiation.messages import UNNAMED, Request, numbered, number
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Driver, Handle
 from horovod.core.worker.progress import is_quick
-from horovod.core.worker.waiting import COALESCE_MILLISECONDS, WorkerState, must_wake
+from horovod.core.worker.waiting import COALESCE_MILLISECONDS, COALESCE_SECONDS, WorkerState
 from horovod.observe.flight_recorder import FlightRecorder
 
 DUPLICATE_NAME = (
@@ -31,6 +31,21 @@ DUPLICATE_NAME = (
 _WITHDRAWN = HorovodInternalError("its inputs did not arrive on this rank")
 
 _AWAKE = WorkerState.AWAKE  # an attribute of an enumeration takes longer to look up than everything else _wakes() does
+
+
+def must_wake(state: WorkerState, driven: bool, awaited: bool, seconds: float) -> bool:
+    """Whether a submission wakes the worker thread.
+
+    Args:
+        driven: a thread that waits for the handle may drive the worker.
+        awaited: the submitting thread waits for the handle next.
+        seconds: the time since the last announcement.
+    """
+    if state is WorkerState.ASLEEP:
+        return not (driven and awaited)
+    if state is WorkerState.COALESCING:
+        return seconds > COALESCE_SECONDS
+    return state is WorkerState.STANDBY and not driven
 
 
 class InFlight:
@@ -232,6 +247,11 @@ class InFlight:
         """Like :meth:`find`; the requests are not in flight any more."""
         with self._lock:
             return [self._known.pop(name, None) for name in names]
+
+    def finish_one(self, name: str) -> Entry | None:
+        """Like :meth:`finish`, for one name."""
+        with self._lock:
+            return self._known.pop(name, None)
 
     def none(self) -> bool:
         """Whether nothing is in flight."""

@@ -106,10 +106,6 @@ class Role(ABC):
     def stop(self, rank: int, reason: str) -> None:
         """Do what is left to do when everything scheduled has run and ``rank`` has left."""
 
-    def fast_path_open(self) -> bool:
-        """Whether small collectives may run without an order now."""
-        return True
-
     def milliseconds(self) -> float | None:
         """After what time the worker must take a step though nothing happens; None: never."""
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from shlex import quote
 
 from horovod.environments.lsf_hosts import lsf_hosts
 from horovod.runner.errors import UsageError
@@ -88,7 +90,7 @@ class HostScript(HostSource):
     A host with no slots (``h1:0``) is left out. If a host is printed twice, the last line counts.
 
     Args:
-        command: for a shell.
+        command: for a shell, or the path of a script, which may have spaces.
         slots: of hosts that name none; None if each has to name its own.
         seconds: how long the command may take.
     """
@@ -101,7 +103,9 @@ class HostScript(HostSource):
     def hosts(self, ranks: int, cancel: int = -1) -> list[HostInfo]:
         """As :meth:`HostSource.hosts`; gives up once the descriptor ``cancel`` is readable."""
         found: dict[str, HostInfo] = {}
-        for line in map(str.strip, capture(self._command, self._seconds, cancel).splitlines()):
+        is_path = os.path.isfile(self._command)  # noqa: PTH113  which raises where a command is too long for a path
+        command = quote(self._command) if is_path else self._command
+        for line in map(str.strip, capture(command, self._seconds, cancel).splitlines()):
             if not line:
                 continue
             name, colon, slots = line.rpartition(":")

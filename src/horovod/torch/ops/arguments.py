@@ -1,4 +1,4 @@
-"""Checks the arguments of the operations: splits, compression; and whether autograd records a call."""
+"""Checks the arguments of the operations: splits, compression."""
 
 from __future__ import annotations
 
@@ -27,15 +27,6 @@ def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
             raise ValueError(f"alltoall expects splits to contain 32-bit integer elements, not {splits.dtype}")
         return [int(split) for split in splits.tolist()]
     return whole_numbers(splits, "splits")
-
-
-def tracked(*tensors: torch.Tensor) -> bool:
-    """Whether autograd records a call with these tensors. Recording takes as long as a small collective."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                return True
-    return False
 
 
 def compressed(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -45,7 +46,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_what_differs_is_told(tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
+    calls = quote(str(tmp_path / "calls"))
     script = HostScript(
         f"echo >> {calls}; case $(wc -l < {calls}) in 1|2) echo a:1;; 3) echo a:2;; *) echo none >&2; exit 3;; esac"
     )
@@ -59,6 +60,6 @@ def test_only_what_differs_is_told(tmp_path: Path) -> None:
 def test_a_script_that_hangs_does_not_hold_up_the_end_of_the_job(tmp_path: Path) -> None:
     """Without an end of the script, the test would last as long as the script may take."""
     hangs = tmp_path / "hangs"
-    with following(HostScript(f"touch {hangs}; sleep 1000", seconds=1000), []) as (found, wait_until):
+    with following(HostScript(f"touch {quote(str(hangs))}; sleep 1000", seconds=1000), []) as (found, wait_until):
         wait_until(hangs.exists)
     assert found == []
