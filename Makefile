@@ -17,6 +17,10 @@ MXNET_VENV ?= .venv-mxnet
 OLDEST_VENV ?= .venv-oldest
 OLDEST_PYTHON ?= python3.10
 TRAIN_ARGUMENTS ?= --epochs 20
+# The newest ones, of PyPI: PyTorch's wheel brings CUDA.
+NEWEST_VENV ?= .venv-newest
+NEWEST_PYTHON ?= $(PYTHON)
+NEWEST_TORCH ?= torch>=2.15
 PYTEST_ARGUMENTS ?=
 # How many files of tests run at a time, in their order: tests of one framework then share processes that have imported it.
 JOBS ?= 2
@@ -43,9 +47,10 @@ HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 HAVE_MXNET := $(MXNET_VENV)/stamps/test
 HAVE_OLDEST := $(OLDEST_VENV)/stamps/test
+HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu test-mxnet test-oldest lint bench bench-check bench-gpu bench-tensorflow docs clean
+.PHONY: help train test test-gpu test-mxnet test-oldest test-newest lint bench bench-check bench-gpu bench-tensorflow docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -72,6 +77,9 @@ test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed he
 
 test-oldest: $(HAVE_OLDEST)  ## run the tests with the oldest versions that are supported (Python 3.10; downloads 3 GB)
 	PATH=$(abspath $(OLDEST_VENV))/bin:$$PATH $(OLDEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
+
+test-newest: $(HAVE_NEWEST)  ## run the tests with the newest versions, PyTorch 2.15 or later (downloads 4 GB)
+	PATH=$(abspath $(NEWEST_VENV))/bin:$$PATH $(NEWEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
 
 lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff check .
@@ -149,4 +157,12 @@ $(HAVE_OLDEST): pyproject.toml
 	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -q install uv
 	VIRTUAL_ENV=$(abspath $(OLDEST_VENV)) $(OLDEST_VENV)/bin/uv pip install -q --resolution lowest-direct \
 		-e '.[torch,tensorflow,keras,pytest]'
+	@mkdir -p $(@D) && touch $@
+
+$(HAVE_NEWEST): pyproject.toml
+	test -x $(NEWEST_VENV)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST_VENV)
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install --upgrade pip
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install -e '.[torch,examples,bench,test]' '$(NEWEST_TORCH)' \
+		'$(TENSORFLOW)'
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install --no-deps '$(TF_KERAS)'
 	@mkdir -p $(@D) && touch $@

@@ -178,7 +178,7 @@ def test_ranks_may_say_goodbye(launcher: Launcher) -> None:
 def test_a_hangup_that_was_ignored_stays_ignored(launcher: Launcher) -> None:
     program = (
         "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
-        "from horovod.runner.launch import run_commandline; sys.exit(run_commandline(sys.argv[1:]))"
+        "from horovod.runner.launch import main; sys.exit(main())"
     )
     process = launcher.python("-c", program, "-np", "1", "sh", "-c", "echo ready; sleep 1; echo survived")
     launcher.await_line(process, "ready")

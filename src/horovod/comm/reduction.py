@@ -17,7 +17,7 @@ from horovod.comm.datatypes import COMPLEX, FLOATING, HALF_PRECISION, Array, Dat
 
 
 class ReduceOp(IntEnum):
-    """Reductions, with the integer values of the public interface."""
+    """Reductions, with the integer values of the public interface; those of bits, which it does not have, follow."""
 
     AVERAGE = 0
     SUM = 1
@@ -25,6 +25,9 @@ class ReduceOp(IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
+    BAND = 6
+    BOR = 7
+    BXOR = 8
 
     @property
     def label(self) -> str:
@@ -37,7 +40,13 @@ _FOLD: dict[ReduceOp, Any] = {
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
 }
+
+OF_BITS = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
+"""Reductions of integers and bools, bit by bit."""
 
 Convert = Callable[[Array, Array], None]
 """``convert(source, target)`` casts every element of ``source`` into ``target``, rounding to nearest-even."""
@@ -245,6 +254,8 @@ def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
     """The element that leaves others as they are: the contribution of a rank that has none."""
     if op == ReduceOp.PRODUCT:
         return 1
+    if op == ReduceOp.BAND:
+        return np.invert(np.zeros((), dtype))
     if op not in (ReduceOp.MIN, ReduceOp.MAX):
         return 0
     if dtype.kind == "b":
@@ -257,6 +268,8 @@ def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
 
 def can_fold(op: ReduceOp, data_type: DataType) -> bool:
     """Whether ``op`` can be done with this type. Complex numbers have no order, and only sums go part by part."""
+    if op in OF_BITS:
+        return data_type not in COMPLEX and data_type not in FLOATING
     return data_type not in COMPLEX or op in (ReduceOp.SUM, ReduceOp.AVERAGE)
 
 

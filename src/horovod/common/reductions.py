@@ -20,6 +20,8 @@ Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
 
+_PUBLIC = {int(each): each for each in (Average, Sum, Adasum, Min, Max, Product)}
+
 
 class _Names:
     Average = ReduceOp.AVERAGE
@@ -40,9 +42,9 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
         return Average if op is None else op
     chosen = handle_average_backwards_compatibility(op, None if average is None else truth(average, "average"))
     try:
-        return ReduceOp(whole_number(chosen, "op"))
-    except (TypeError, ValueError):
-        names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
+        return _PUBLIC[whole_number(chosen, "op")]
+    except (TypeError, ValueError, KeyError):
+        names = ", ".join(f"hvd.{each.label}" for each in _PUBLIC.values())
         raise ValueError(f"op={shown(op)} is no reduction; use one of {names}") from None
 
 
@@ -64,6 +66,12 @@ class Reducing(msgspec.Struct, frozen=True):
     def scaled(self) -> bool:
         """Whether elements are multiplied or divided."""
         return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
+
+    @property
+    def factor(self) -> float:
+        """By what a sum is multiplied, in all."""
+        members = len(self.process_set.ranks or ()) if self.op is ReduceOp.AVERAGE else 1
+        return self.prescale * self.postscale / max(members, 1)
 
 
 def reducing(

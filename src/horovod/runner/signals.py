@@ -35,6 +35,8 @@ class SignalPipe:
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
         self._first_at = 0.0
+        self.ends_at_once = False
+        """Whether a signal ends this process at once: the job has not begun."""
         self.passes_interrupts_on = False
         """Whether Ctrl-C is for a rank that reads from the terminal, unless two come in quick succession."""
         self._passed_on_at = -_INSISTING_SECONDS
@@ -83,6 +85,8 @@ class SignalPipe:
         signal.signal(signal.SIGTSTP, handler)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self.ends_at_once:
+            raise SystemExit(128 + number)
         now = time.monotonic()
         if self.passes_interrupts_on and number == signal.SIGINT and not self._first_at:
             since = now - self._passed_on_at

@@ -119,6 +119,33 @@ def rendezvous_point(address: tuple[str, int], secret: str) -> dict[str, str]:
     }
 
 
+_MASTER_ADDRESS, _MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+
+
+def torch_store(environment: Mapping[str, str], address: str, port: str) -> dict[str, str]:
+    """Where the ranks' scripts find the store of ``torch.distributed``, which rank 0 serves; as the user has set it, if so.
+
+    Args:
+        address: of rank 0's host.
+        port: free there.
+    """
+    if environment.get(_MASTER_ADDRESS) or environment.get(_MASTER_PORT):
+        return {}
+    return {_MASTER_ADDRESS: address, _MASTER_PORT: port}
+
+
+def torch_rank(slot: SlotInfo) -> dict[str, str]:
+    """The rank's numbers under the names by which torchrun passes them, for scripts that are written for it."""
+    return {
+        "RANK": str(slot.rank),
+        "WORLD_SIZE": str(slot.size),
+        "LOCAL_RANK": str(slot.local_rank),
+        "LOCAL_WORLD_SIZE": str(slot.local_size),
+        "GROUP_RANK": str(slot.cross_rank),
+        "GROUP_WORLD_SIZE": str(slot.cross_size),
+    }
+
+
 def of_rank(slot: SlotInfo) -> dict[str, str]:
     """The rank's numbers, and the name of its host."""
     return {

@@ -28,7 +28,8 @@ from horovod.tensorflow.training.reduced_marks import take
 class LegacyDistribution:
     """The distributed part of one optimizer."""
 
-    def __init__(self, settings: Settings, kind: str) -> None:
+    def __init__(self, optimizer: Any, settings: Settings, kind: str) -> None:
+        self._optimizer = optimizer
         self._reduction = reduction_of(settings)
         self._name = OptimizerName()
         self._kind = kind
@@ -37,7 +38,7 @@ class LegacyDistribution:
         if settings.passes > 1:
             self._aggregation = LocalGradientAggregationHelper(
                 settings.passes,
-                self.allreduce,
+                lambda gradients, variables: self._optimizer._allreduce(gradients, variables),
                 settings.sparse_as_dense,
                 settings.average_aggregated,
                 rank(),
@@ -82,7 +83,7 @@ class LegacyDistribution:
         result = reduce_shared(
             gradients,
             kept,
-            lambda shared: self.allreduce([gradients[i] for i in shared], [variables[i] for i in shared]),
+            lambda shared: self._optimizer._allreduce([gradients[i] for i in shared], [variables[i] for i in shared]),
         )
         return list(zip(result, variables, strict=True))
 
@@ -102,6 +103,15 @@ class _InFront:
         self._horovod.keep_local(var)
 
     def _allreduce(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Reduce gradients. Every reduction of this optimizer comes through here, so a script may override it."""
+        return self._allreduce_grads(grads, vars)
+
+    def _allreduce_grads(self, grads: Sequence[Any], vars: Sequence[Any], use_generic_names: bool = False) -> list[Any]:
+        """Reduce gradients.
+
+        Args:
+            use_generic_names: accepted for compatibility. Names do not depend on the graph.
+        """
         return self._horovod.allreduce(grads, vars)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +196,7 @@ def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
 def adopt(optimizer: Any, settings: Settings) -> Any:
     """Set up an instance of a derived class to reduce gradients."""
     kind = type(optimizer).__name__
-    object.__setattr__(optimizer, "_horovod", LegacyDistribution(settings, kind))
+    object.__setattr__(optimizer, "_horovod", LegacyDistribution(optimizer, settings, kind))
     object.__setattr__(optimizer, "_name", settings.name or f"Distributed{kind}")
     turn_off_xla(tf.keras.Model)
     return optimizer

@@ -32,7 +32,7 @@ from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines
-from horovod.core.errors import SHUT_DOWN, HorovodInternalError
+from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
@@ -86,6 +86,7 @@ class Generation:
         device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
         joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
+        last_by_members: the highest number of a process set that its members have made alone.
         process: the id of the process that started it; in a forked child the generation cannot be used.
     """
 
@@ -107,6 +108,7 @@ class Generation:
         self.joins = 0
         self.freed: list[int] = []
         self.changes = 0
+        self.last_by_members = 1 << 20
         self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._monitor: LivenessMonitor | None = None
@@ -176,7 +178,7 @@ class Generation:
         if self.identity.size == 1:
             return None  # no other rank to connect to
         identity, interfaces = self.identity, self.config.network_interfaces
-        self.termination.point = rendezvous_of(self.world)
+        self.termination.point = self.world.rendezvous or rendezvous_of(self.world)
         return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
 
     def _session(self) -> AbstractContextManager[AllGather]:
@@ -282,7 +284,7 @@ class Generation:
         if self.device_engine:
             all_ranks = self.workers[0]
             all_ranks.executor.devices = DeviceEngines(
-                self.device_engine, rank, size, all_ranks.communicator, self.config.timeout
+                self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self.recording.begin()
         if self._dumper is not None:
@@ -355,13 +357,20 @@ class Generation:
         if raised and self._monitor is not None and self.stopped is None:
             self._monitor.report(self.identity.rank, raised, cause=RAISED)
             self.termination.failed.wait(5.0)
-        if crash.ended_by_the_job():
+        elif raised:
+            self.termination.ended_by(raised)
+        error = crash.failed_collective()
+        if isinstance(error, RankLostError):
             self.termination.blame_leaver()
+        elif error is not None:
+            self.termination.ended_by(f"{type(error).__name__}: {error}")
         deadline = time.monotonic() + self.config.timeout.total_seconds()
         for worker in self.workers.values():
             worker.leave("it left the job (hvd.shutdown() or the end of its script)")
         for worker in self.workers.values():
             self._await_end(worker, deadline)
+        for companion in self.termination.companions:
+            companion.close()
         if self._monitor is not None:
             self._monitor.leave()
         if self._dumper is not None:
@@ -436,6 +445,7 @@ class Generation:
             return  # in a child of a forked child these numbers may be files of its own
         self._abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
+        descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
         if self._monitor is not None:
             descriptors += self._monitor.descriptors()
         if self._dumper is not None:

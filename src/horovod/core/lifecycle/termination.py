@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from horovod.comm.mpi import runtime as mpi
 from horovod.control.failure import LOST, Cause, FailureKind
@@ -43,6 +44,23 @@ _KINDS: Mapping[FailureKind, type[HorovodInternalError]] = {
 }
 
 
+class Companion(Protocol):
+    """What a binding adds to a generation, and ends with it."""
+
+    def fail(self, error: HorovodInternalError, orderly: bool) -> None:
+        """The generation has ended by ``error``: fail what is under way, when no thread uses its memory any more. Any thread.
+
+        Args:
+            orderly: a rank has left in good order; otherwise one has failed.
+        """
+
+    def close(self) -> None:
+        """Release everything, and end all threads. Called once."""
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that a forked child must close."""
+
+
 class Termination:
     """How one generation has ended, if it has.
 
@@ -58,6 +76,7 @@ class Termination:
         point: the rendezvous server; None if the job has none. The launcher is told there, if it runs the server.
         rank_infos: of all ranks, by rank; empty until they are known.
         write_down: has this rank write down what it did, before anything fails.
+        companions: what else fails with the generation.
     """
 
     def __init__(self, rank: int, workers: Mapping[int, WorkerThread], seconds: float) -> None:
@@ -71,6 +90,7 @@ class Termination:
         self.point: Rendezvous | None = None
         self.rank_infos: Sequence[RankInfo] = ()
         self.write_down: Callable[[int, str, Cause], None] = lambda rank, reason, cause: None
+        self.companions: list[Companion] = []
 
     def fail(self, rank: int, reason: str, cause: Cause = LOST) -> None:
         """Fail everything in flight, because ``rank`` failed first; not before all threads have left all tensors.
@@ -98,6 +118,8 @@ class Termination:
             _log.error("rank %d: %s", self._rank, self.failure)
         for worker in workers:
             worker.fail(self.failure)
+        for companion in list(self.companions):
+            companion.fail(self.failure, orderly=False)
         if self._rank in (0, rank) or rank == 0:
             self._tell_launcher(rank, reason)
         self.failed.set()
@@ -119,6 +141,8 @@ class Termination:
         if self.error is None:
             self._leaver = (rank, reason)
             self.error = shut_down_by(rank, reason)
+            for companion in list(self.companions):
+                companion.fail(self.error, orderly=True)
 
     def cannot_begin(self, rank: int, reason: str) -> None:
         """The job ends before it has begun, because of ``rank`` or its host. Every rank may say so; the first is heard."""
@@ -129,6 +153,12 @@ class Termination:
         elastic = elastic_process.this_process() is not None  # its launcher sees by itself who leaves, and how
         if self._leaver is not None and self._leaver[0] != self._rank and not elastic:
             self._tell_launcher(*self._leaver)
+
+    def ended_by(self, reason: str) -> None:
+        """Tell the launcher that this process ends by an error of its own, or by one that other ranks raise, too, such as a
+        mismatch: before this rank leaves, so that no other rank can report that it has left."""
+        if elastic_process.this_process() is None:
+            self._tell_launcher(self._rank, reason)
 
     def _launched(self, rank: int) -> int:
         return self.rank_infos[rank].launched if rank < len(self.rank_infos) else rank

@@ -72,7 +72,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
             return f"Mismatched reduction operation: One rank requested {one}, but another rank requested {two}."
         if other.root != first.root:
             return (
-                f"Mismatched BROADCAST root ranks: One rank specified root rank {first.root}, "
+                f"Mismatched {operation.name} root ranks: One rank specified root rank {first.root}, "
                 f"but another rank specified root rank {other.root}."
             )
         if other.device != first.device:
@@ -149,8 +149,8 @@ def describe(request: Request) -> str:
         parts.append(f"prescaled by {request.prescale:g}")
     if request.postscale != 1.0:
         parts.append(f"postscaled by {request.postscale:g}")
-    if operation is Operation.BROADCAST:
-        parts.append(f"from root {request.root}")
+    if request.root >= 0:
+        parts.append(f"{'from' if operation is Operation.BROADCAST else 'with'} root {request.root}")
     if request.device != HOST:
         parts.append(f"on {request.device}")
     if request.caller:

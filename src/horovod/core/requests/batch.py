@@ -177,7 +177,7 @@ def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | No
     op, prescale, postscale = scaling(request, communicator.size)
     # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
     # decisions, or in none.
-    unlike_sum = op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+    unlike_sum = op != ReduceOp.SUM
     scale_here = first.template is not None and unlike_sum and prescale != 1.0
     entries: list[Entry] = []
     parts: list[Vectors] = []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
-from horovod.comm.reduction import ReduceOp, can_fold, can_scale
+from horovod.comm.reduction import OF_BITS, ReduceOp, can_fold, can_scale
 from horovod.core.lifecycle.context import running
 from horovod.core.negotiation.messages import HOST, UNNAMED, Operation, Request, TensorSpec, encode
 from horovod.core.requests.tensor import Tensor
@@ -231,6 +231,11 @@ def check_reduction(
             raise ValueError(
                 f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with Adasum; it takes "
                 "floating-point types only"
+            )
+        if op in OF_BITS and not can_fold(op, data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with {op.label}; it takes "
+                "integers and bools"
             )
         if not can_fold(op, data_type):
             raise ValueError(

@@ -113,7 +113,7 @@ class WorkerThread:
             communicator,
             self._requests,
             placement,
-            config.timeout.total_seconds(),
+            config.nccl_timeout.total_seconds(),
             self.recorder,
             watch.disagreed,
         )

@@ -12,7 +12,7 @@ from horovod.runner.errors import UsageError
 from horovod.runner.hosts import mpi_operator
 from horovod.runner.hosts.allocation import Allocation, allocation
 from horovod.runner.hosts.captured import capture
-from horovod.runner.hosts.slots import HostInfo, parse_host_files, parse_hosts
+from horovod.runner.hosts.slots import MOST_RANKS, HostInfo, parse_host_files, parse_hosts
 from horovod.runner.options import Options
 
 
@@ -124,7 +124,7 @@ class HostScript(HostSource):
             except ValueError:
                 raise UsageError(
                     f"the host discovery script {self._command!r} printed {line[:200]!r}, which is not of the form host or "
-                    "host:2"
+                    f"host:2 with at most {MOST_RANKS} slots"
                 ) from None
             found[host.hostname] = host
         return list(found.values())

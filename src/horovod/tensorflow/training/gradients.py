@@ -18,6 +18,7 @@ from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_group
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import Reducing, check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
+from horovod.core.requests.handle import Handle
 from horovod.core.submission.arguments import set_id
 from horovod.core.submission.collectives import prepared_allreduce, submit
 from horovod.core.submission.prepared import device_of
@@ -26,7 +27,8 @@ from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce, placed
 from horovod.tensorflow.ops.arguments import compressor
@@ -179,21 +181,33 @@ def _signature(tensors: Sequence[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+class ReduceGradients(Collective, frozen=True):
+    """Reduces the gradients of one bucket in one request."""
+
+    name: str
+    labels: Sequence[str]
+    how: Reducing
+    line: str
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        how = self.how
+        memory = memory_of(inputs, how)
+        views = memory.read(inputs)
+        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
+        described = [(label, each.data_type, each.shape) for label, each in zip(self.labels, views, strict=True)]
+        prepared = prepared_allreduce(
+            self.name, described, how.op, how.prescale, how.postscale, self.line, device_of(views)
+        )
+        targets = [room.described() for room in rooms]
+        handle = submit(how.process_set.process_set_id, prepared.request, views, targets, awaited=awaited)
+        return handle, lambda: memory.results(handle, rooms)
+
+
 def _submission(
     name: str, labels: Sequence[str], tensors: Sequence[Any], reduction: Reduction, line: str
 ) -> Submission:
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
     how = Reducing(reduction.op, prescale, postscale, reduction.process_set)
-
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        memory = memory_of(inputs, how)
-        views = memory.read(inputs)
-        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
-        described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
-        prepared = prepared_allreduce(name, described, how.op, prescale, postscale, line, device_of(views))
-        targets = [room.described() for room in rooms]
-        handle = submit(how.process_set.process_set_id, prepared.request, views, targets, awaited=awaited)
-        return handle, lambda: memory.results(handle, rooms)
-
-    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
+    collective = ReduceGradients(name, labels, how, line)
+    return Submission(tensors, collective, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

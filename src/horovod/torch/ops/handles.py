@@ -74,7 +74,7 @@ def synchronize(handle: int) -> Any:
 
     Raises:
         HorovodInternalError: the collective failed. The text names the ranks, the tensor and the lines.
-        ValueError: there was never such a handle.
+        ValueError: there was never such a handle, or the current stream is being captured into a CUDA graph.
     """
     known = _open.get(handle)
     if known is None:
@@ -89,7 +89,7 @@ def synchronize(handle: int) -> Any:
         if failed:  # otherwise something interrupted the wait, and the script may call this again
             _open.pop(handle, None)
         raise
-    _open.pop(handle, None)
     if known.memory is not None:
         known.memory.arrive(promise)
+    _open.pop(handle, None)
     return known.output if known.make is None else known.make(promise)

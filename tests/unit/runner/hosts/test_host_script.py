@@ -49,6 +49,10 @@ def test_it_may_be_a_path_with_spaces(tmp_path: Path) -> None:
     ("command", "told"),
     [
         ("echo a", "printed 'a' without slots: print a:2, or say with --slots-per-host"),
+        (
+            "echo localhost:99999999999",
+            "printed 'localhost:99999999999', which is not of the form host or host:2 with at most 65536",
+        ),
         ("echo two words:2", "printed 'two words:2', which is not of the form host or host:2"),
         ("echo a:many", "printed 'a:many'"),
         ("echo no cluster >&2; exit 3", "ended with exit status 3: no cluster"),
