@@ -123,6 +123,9 @@ class Communicator(ABC):
     any_thread: ClassVar[bool] = True
     """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap either way."""
 
+    chosen_because: str = ""
+    """On the first rank, why no better engine serves the group; "" if there is none."""
+
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size

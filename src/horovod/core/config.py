@@ -85,6 +85,8 @@ TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
+FLIGHT_RECORDER_SIZE = "HOROVOD_FLIGHT_RECORDER_SIZE"
+FLIGHT_RECORDER_DIR = "HOROVOD_FLIGHT_RECORDER_DIR"
 AUTOTUNE = "HOROVOD_AUTOTUNE"
 AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"
 AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
@@ -248,6 +250,10 @@ class Config:
     timeline: str = _setting(TIMELINE, "", str)
     """The file that rank 0 writes the timeline to; ``DYNAMIC``: the script starts and stops it; "": none."""
     timeline_mark_cycles: bool = _setting(TIMELINE_MARK_CYCLES, False, _flag)
+    flight_recorder_size: int = _setting(FLIGHT_RECORDER_SIZE, 2000, _integer(0))
+    """How many collectives of each process set a rank remembers; 0: none, and nothing is written down."""
+    flight_recorder_dir: str = _setting(FLIGHT_RECORDER_DIR, "", str)
+    """The folder that ranks write their flight recorders to; "": one of the job in the folder for temporary files."""
     log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)

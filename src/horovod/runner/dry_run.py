@@ -72,8 +72,9 @@ def describe(parts: Sequence[HostPart], addresses: Sequence[str], job: Sequence[
 
 
 def hide(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with ``PORT``, ``FREE_PORT`` and ``SECRET`` in the place of the values."""
+    """``environment`` with ``PORT``, ``FREE_PORT`` and ``SECRET`` in place of values, and without this process's own folder."""
     hidden = {**environment, config.RENDEZVOUS_PORT: PORT, config.SECRET_KEY: SECRET}
+    hidden.pop(config.FLIGHT_RECORDER_DIR, None)
     return {name: FREE if name == "MASTER_PORT" else value for name, value in hidden.items()}
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import ClassVar
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
-from horovod.runner import worker_environment
+from horovod.runner import flight_recorders, worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
@@ -85,6 +86,8 @@ class Job:
         self._memory = worker_environment.memory(environment)
         self._seconds = worker_environment.start_timeout(options, environment)
         self._server: RendezvousServer | None = None
+        self._recorders = flight_recorders.folder_of_new_job(environment)
+        self._began = time.time()
         self._torch_port = port_below_ephemeral()
 
     @property
@@ -301,9 +304,17 @@ class Job:
             **worker_environment.interfaces(self._interfaces(host, facts)),
             **worker_environment.threads(own, facts.cores, ranks),
             **self._memory,
+            **self._recorder_variables(),
             **worker_environment.rendezvous_point(rendezvous, secret),
             **self._torch_store(rendezvous[0]),
         }
+
+    def _recorder_variables(self) -> dict[str, str]:
+        return {config.FLIGHT_RECORDER_DIR: str(self._recorders)}
+
+    def recorder_notice(self, outcome: Outcome) -> str:
+        """Where the ranks of a failed job have written down what they did; "" if they have not."""
+        return flight_recorders.notice(self._recorders, outcome, self._began, self._serves_other_hosts)
 
     def _torch_store(self, launcher: str) -> dict[str, str]:
         """Where rank 0 is to serve the store of torch.distributed, should its script want one.

@@ -62,6 +62,8 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 
             print(check_build())
             return 0
+        if options.dump is not None:
+            return _dump(options.dump)
         status, words = _carry_out(options)
     except UsageError as error:
         print(f"usage: {USAGE}\nhorovodrun: error: {error}", file=sys.stderr)
@@ -144,13 +146,23 @@ def _carry_out(options: Options) -> tuple[int, str]:
             signals.ends_at_once = False
             outcome = job.run(stdout, stderr, signals)
             words = outcome.describe()
-            if words:
-                stderr.write(words + "\n")
+            for text in (words, job.recorder_notice(outcome)):
+                if text:
+                    stderr.write(text + "\n")
             return outcome.status, words
     except Insisted as insisted:
         words = "horovodrun: killed the job"
         stderr.write(words + "\n")
         return 128 + insisted.number, words
+
+
+def _dump(target: str) -> int:
+    from horovod.diagnose.__main__ import main as diagnose
+    from horovod.runner.flight_recorders import request
+
+    folder = request(target)
+    print(f"horovodrun: what every rank did until now is in {folder}\n")
+    return diagnose([str(folder)])
 
 
 def _open_standard_streams() -> None:

@@ -50,6 +50,8 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.ELASTIC, "1", "elastic", True),
     (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
+    (config.FLIGHT_RECORDER_SIZE, "10", "flight_recorder_size", 10),
+    (config.FLIGHT_RECORDER_DIR, "/tmp/Recorders", "flight_recorder_dir", "/tmp/Recorders"),
     (config.LOG_LEVEL, " Debug ", "log_level", "debug"),
     (config.LOG_HIDE_TIME, "1", "log_hide_time", True),
     (config.AUTOTUNE, "1", "autotune", True),
@@ -69,6 +71,7 @@ NUMBERS = [
     config.NCCL_START_TIMEOUT,
     config.STALL_CHECK_TIME,
     config.STALL_SHUTDOWN_TIME,
+    config.FLIGHT_RECORDER_SIZE,
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
 FLAGS += [config.MPI_THREADS_DISABLE]

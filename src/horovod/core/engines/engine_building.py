@@ -219,8 +219,8 @@ def build_engine(
         communicator, failure = _try(engine(name, device), group, exchange, deadline)
         if communicator is not None:
             if group.rank == 0:
-                why = _why(failures, support[exchange.ranks[0]].obstacles, name)
-                _log.info(
+                why = communicator.chosen_because = _why(failures, support[exchange.ranks[0]].obstacles, name)
+                _log.debug(
                     "a process set of %d ranks exchanges %s memory by %s%s",
                     group.size,
                     "host" if device == HOST else device,

@@ -8,6 +8,7 @@ Then everything is released.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import socket
@@ -26,7 +27,7 @@ from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
 from horovod.control.reachability import UnreachableError
-from horovod.control.rendezvous.interface import AllGather
+from horovod.control.rendezvous.interface import AllGather, LauncherServer
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
@@ -34,6 +35,7 @@ from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
@@ -50,11 +52,14 @@ from horovod.core.negotiation.messages import Operation
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
-from horovod.observe import call_site
+from horovod.observe import call_site, threads
 
 _log = logging.getLogger("horovod.core")
 
 LIVENESS = "liveness"
+
+_MOST_HOSTS = 8
+"""How many hosts the log line of ``init()`` names."""
 
 
 class Generation:
@@ -107,6 +112,7 @@ class Generation:
         self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._monitor: LivenessMonitor | None = None
+        self._dumper: Dumper | None = None
         self._abandoned = False
         self._sockets: list[socket.socket] = []
 
@@ -150,7 +156,23 @@ class Generation:
         membership.ranks = groups
         if self.config.autotune and self.identity.rank == 0:
             _log.warning("%s is set, but this version has no autotuning; it is ignored", AUTOTUNE)
+        if self.identity.rank == 0:
+            _log.info("%s", self._summary())
         return sets
+
+    def _summary(self) -> str:
+        """The job in one line: its ranks, hosts and engines, and why these."""
+        counts = Counter(endpoint.host for endpoint in self._endpoints)
+        shown = ", ".join(f"{host}: {number}" for host, number in list(counts.items())[:_MOST_HOSTS])
+        more = f" and {len(counts) - _MOST_HOSTS} more" if len(counts) > _MOST_HOSTS else ""
+        size, hosts = self.identity.size, len(counts)
+        communicator = self.workers[0].communicator
+        why = f" ({communicator.chosen_because})" if communicator.chosen_because else ""
+        device = f", memory of GPUs by {self.device_engine}" if self.device_engine else ""
+        return (
+            f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)} ({shown}{more}); host memory travels by "
+            f"{communicator.name}{why}{device}"
+        )
 
     def _mesh(self) -> Mesh | None:
         if self.identity.size == 1:
@@ -230,6 +252,9 @@ class Generation:
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
         sockets: dict[ConnectionKey, socket.socket] = {}
+        if self.config.flight_recorder_size:
+            self._dumper = self._make_dumper()
+            self.termination.write_down = self._dumper.failed
 
         def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
             assert mesh is not None
@@ -262,6 +287,8 @@ class Generation:
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self.recording.begin()
+        if self._dumper is not None:
+            self._dumper.start()
         if self._monitor is not None:
             self._monitor.start()
         for worker in self.workers.values():
@@ -282,6 +309,29 @@ class Generation:
             self._look,
             self.termination.describe,
             self.termination.fail,
+            threads.lines,
+            lambda: [name for worker in list(self.workers.values()) for name in worker.awaited()],
+            self._dumper.request if self._dumper is not None else lambda why, reason: None,
+        )
+
+    def _make_dumper(self) -> Dumper:
+        endpoints, rank = self._endpoints, self.identity.rank
+        members = Members(
+            hashlib.sha256(self.secret or f"{endpoints[0].host}-{endpoints[0].pid}".encode()).hexdigest()[:12],
+            f"{endpoints[0].host}-{endpoints[0].pid}",
+            self.generation,
+            rank,
+            [endpoint.host for endpoint in endpoints],
+            neighbours_of(rank, [(endpoint.process_namespace, endpoint.pid) for endpoint in endpoints]),
+            isinstance(self.termination.point, LauncherServer),
+        )
+        return Dumper(
+            self.config,
+            members,
+            self.workers,
+            self._look,
+            lambda why, reason: self.watch.request_dump(why, reason),
+            lambda: {} if self._monitor is None else self._monitor.no_progress,
         )
 
     def _look(self, rank: int) -> str | None:
@@ -296,6 +346,8 @@ class Generation:
         self.recording.stop()
         if self._monitor is not None:
             self._monitor.leave()
+        if self._dumper is not None:
+            self._dumper.close()
         for made in self._sockets:
             made.close()
 
@@ -321,6 +373,8 @@ class Generation:
             companion.close()
         if self._monitor is not None:
             self._monitor.leave()
+        if self._dumper is not None:
+            self._dumper.close()
         self.recording.stop()
         for worker in self.workers.values():
             worker.close()
@@ -394,6 +448,9 @@ class Generation:
         descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
         if self._monitor is not None:
             descriptors += self._monitor.descriptors()
+        if self._dumper is not None:
+            descriptors += self._dumper.descriptors()
+            self._dumper.abandon()
         for descriptor in descriptors:
             try:
                 os.close(descriptor)

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from horovod.comm.mpi import runtime as mpi
@@ -75,6 +75,7 @@ class Termination:
         failed: set once everything in flight has failed and the launcher has been told.
         point: the rendezvous server; None if the job has none. The launcher is told there, if it runs the server.
         rank_infos: of all ranks, by rank; empty until they are known.
+        write_down: has this rank write down what it did, before anything fails.
         companions: what else fails with the generation.
     """
 
@@ -88,6 +89,7 @@ class Termination:
         self.failed = threading.Event()
         self.point: Rendezvous | None = None
         self.rank_infos: Sequence[RankInfo] = ()
+        self.write_down: Callable[[int, str, Cause], None] = lambda rank, reason, cause: None
         self.companions: list[Companion] = []
 
     def fail(self, rank: int, reason: str, cause: Cause = LOST) -> None:
@@ -96,6 +98,7 @@ class Termination:
         The launcher is told last, usually while the script runs on. This process does not end before, because ``shutdown()``
         waits for the thread that this runs on.
         """
+        self.write_down(rank, reason, cause)
         self.failure = self.error = _KINDS[cause.kind](
             f"Horovod: {self.describe(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
             "error, on all ranks.",
@@ -133,6 +136,8 @@ class Termination:
         """Note that ``rank`` has shut down; ``interrupted``: this rank was still waiting for a collective."""
         if interrupted and rank != self._rank and elastic_process.this_process() is None:
             self._tell_launcher(rank, reason)
+        if interrupted:
+            self.write_down(rank, reason, LOST)
         if self.error is None:
             self._leaver = (rank, reason)
             self.error = shut_down_by(rank, reason)
@@ -187,6 +192,8 @@ class NoPeers:
 
     def __init__(self, termination: Termination) -> None:
         self.call_sites: dict[int, str] = {}
+        self.thread_lines: dict[int, list[str]] = {}
+        self.awaited: dict[int, list[str]] = {}
         self._termination = termination
 
     def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
@@ -196,4 +203,10 @@ class NoPeers:
         pass
 
     def probe(self) -> None:
+        pass
+
+    def request_dump(self, why: str, reason: str) -> None:
+        pass
+
+    def disagreed(self, reason: str) -> None:
         pass

@@ -153,10 +153,14 @@ class Announce(msgspec.Struct, tag=0, array_like=True):
 
     Attributes:
         proposal: the number of the fast path's proposal of the first request, which this rank has given up; 0 for none.
+        sent: by the member's clock (``time.monotonic``), for the timeline.
+        ages: how long ago each request was submitted, in seconds; empty if all were a moment ago.
     """
 
     items: list[int | Definition]
     proposal: int = 0
+    sent: float = 0.0
+    ages: list[float] = []
 
 
 class Leave(msgspec.Struct, tag=1, array_like=True):

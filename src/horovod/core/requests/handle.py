@@ -7,12 +7,14 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
 
 from horovod.comm.base import Event
 from horovod.core.errors import HorovodInternalError
+from horovod.observe.flight_recorder import Record
 
 _log = logging.getLogger("horovod.core")
 
@@ -54,6 +56,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         event: set before completion, where a device carries the collective out: a stream that uses the outputs must wait for
             it. None: the outputs are complete.
         driver: the worker that a waiting thread may drive to carry out this collective; None if it may not.
+        record: what the flight recorder notes of it.
         end: is called just before completion, with the error; it returns the error that waiting threads get. An exception that
             it raises is the error, too.
     """
@@ -63,6 +66,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     error: BaseException | None = None
     result: Any = None
     event: Event | None = None
+    record: Record | None = None
     _finished: bool = False
     _next: list[Callable[[], None]] | None = None
 
@@ -84,6 +88,11 @@ class Handle(msgspec.Struct, eq=False, gc=False):
                 error = error or HorovodInternalError(f"what follows a collective failed: {failure!r}")
                 _log.exception("what follows a collective failed")
         self.error = error
+        record = self.record
+        if record is not None:
+            record.ended = monotonic()  # not by a method: each call costs
+            if error is not None:
+                record.fail(error)
         self._finished = True
         self.driver = None
         if self._next:

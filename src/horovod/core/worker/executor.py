@@ -16,6 +16,7 @@ from horovod.core.requests.devices import moves
 from horovod.core.worker.cpu_affinity import Placement
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.open_events import OpenEvents
+from horovod.observe.flight_recorder import FlightRecorder
 
 _PLACED_BYTES = 4 << 20
 """For a larger batch the worker thread moves to cores of its own. The move takes some microseconds."""
@@ -34,11 +35,14 @@ class Executor:
         requests: of the worker.
         placement: the cores that the worker thread runs on.
         seconds: how long a device may take for a collective that it has come to.
+        recorder: notes what is carried out; None: nothing does.
+        disagreed: called with the reason when ranks disagree about a collective.
 
     Attributes:
         settled: called when nothing is in flight any more, before the last handle is completed; set before the first batch.
         devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
             set before the worker's thread starts.
+        agreed: when the ranks had agreed on what is carried out now; whoever drives the worker sets it.
     """
 
     def __init__(
@@ -48,13 +52,18 @@ class Executor:
         requests: InFlight,
         placement: Placement,
         seconds: float,
+        recorder: FlightRecorder | None = None,
+        disagreed: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        self.agreed = 0.0
+        self.recorder = recorder
         self.settled: Callable[[], None]
         self.devices: DeviceEngines | None = None
         self._ranks = ranks
         self._communicator = communicator
         self._requests = requests
         self._placement = placement
+        self._disagreed = disagreed
         self._open_events = OpenEvents(seconds)
 
     def carry_out(self, batch: Batch, driven: bool) -> None:
@@ -132,19 +141,28 @@ class Executor:
         failure: HorovodInternalError | None = None
         completion: Completion = None
         held: list[object] = []
+        recorder = self.recorder
         if first.error:
+            if recorder is not None:
+                recorder.begins(batch, "", self.agreed)
             failure = MismatchError(first.error, ranks=first.call_sites, tensor=first.name, call_sites=first.call_sites)
         else:
             try:
                 communicator, ranks = self._serving(first)
             except EngineError as error:
+                if recorder is not None:
+                    recorder.begins(batch, "", self.agreed)
                 failure = EngineFailureError(str(error), tensor=first.name)
             else:
+                if recorder is not None:
+                    recorder.begins(batch, communicator.name if communicator is not None else "", self.agreed)
                 if communicator is None:  # the batch is of other ranks alone
                     self._settle()
                     return
                 completion = execute(communicator, ranks, batch, held)
         self._complete(batch, failure, completion, held)
+        if first.error:
+            self._disagreed(first.error)
 
     def _serving(self, decision: Decision) -> tuple[Communicator | None, Sequence[int]]:
         """The communicator that carries out a decision, and its ranks; None where this rank does not take part."""

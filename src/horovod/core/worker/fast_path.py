@@ -18,6 +18,7 @@ The set's first rank leads; it is also the rank of the coordinator. Proposal n r
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 from horovod.comm.shm.proposals import Proposals, fits
@@ -35,6 +36,10 @@ _BY_ROWS = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
 
 OPERATIONS = _BY_ROWS | {Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER, Operation.REDUCESCATTER}
 """What each rank knows all about from its own request, and from the numbers of rows in the others' proposals."""
+
+
+FAST_PATH = "fast path"
+"""What the flight recorder calls the engine of collectives that run here alone."""
 
 
 class FastPath:
@@ -129,6 +134,7 @@ class FastPath:
         Raises:
             PeerFailure, Aborted: the engine could not run it.
         """
+        self._executor.agreed = time.monotonic()
         if entry.request.operation is Operation.ALLGATHER:
             self._finish_allgather(entry)
         elif entry.request.operation is Operation.ALLTOALL:
@@ -147,6 +153,9 @@ class FastPath:
 
     def _complete(self, entry: Entry) -> None:
         """Complete a request that ran without the engine."""
+        recorder = self._executor.recorder
+        if recorder is not None:
+            recorder.ran(entry.handle.record, FAST_PATH, self._executor.agreed)
         known = self._requests.finish_one(entry.request.name)
         if known is not None:  # else an abort has completed it
             known.handle.complete(known.error)

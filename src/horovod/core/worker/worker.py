@@ -41,6 +41,7 @@ from horovod.core.worker.progress import Progress, may_drive
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.signal_deferral import with_signals_deferred
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
+from horovod.observe.flight_recorder import FlightRecorder
 
 _log = logging.getLogger("horovod.core")
 
@@ -74,6 +75,7 @@ class WorkerThread:
         unnamed: how many calls without a name were made on this process set, by kind.
         registration: a number that tells its process set from another of the same ranks, the same on all members.
         executor: what carries out batches.
+        recorder: the last collectives of these ranks; None if nothing is to be recorded.
     """
 
     def __init__(
@@ -100,7 +102,9 @@ class WorkerThread:
         self._placement = placement
         self._polls = polls(placement.spins)
         self._connections = Connections(channels)
-        self._requests = InFlight(None if config.cycle_time else self)
+        size = config.flight_recorder_size
+        self.recorder = FlightRecorder(size) if size else None
+        self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
         self._progress = Progress(self._connections, self._polls, index == 0)
         self._proposals = proposals
@@ -110,6 +114,8 @@ class WorkerThread:
             self._requests,
             placement,
             config.nccl_timeout.total_seconds(),
+            self.recorder,
+            watch.disagreed,
         )
         fast_path: FastPath | None = None
         if proposals is not None:
@@ -187,6 +193,10 @@ class WorkerThread:
     def withdraw(self, entry: Entry) -> bool:
         """Forget a held request; False if it has failed or was released already."""
         return self._requests.withdraw(entry)
+
+    def awaited(self) -> list[str]:
+        """The names of the collectives that a thread of the script waits for."""
+        return self._requests.awaited()
 
     def leave(self, reason: str) -> None:
         """Ask for an orderly end: what is decided still runs, the rest fails. Then the thread ends, on every rank."""
@@ -361,6 +371,8 @@ class WorkerThread:
             self._said_leave = True
             self.role.leave(self._leaving or "")
         self.role.decide()
+        if self._schedule.batches:
+            self.executor.agreed = time.monotonic()
         while self._schedule.batches:
             batch = self._batch(self._schedule.batches[0])
             if driven and not (self.communicator.any_thread and may_drive(batch)):
@@ -378,7 +390,7 @@ class WorkerThread:
         """Announce what was submitted since the last time; False if nothing was."""
         submitted = self._requests.take()
         if submitted:
-            self.role.announce([entry.request for entry in submitted])
+            self.role.announce([entry.request for entry in submitted], [entry.since for entry in submitted])
         return bool(submitted)
 
     def _receive(self, member: int) -> bool:
