@@ -6,6 +6,7 @@ All operations reach it from Python and from C++ alike, under the names by which
 from __future__ import annotations
 
 from datetime import timedelta
+from types import WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from horovod.torch.distributed.base import NAME, Group
 from horovod.torch.distributed.membership import Membership
 
 _Base: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "Backend", object)
-AVAILABLE = "__init__" in vars(_Base) and _Base is not object
-"""Whether this PyTorch lets Python code derive from its Backend: before 2.15 that has no constructor."""
+AVAILABLE = not isinstance(_Base.__init__, WrapperDescriptorType)
+"""Whether this PyTorch lets Python code derive from its Backend: before 2.15 that has no constructor of its own."""
 
 _BackendBase: Any = _Base if AVAILABLE else object
 
