@@ -17,6 +17,10 @@ MXNET_VENV ?= .venv-mxnet
 OLDEST_VENV ?= .venv-oldest
 OLDEST_PYTHON ?= python3.10
 TRAIN_ARGUMENTS ?= --epochs 20
+# The newest ones, of PyPI: PyTorch's wheel brings CUDA.
+NEWEST_VENV ?= .venv-newest
+NEWEST_PYTHON ?= $(PYTHON)
+NEWEST_TORCH ?= torch>=2.15
 PYTEST_ARGUMENTS ?=
 # How many files of tests run at a time, in their order: tests of one framework then share processes that have imported it.
 JOBS ?= 2
@@ -43,9 +47,10 @@ HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 HAVE_MXNET := $(MXNET_VENV)/stamps/test
 HAVE_OLDEST := $(OLDEST_VENV)/stamps/test
+HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu test-mxnet test-oldest test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
+.PHONY: help train test test-gpu test-mxnet test-oldest test-newest test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -57,10 +62,11 @@ test: lint  ## lint, then run all tests
 	$(PYTEST) $(PYTEST_ARGUMENTS)
 	$(if $(PYTEST_ARGUMENTS),,$(MAKE) test-mxnet)
 
-test-gpu: $(HAVE_TEST)  ## run the tests of tensors on GPUs, where PyTorch finds one (NCCL: two)
+test-gpu: $(HAVE_TEST)  ## run the tests of tensors on GPUs, where PyTorch finds one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "The tests on GPUs are skipped: \
 	PyTorch finds no CUDA or ROCm device here. (PyPI's build has CUDA: make TORCH_INDEX= test-gpu)" >&2; exit 0; }; \
-	$(BIN)/python -m pytest -rs -k cuda tests/parallel/torch/test_cuda.py tests/parallel/torch/test_nccl.py $(PYTEST_ARGUMENTS)
+	$(BIN)/python benchmarks/gpu_first_run.py && $(BIN)/python -m pytest -rs -k 'cuda or on_gpus' tests/parallel/torch/test_cuda.py \
+	tests/parallel/torch/test_nccl.py tests/parallel/tensorflow/test_gpus.py tests/parallel/keras/test_gpus.py $(PYTEST_ARGUMENTS)
 
 bench-gpu: $(HAVE_BENCH)  ## measure NCCL beside torch.distributed's, and training beside DDP, one rank on each GPU
 	mkdir -p $(RESULTS)
@@ -75,6 +81,9 @@ test-oldest: $(HAVE_OLDEST)  ## run the tests with the oldest versions that are 
 
 test-loops: $(HAVE_TEST)  ## judge all training loops against one process; `make test` has a part of them
 	HOROVOD_TEST_ALL_LOOPS=1 $(PYTEST) tests/loops $(PYTEST_ARGUMENTS)
+
+test-newest: $(HAVE_NEWEST)  ## run the tests with the newest versions, PyTorch 2.15 or later (downloads 4 GB)
+	PATH=$(abspath $(NEWEST_VENV))/bin:$$PATH $(NEWEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
 
 lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff check .
@@ -152,4 +161,12 @@ $(HAVE_OLDEST): pyproject.toml
 	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -q install uv
 	VIRTUAL_ENV=$(abspath $(OLDEST_VENV)) $(OLDEST_VENV)/bin/uv pip install -q --resolution lowest-direct \
 		-e '.[torch,tensorflow,keras,pytest]'
+	@mkdir -p $(@D) && touch $@
+
+$(HAVE_NEWEST): pyproject.toml
+	test -x $(NEWEST_VENV)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST_VENV)
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install --upgrade pip
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install -e '.[torch,examples,bench,test]' '$(NEWEST_TORCH)' \
+		'$(TENSORFLOW)'
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install --no-deps '$(TF_KERAS)'
 	@mkdir -p $(@D) && touch $@

@@ -1,6 +1,6 @@
 """GPUs: allreduce bandwidth beside torch.distributed's NCCL, and training steps beside DistributedDataParallel.
 
-    python benchmarks/gpu.py                          # one rank on each GPU
+    python benchmarks/gpu.py                          # one rank on each GPU, or two on one
     python benchmarks/gpu.py --np 2 --rounds 9 --json gpu.json
 
 What is measured, and how
@@ -32,6 +32,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from horovod.comm.nccl.engine import SERVES_SEVERAL, SEVERAL_RANKS
+from horovod.comm.nccl.library import code_of, loaded, text_of
+
 SIZES = [1 << power for power in range(12, 31, 3)]
 """Bytes of one tensor."""
 WORKER = "HOROVOD_BENCHMARK_GPU_WORKER"
@@ -47,10 +50,20 @@ def main() -> None:
     if os.environ.get(WORKER):
         work(options)
         return
-    ranks = options.np or torch.cuda.device_count()
-    if not torch.cuda.is_available() or ranks > torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        sys.exit(f"PyTorch finds {found} CUDA or ROCm devices; one for each of {ranks or 'some'} ranks is needed.")
+    gpus = torch.cuda.device_count()
+    ranks = options.np or max(gpus, 2)
+    if not gpus:
+        sys.exit(
+            "PyTorch finds no CUDA or ROCm device; one for each rank is needed, or one for all with NCCL 2.30 or newer."
+        )
+    shared = {SEVERAL_RANKS: "1"} if ranks > gpus else {}
+    if shared:
+        wanted, found = code_of(SERVES_SEVERAL), loaded().version()
+        if found < wanted:
+            sys.exit(f"{ranks} ranks share {gpus} GPUs with NCCL {text_of(wanted)} or newer; this is {text_of(found)}.")
+        print(
+            f"{ranks} ranks share {gpus} GPUs and take turns: the figures tell of the host's costs, and of no bandwidth."
+        )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     env = {
@@ -59,6 +72,7 @@ def main() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "HOROVOD_GPU_OPERATIONS": "NCCL",
+        **shared,
     }
     command = ["horovodrun", "-np", str(ranks), sys.executable, __file__, *sys.argv[1:]]
     sys.exit(subprocess.run(command, env=env).returncode)
@@ -71,7 +85,7 @@ def work(options: argparse.Namespace) -> None:
     import horovod.torch as hvd
 
     hvd.init()
-    torch.cuda.set_device(hvd.local_rank())
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
     dist.init_process_group("nccl", rank=hvd.rank(), world_size=hvd.size())
     figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),

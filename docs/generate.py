@@ -135,7 +135,7 @@ def written(page: Page) -> str:
 
 
 class Reference:
-    """Says about everything that a module exports what it is.
+    """Says about everything that a module exports what it is, but for names with an underscore, which only old scripts import.
 
     Args:
         module: with ``__all__``.
@@ -143,17 +143,18 @@ class Reference:
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
-        self._links = {name: f"#{anchor(name)}" for name in module.__all__}
+        self._public = [name for name in module.__all__ if not name.startswith("_")]
+        self._links = {name: f"#{anchor(name)}" for name in self._public}
         # Defaults are shown by the names under which users know them.
         self._names: dict[int, str] = {}
-        for name in module.__all__:
+        for name in self._public:
             value = getattr(module, name)
             self._names[id(value)] = name
             if inspect.isclass(value):
                 self._names.update({id(part): f"{name}.{key}" for key, part in _public(value) if inspect.isclass(part)})
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
-        left = list(self._module.__all__)
+        left = list(self._public)
         for title, pattern in SECTIONS:
             names = [name for name in left if re.fullmatch(pattern, name)]
             left = [name for name in left if name not in names]

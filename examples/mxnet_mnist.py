@@ -29,7 +29,8 @@ def main() -> None:
 
     hvd.init()  # 1
     mx.random.seed(hvd.rank())
-    device = mx.gpu(hvd.local_rank()) if mx.context.num_gpus() else mx.cpu()  # 2: each process has its own GPU, if any
+    gpus = mx.context.num_gpus()
+    device = mx.gpu(hvd.local_rank() % gpus) if gpus else mx.cpu()  # 2: each process has its own GPU, if any
     images, labels = load(options.data)
     training = len(images) * 4 // 5
 

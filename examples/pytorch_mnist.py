@@ -45,14 +45,17 @@ def main() -> None:
     hvd.init()
     share_cores()
     torch.manual_seed(options.seed)
+    # with GPUs, each rank of a host computes on one of its own
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", hvd.local_rank() % gpus) if gpus else torch.device("cpu")
 
-    train_images, train_labels, test_images, test_labels = load_data(options.data)
+    train_images, train_labels, test_images, test_labels = (each.to(device) for each in load_data(options.data))
     global_batch = options.batch_size * (1 if options.fixed_global_batch else hvd.size())
     # hvd 2: each rank sees its own part of every batch
     batches = GlobalBatches(len(train_images), global_batch, hvd.rank(), hvd.size(), options.seed)
     loader = DataLoader(TensorDataset(train_images, train_labels), sampler=batches, batch_size=None)
 
-    model = build_model(train_images.shape[-2:], classes=int(train_labels.max()) + 1)
+    model = build_model(train_images.shape[-2:], classes=int(train_labels.max()) + 1).to(device)
     # hvd 3: the global batch grows with the number of ranks, and the learning rate with it
     growth = 1 if options.fixed_global_batch else hvd.size()
     schedule = Schedule(options.learning_rate, growth, len(batches), options.warmup_epochs, options.epochs)
@@ -264,7 +267,7 @@ def load_checkpoint(directory: Path | None, model: nn.Module, optimizer: torch.o
     newest = max(directory.glob("epoch-*.pt"), default=None) if directory else None
     if newest is None:
         return 0
-    checkpoint = torch.load(newest, weights_only=True)
+    checkpoint = torch.load(newest, map_location="cpu", weights_only=True)
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     return int(checkpoint["epoch"])

@@ -31,7 +31,7 @@ def main() -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
     if gpus:
         tf.config.set_visible_devices(
-            gpus[hvd.local_rank()], "GPU"
+            gpus[hvd.local_rank() % len(gpus)], "GPU"
         )  # 2: each process uses its own GPU, if there are GPUs
     tf.keras.utils.set_random_seed(hvd.rank())
     images, labels = load()

@@ -29,7 +29,7 @@ def main() -> None:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     if gpus:
-        tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
     tf.keras.utils.set_random_seed(1)
     images, labels = load()
     digits = tf.data.Dataset.from_tensor_slices((images[:TRAINING], labels[:TRAINING]))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import settings
 
+import native_devices
 from leaks import Inventory, left_behind
 from ranks import Pools, RankPool
 
@@ -70,3 +71,11 @@ def nothing_left_behind(pools: Pools) -> Iterator[None]:
 
     left = left_behind(before, take)
     assert not left, f"the test left behind: {'; '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The library that stands in for CUDA and NCCL."""
+    if native_devices.compiler() is None:
+        pytest.skip("there is no C compiler for the stand-ins of CUDA and NCCL: install cc, or set CC")
+    return native_devices.build(tmp_path_factory.mktemp("stand-in"))

@@ -26,6 +26,8 @@ import torch
 import torch.utils.backend_registration as registration
 from torch.utils._pytree import tree_flatten, tree_map
 
+from late_kernels import KERNELS
+
 DEVICES = 2
 _aten = torch.ops.aten
 _violations: list[str] = []
@@ -39,24 +41,36 @@ def violations() -> list[str]:
 
 
 @contextlib.contextmanager
-def with_nccl() -> Iterator[Any]:
-    """A block in which late devices have an engine that moves their memory: NCCL, as :mod:`recorded_nccl` plays it, whose
-    functions are the block's value. Begins before ``init()``."""
+def with_nccl(native: str = "") -> Iterator[Any]:
+    """A block in which late devices have an engine that moves their memory: NCCL, as :mod:`recorded_nccl` plays it, or with its
+    path the C library of :mod:`native_devices`. The block's value is what plays it. Begins before ``init()``."""
+    import native_devices
     from horovod.torch.device import runtime
     from recorded_nccl import RecordedNccl, loaded
 
-    functions = RecordedNccl(stream_at, touched)
-    runtime.IN_MEMORY["late"] = in_memory
-    try:
-        with loaded(functions), reachable():
-            yield functions
-    finally:
-        del runtime.IN_MEMORY["late"]
+    with contextlib.ExitStack() as stack:
+        runtime.IN_MEMORY["late"] = in_memory
+        stack.callback(runtime.IN_MEMORY.pop, "late")
+        plays: Any
+        if native:
+            plays = stack.enter_context(native_devices.loaded(native))
+            stack.enter_context(
+                plays.on_streams_of(
+                    lambda stream, work: stream_at(stream).push(work),
+                    lambda stream, address: touched(stream_at(stream), address),
+                )
+            )
+        else:
+            plays = RecordedNccl(stream_at, touched)
+            stack.enter_context(loaded(plays))
+        stack.enter_context(reachable())
+        yield plays
 
 
 @contextlib.contextmanager
 def reachable() -> Iterator[None]:
     """A block in which Horovod stages late tensors as it does those of CUDA devices, in memory that is not pinned."""
+    from horovod.torch import fused_batch_norm
     from horovod.torch.device import staging
     from horovod.torch.device.pinned import PinnedPool
     from horovod.torch.ops.tensors import REACHABLE
@@ -68,11 +82,13 @@ def reachable() -> Iterator[None]:
     _engine.failure = None
     before, staging.pool = staging.pool, PinnedPool(allocate)
     REACHABLE.add("late")
+    fused_batch_norm.DEVICES.add("late")
     try:
         yield
     finally:
         staging.close()
         REACHABLE.discard("late")
+        fused_batch_norm.DEVICES.discard("late")
         staging.pool = before
 
 
@@ -85,14 +101,22 @@ class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self._reached = threading.Event()
         self._reached.set()
+        self._after: dict[Stream, int] = {}
 
     def record(self, stream: Stream | None = None) -> None:
         reached = self._reached = threading.Event()
-        (stream or current_stream()).push(reached.set)
+        chosen = stream or current_stream()
+        with _engine.changed:
+            chosen.push(reached.set)
+            self._after = {**chosen.after, chosen: chosen.pushed}
 
     def wait(self, stream: Stream | None = None) -> None:
         reached = self._reached
-        (stream or current_stream()).push(after=reached)
+        chosen = stream or current_stream()
+        with _engine.changed:
+            chosen.push(after=reached)
+            for other, position in self._after.items():
+                chosen.after[other] = max(position, chosen.after.get(other, 0))
 
     def query(self) -> bool:
         return self._reached.is_set()
@@ -105,13 +129,20 @@ class Event:
 
 
 class Stream:
-    """As ``torch.cuda.Stream``: ``push`` queues work behind all that was queued before."""
+    """As ``torch.cuda.Stream``: ``push`` queues work behind all that was queued before.
+
+    Attributes:
+        pushed: how many pieces of work it was given.
+        after: by stream, how much of that one's work comes before whatever this one is given next.
+    """
 
     def __init__(self, device: Any = None, name: str = "side", priority: int = 0) -> None:
         self.device = _as_device(device)
         self.cuda_stream = id(self)
         self.name = f"{name} stream of {self.device}"
         self.work: deque[tuple[Callable[[], Any], threading.Event | None]] = deque()
+        self.pushed = 0
+        self.after: weakref.WeakKeyDictionary[Stream, int] = weakref.WeakKeyDictionary()
         with _engine.changed:
             _engine.streams.add(self)
 
@@ -119,6 +150,7 @@ class Stream:
         """Queue work, which waits until ``after`` is set."""
         with _engine.changed:
             self.work.append((work, after))
+            self.pushed += 1
             _engine.changed.notify()
             _engine.wake()
 
@@ -191,6 +223,20 @@ def dawdle(seconds: float) -> None:
     _engine.dawdle = seconds
 
 
+_captured: set[Any] = set()
+
+
+@contextlib.contextmanager
+def capture() -> Iterator[None]:
+    """A block in which the calling thread's stream is said to be captured into a graph. What it is given is done as always."""
+    stream = current_stream()
+    _captured.add(stream)
+    try:
+        yield
+    finally:
+        _captured.discard(stream)
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
         self.device = 0
@@ -256,31 +302,38 @@ def synchronize(device: Any = None) -> None:
 
 
 class _Uses:
-    """What streams still have to do with a piece of memory."""
+    """What streams still have to do with a piece of memory, which is there until they have done it."""
 
-    def __init__(self, owner: Stream) -> None:
+    def __init__(self, owner: Stream, storage: torch.UntypedStorage) -> None:
         self.owner = owner
+        self.storage = storage
+        self.last: dict[Stream, int] = {}
         self.recorded: set[Stream] = set()
         self.pending: Counter[Stream] = Counter()
         self.lock = threading.Lock()
 
     def freed(self) -> None:
-        with self.lock:
+        """PyTorch may give the memory to work of its owner that is queued from now on, and comes after what the recorded
+        streams were given until now."""
+        with _engine.changed, self.lock:
             for stream, count in self.pending.items():
-                if count > 0 and stream is not self.owner and stream not in self.recorded:
+                waits = any(each.after.get(stream, 0) >= self.last[stream] for each in (self.owner, *self.recorded))
+                if count > 0 and stream is not self.owner and stream not in self.recorded and not waits:
                     _violations.append(f"memory of the {self.owner.name} was freed while the {stream.name} works on it")
 
     def add(self, stream: Stream, count: int) -> None:
-        with self.lock:
+        with _engine.changed, self.lock:
             self.pending[stream] += count
+            if count > 0:
+                self.last[stream] = stream.pushed + 1
 
 
 class _Block:
     """Held by all tensors that share a piece of memory, which is that of the storage of ``inner``."""
 
     def __init__(self, stream: Stream, inner: torch.Tensor) -> None:
-        self.uses = _Uses(stream)
         self.storage = inner.untyped_storage()
+        self.uses = _Uses(stream, self.storage)
         self.start = self.storage.data_ptr()
         self.stop = self.start + self.storage.nbytes()
         _blocks.add(self)
@@ -424,8 +477,10 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with torch.inference_mode(False):  # the thread that computes is in no such mode
             result = func(*inner_args, **inner_kwargs)
         return tree_map(lambda made: LateTensor(made, here, flat[0].block) if _is_tensor(made) else made, result)
+    kernel = KERNELS.get(func)
+    func = kernel or func
     try:
-        if "batch_norm" in schema.name:
+        if "batch_norm" in schema.name and kernel is None:
             raise NotImplementedError("what it says it returns is not what it returns")
         wanted = func(*tree_map(_meta, args), **{**tree_map(_meta, kwargs), **_meta_device(kwargs)})
         if not all(map(_is_tensor, tree_flatten(wanted)[0])):
@@ -508,7 +563,7 @@ class _Module(registration._DummyBackendModule):  # type: ignore[misc]
         return DEVICES
 
     def is_current_stream_capturing(self) -> bool:
-        return False
+        return current_stream() in _captured
 
 
 def _empty(size: Any, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> LateTensor:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.comm.cuda import library
+from horovod.comm.cuda import library, nvml
 from horovod.comm.datatypes import Array
 from horovod.comm.spans import address_of
 from recorded_nccl import Marker, RecordedNccl, Stream, _await, array_at, loaded
@@ -99,6 +99,10 @@ class RecordedCuda:
 
     def cuCtxPopCurrent_v2(self, context: Any) -> int:
         self.current().pop()
+        return SUCCESS
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        self._thread.mode, mode._obj.value = mode._obj.value, getattr(self._thread, "mode", 0)
         return SUCCESS
 
     def cuPointerGetAttribute(self, found: Any, attribute: int, address: int) -> int:
@@ -206,8 +210,10 @@ def with_nccl(gpus: int = 2, device: int = 0) -> Iterator[tuple[RecordedCuda, Re
     library.present = lambda: True
     library.loaded = lambda: found
     library.visible = lambda: gpus
+    known, nvml.visible_gpus = nvml.visible_gpus, lambda: [f"GPU-{number}" for number in range(gpus)]
     try:
         with loaded(nccl):
             yield cuda, nccl
     finally:
         library.present, library.loaded, library.visible = before
+        nvml.visible_gpus = known

@@ -571,6 +571,8 @@ class RecordingRuntime(DeviceRuntime):
         freed: addresses whose memory was let go of.
     """
 
+    scales = True
+
     def __init__(self, name: str, registry: dict[int, Stream]) -> None:
         self.device = name
         self._registry = registry
@@ -618,6 +620,20 @@ class RecordingRuntime(DeviceRuntime):
         def work() -> None:
             for target, source in pairs:
                 target[:] = source
+
+        stream.push(work)
+
+    def scale(self, stream: Stream, sources: Spans, targets: Spans, factor: float) -> None:
+        layout = sources.layout
+        wide = np.float64 if layout.dtype.itemsize == 8 else np.float32
+        pairs = [
+            (array_at(target, size, layout.dtype), array_at(source, size, layout.dtype))
+            for source, target, size in zip(sources.addresses, targets.addresses, layout.sizes, strict=True)
+        ]
+
+        def work() -> None:
+            for target, source in pairs:
+                target[:] = (source.astype(wide) * wide(factor)).astype(layout.dtype)
 
         stream.push(work)
 

@@ -16,7 +16,7 @@ gpus = tf.config.list_physical_devices("GPU")
 for gpu in gpus:
     tf.config.experimental.set_memory_growth(gpu, True)
 if gpus:
-    tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+    tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
 
 options = parse_options()
 verbose = hvd.rank() == 0

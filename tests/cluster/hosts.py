@@ -25,6 +25,8 @@ SECOND = {"hostA": "railA", "hostB": "railB1", "hostC": "railC"}
 """Interfaces in the second network, 10.78.0.0/24."""
 _SWITCHES = {"switch1": INTERFACES, "switch2": SECOND}
 _SSHD = "/usr/sbin/sshd"
+_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""Before a command: the kernel kills it when this process ends, however it does. All in its namespaces goes with it."""
 
 _INIT = """
 hostname {name}
@@ -55,7 +57,11 @@ def obstacle() -> str:
     """Why there can be no such hosts on this machine, or ""."""
     if os.getuid():
         return "needs root, for namespaces of network, mounts and processes"
-    missing = [tool for tool in ("ip", "ssh", "ssh-keygen", "unshare", "nsenter", _SSHD) if shutil.which(tool) is None]
+    missing = [
+        tool
+        for tool in ("ip", "ssh", "ssh-keygen", "setpriv", "unshare", "nsenter", _SSHD)
+        if shutil.which(tool) is None
+    ]
     if missing:
         return f"needs {', '.join(missing)}: apt-get install iproute2 openssh-server"
     done = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True)
@@ -87,8 +93,9 @@ class Hosts:
             options = ["--net", "--uts", "--mount", "--pid", "--ipc", "--fork", "--mount-proc", "--kill-child"]
             null = subprocess.DEVNULL
             outer = subprocess.Popen(
-                ["unshare", *options, "sh", "-ec", script], stdin=null, stdout=null, stderr=null, start_new_session=True
-            )
+                [*_WITH_US, "unshare", *options, "sh", "-ec", script],
+                stdin=null, stdout=null, stderr=null, start_new_session=True,
+            )  # fmt: skip
             self._outer.append(outer)
             self.init[name] = self._await_child(outer)
         self._lay_cables()
@@ -96,7 +103,8 @@ class Hosts:
 
     def _lay_cables(self) -> None:
         null = subprocess.DEVNULL
-        room = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=null, stdout=null, stderr=null)
+        command = [*_WITH_US, "unshare", "--net", "sleep", "infinity"]
+        room = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
         self._outer.append(room)
         deadline = time.monotonic() + LIMIT_SECONDS
         while psutil.Process(room.pid).name() != "sleep":

@@ -113,12 +113,20 @@ Stall = dict[str, subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def stall(shared_cluster: Cluster) -> Stall:
-    """How four jobs ended, in the middle of which hostB's cable was pulled out. They run at the same time, to save time."""
+    """How four jobs ended, in the middle of which hostB's cable was pulled out. They run at the same time, to save time.
+
+    Launcher and agent are to find it: the ranks, which find it, too, wait far longer than those do.
+    """
     cluster, name = shared_cluster, shared_cluster.script(RANK)
+
+    def start(np: int, hosts: str, on: str = "hostA") -> subprocess.Popen[str]:
+        words = ("-np", str(np), "-H", hosts, "python", name)
+        return cluster.start(*words, on=on, HOROVOD_GLOO_TIMEOUT_SECONDS=str(8 * LOST_AFTER_SECONDS))
+
     jobs = {
-        "cable of a rank's host": cluster.start("-np", "3", "-H", "hostA:1,hostB:2", "python", name),
-        "cable of the launcher's host": cluster.start("-np", "2", "-H", "hostB:1,hostC:1", "python", name, on="hostB"),
-        "launcher and its cable": cluster.start("-np", "2", "-H", "hostB:1,hostC:1", "python", name, on="hostB"),
+        "cable of a rank's host": start(3, "hostA:1,hostB:2"),
+        "cable of the launcher's host": start(2, "hostB:1,hostC:1", on="hostB"),
+        "launcher and its cable": start(2, "hostB:1,hostC:1", on="hostB"),
         "launcher that is stopped": cluster.start(
             "-np", "1", "-H", "hostC:1", "sh", "-c", f"echo ready; sleep {LOST_AFTER_SECONDS + 3}; echo here"
         ),

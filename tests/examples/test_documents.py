@@ -6,6 +6,7 @@ What a document's blocks are, by the words after their opening fence:
 - ``python NAME``: the same, as a program of its own;
 - ``python fails [VARIABLE=value ...]``: a program that fails on two ranks with what the next ``text`` block quotes;
 - ``python horovodrun``: the same, but started by ``horovodrun``, whose own words are quoted, too;
+- ``python diagnosed [VARIABLE=value ...]``: a program for three ranks; the next ``text`` block quotes the diagnosis;
 - ``console``: a command that ends with status 2, having printed what stands below it.
 
 In what is quoted, ``...`` stands for anything.
@@ -78,13 +79,13 @@ def test_what_is_said_of_the_tree_names_files_that_exist(document: Path) -> None
         )
 
 
-def horovodrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def horovodrun(folder: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run the launcher to its end, as a user does."""
     environment = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}
     return subprocess.run(
         [sys.executable, "-m", "horovod.runner.launch", *arguments],
         cwd=folder,
-        env=environment | {"PYTHONPATH": str(SOURCE)},
+        env=environment | {"PYTHONPATH": str(SOURCE)} | extra,
         capture_output=True,
         text=True,
         timeout=60,
@@ -105,7 +106,7 @@ def programs(document: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for words, code in FENCED.findall(document.read_text()):
         language, _, name = words.partition(" ")
-        if language == "python" and name.split(" ")[0] not in ("fails", "horovodrun"):
+        if language == "python" and name.split(" ")[0] not in ("fails", "horovodrun", "diagnosed"):
             found.setdefault(name, []).append(code)
     return found
 
@@ -217,6 +218,19 @@ def test_what_the_launcher_says_of_a_failure(_: list[str], code: str, quoted: st
     (tmp_path / "train.py").write_text(code)
     done = horovodrun(tmp_path, "-np", "2", sys.executable, "train.py")
     assert done.returncode and quotes(quoted, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(("settings", "code", "quoted"), failures("diagnosed"))
+def test_what_is_diagnosed(settings: list[str], code: str, quoted: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(code)
+    env = dict(word.split("=") for word in settings) | {"HOROVOD_FLIGHT_RECORDER_DIR": str(tmp_path / "recorders")}
+    horovodrun(tmp_path, "-np", "3", sys.executable, "train.py", **env)
+    program = [sys.executable, "-m", "horovod.diagnose", str(tmp_path / "recorders")]
+    done = subprocess.run(
+        program, env=os.environ | {"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60
+    )
+    assert quotes(quoted, done.stdout), done.stdout + done.stderr
 
 
 COMMANDS = [

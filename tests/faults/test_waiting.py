@@ -9,7 +9,9 @@ import select
 import signal
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import repeat, starmap
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,10 @@ def keep_the_interpreter_until_written_to(fifo: str) -> None:
     """For 40 seconds at most. No thread of this process does anything meanwhile."""
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     wanted = struct.pack("ihh", reader, select.POLLIN, 0)
-    ctypes.PyDLL(None).poll(wanted, ctypes.c_ulong(1), 40_000)
+    once = (wanted, ctypes.c_ulong(1), 100)
+    deque(
+        starmap(ctypes.PyDLL(None).poll, repeat(once, 400)), maxlen=0
+    )  # a signal ends one call; no bytecode in between
     os.close(reader)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_what_it_shows_is_what_ranks_get(launcher: Launcher) -> None:
     words = ("-np", "2", "--fusion-threshold-mb", "2", "env")
     shown = launcher.run("--dry-run", *words).stdout
     ran = launcher.run(*words).stdout
-    common = {name: value for name, value in variables(shown).items() if value not in ("PORT", "SECRET")}
+    common = {name: value for name, value in variables(shown).items() if value not in ("PORT", "FREE_PORT", "SECRET")}
     assert {"HOROVOD_FUSION_THRESHOLD", "OMP_NUM_THREADS", "HOROVOD_GLOO_RENDEZVOUS_ADDR"} <= common.keys()
     for rank, line in enumerate(re.findall(r"^    env (.*) env$", shown, re.MULTILINE)):
         found = dict(
@@ -41,15 +42,15 @@ def test_what_it_shows_is_what_ranks_get(launcher: Launcher) -> None:
 
 def test_other_hosts_are_not_asked(launcher: Launcher, tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    ssh.write_text(f"#!/bin/sh\ntouch {quote(str(tmp_path))}/asked\n")
     ssh.chmod(0o755)
     words = ("--dry-run", "-np", "3", "-H", "localhost:1,me@no-such-host:2", "-p", "2222", "python", "train.py")
-    done = launcher.run(*words, HOROVOD_SSH_COMMAND=str(ssh), MY_PASSWORD="hush", CUDA_VISIBLE_DEVICES="3")
+    done = launcher.run(*words, HOROVOD_SSH_COMMAND=quote(str(ssh)), MY_PASSWORD="hush", CUDA_VISIBLE_DEVICES="3")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "asked").exists()
     here, there = done.stdout.split("Ranks 1 and 2 on me@no-such-host")
     assert "Rank 0 on localhost" in here
-    assert f"{ssh} -o " in there and " -p 2222 me@no-such-host " in there
+    assert f"{quote(str(ssh))} -o " in there and " -p 2222 me@no-such-host " in there
     assert "MY_PASSWORD" in there and "hush" not in done.stdout
     assert "CUDA_VISIBLE_DEVICES" not in there
     assert "OMP_NUM_THREADS=CORES" in there

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_a_failure_ends_even_stubborn_ranks_and_shows_the_end_of_stderr(launcher
 
 
 def test_ranks_that_still_run_may_say_what_they_saw(launcher: Launcher, tmp_path: Path) -> None:
-    written = tmp_path / "process"
+    written = quote(str(tmp_path / "process"))
     failing = f"echo $$ > {written}.new; mv {written}.new {written}; sleep 0.2; kill -KILL $$"
     await_end = f"while ! grep -q State:.Z /proc/$(cat {written})/status; do sleep 0.02; done"
     seeing = f"until [ -s {written} ]; do sleep 0.02; done; {await_end}"
@@ -177,7 +178,7 @@ def test_ranks_may_say_goodbye(launcher: Launcher) -> None:
 def test_a_hangup_that_was_ignored_stays_ignored(launcher: Launcher) -> None:
     program = (
         "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
-        "from horovod.runner.launch import run_commandline; sys.exit(run_commandline(sys.argv[1:]))"
+        "from horovod.runner.launch import main; sys.exit(main())"
     )
     process = launcher.python("-c", program, "-np", "1", "sh", "-c", "echo ready; sleep 1; echo survived")
     launcher.await_line(process, "ready")

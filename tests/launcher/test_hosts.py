@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from shlex import quote
 
 import psutil
 import pytest
@@ -44,7 +45,7 @@ def write(path: Path, before: str = "") -> None:
 
 
 def start(launcher: Launcher, ssh: Path, *words: str | Path, **extra: str) -> subprocess.Popen[str]:
-    return launcher.start(*words, HOROVOD_SSH_COMMAND=str(ssh), **extra)
+    return launcher.start(*words, HOROVOD_SSH_COMMAND=quote(str(ssh)), **extra)
 
 
 def run(launcher: Launcher, ssh: Path, *words: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -87,7 +88,7 @@ def test_ranks_of_all_hosts_compute_together(launcher: Launcher, ssh: Path, host
 
 
 def test_a_function_runs_on_every_host(launcher: Launcher, ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in launcher.environment(HOROVOD_SSH_COMMAND=str(ssh)).items():
+    for name, value in launcher.environment(HOROVOD_SSH_COMMAND=quote(str(ssh))).items():
         monkeypatch.setenv(name, value)
     offset = 10
     places = horovod.run(
@@ -138,7 +139,7 @@ def test_hosts_that_cannot_take_part_say_why_and_nothing_starts(launcher: Launch
         "locked": "it does not accept the key",
         "far": "there is no route to it",
         "strange": "its host key is not trusted",
-        "closed": "exit status 1; its login shell wrote: Account closed",
+        "closed": "its login shell wrote: Account closed",
         "bare": "Horovod is not installed for its Python",
         "dumb": "it has not answered within 4 seconds",
     }
@@ -158,7 +159,7 @@ def test_hosts_that_cannot_take_part_say_why_and_nothing_starts(launcher: Launch
 def test_a_host_without_the_working_directory_says_so(launcher: Launcher, ssh: Path) -> None:
     folder = launcher.folder / "here"
     folder.mkdir()
-    write(ssh, f"cd / && rmdir {folder}")
+    write(ssh, f"cd / && rmdir {quote(str(folder))}")
     launcher.folder = folder
     done = run(launcher, ssh, "-np", "1", "-H", "b:1", "true")
     assert done.returncode == 1
@@ -171,17 +172,17 @@ def test_ranks_run_where_the_user_says_they_are(launcher: Launcher, ssh: Path) -
     (launcher.folder / "real").mkdir()
     (launcher.folder / "link").symlink_to("real")
     launcher.folder = launcher.folder / "link"  # as a home that is mounted elsewhere on every host
-    done = run(launcher, ssh, "-np", "1", "-H", "b:1", "sh", "-c", "echo $PWD", PWD=str(launcher.folder))
+    done = run(launcher, ssh, "-np", "1", "-H", "b:1", "sh", "-c", 'echo "$PWD"', PWD=str(launcher.folder))
     assert words(done.stdout) == [str(launcher.folder)]
-    done = run(launcher, ssh, "-np", "1", "-H", "b:1", "sh", "-c", "echo $PWD", PWD="/usr")
+    done = run(launcher, ssh, "-np", "1", "-H", "b:1", "sh", "-c", 'echo "$PWD"', PWD="/usr")
     assert words(done.stdout) == [str(launcher.folder.resolve())]
 
 
 def test_another_version_says_so(launcher: Launcher, ssh: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import horovod._version as own\nown.VERSION = '0.28.1+pure.0'\n")
     path = launcher.environment()["PYTHONPATH"]
-    last = "${@: -1}"
-    write(ssh, f'export PYTHONPATH={tmp_path}:{path}; set -- "$(echo "{last}" | sed s,{path},{tmp_path}:{path},)"')
+    (tmp_path / "sed").write_text(f"s,{path},{quote(str(tmp_path))}:{path},")
+    write(ssh, f'set -- "$(echo "${{@: -1}}" | sed -f {quote(str(tmp_path / "sed"))})"')
     done = run(launcher, ssh, "-np", "1", "-H", "b:1", "true")
     assert "it has version 0.28.1+pure.0 of Horovod" in done.stderr and "install the same on both" in done.stderr
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_a_debugger_in_a_chosen_rank(at_terminal: Start, script: str) -> None:
 def test_other_ranks_do_not_write_into_the_prompt(at_terminal: Start, tmp_path: Path) -> None:
     prompted = tmp_path / "prompted"
     reader = "printf 'your name? '; read name; echo hello $name"
-    other = f"for _ in $(seq 600); do [ -e {prompted} ] && break; sleep 0.1; done; echo from the other; sleep 60"
+    other = f"for _ in $(seq 600); do [ -e {quote(str(prompted))} ] && break; sleep 0.1; done; echo from the other; sleep 60"
     terminal = at_terminal(
         "-np", "2", "--stdin", "0", "sh", "-c", f"[ $HOROVOD_RANK = 0 ] && {{ {reader}; }} || {{ {other}; }}"
     )

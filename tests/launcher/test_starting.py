@@ -97,6 +97,39 @@ def test_a_rank_that_leaves_while_others_go_on_is_named(launcher: Launcher, paus
     assert "Reason: it left the job (hvd.shutdown() or the end of its script)" in err
 
 
+MISMATCH = """
+import numpy as np
+from horovod._models.contents import described
+from horovod.comm.reduction import ReduceOp
+from horovod.core.submission.collectives import allreduce
+init()
+tensors = [described(np.zeros(2 + (rank == 1)))]
+time.sleep(0.3 * (rank == {late}))
+try:
+    allreduce("allreduce", "x", tensors, tensors, ReduceOp.SUM, awaited=True).wait()
+except RuntimeError:
+    if rank != {catches}:
+        raise
+    allreduce("allreduce", "y", tensors, tensors, ReduceOp.SUM, awaited=True).wait()
+"""
+
+
+@pytest.mark.parametrize(("late", "catches"), [(0, None), (1, None), (0, 2), (2, 0)])
+def test_an_error_that_all_ranks_raise_is_the_reason(launcher: Launcher, late: int, catches: int | None) -> None:
+    """Whichever rank ends first, and although one may go on and miss the others."""
+    status, err = run(launcher, 3, MISMATCH.format(late=late, catches=catches))
+    assert status == 1
+    assert "Reason: MismatchError: Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2], but" in err
+    assert "Reason: it left" not in err
+
+
+def test_an_exception_after_the_others_have_left_is_the_reason(launcher: Launcher) -> None:
+    program = "init()\nif rank == 0:\n    sys.exit(0)\ntime.sleep(0.5)\nraise KeyError('late')"
+    status, err = run(launcher, 2, program)
+    assert status == 1
+    assert "Reason: it raised KeyError: 'late'" in err
+
+
 def test_a_rank_that_takes_no_part_may_end_at_any_time(launcher: Launcher) -> None:
     program = "if rank == 1:\n    sys.exit(0)\ntime.sleep(0.5 * rank)\ninit(comm=[0, 2]); shutdown()"
     assert run(launcher, 3, program) == (0, "")

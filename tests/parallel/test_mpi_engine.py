@@ -99,18 +99,35 @@ MPI.Finalize()
 say(*found)
 """
     enabled = "False"  # a job of one rank needs no engine
-    expected = [f"0 0 {enabled} ValueError 1.0", "1 1 True False 3.0", "2 0 True False 3.0"]
-    program = program.replace("hvd.mpi_threads_supported(), total()", "threads(), total()").replace(
-        "hvd.init(comm=comm)",
-        """
-def threads():
-    try:
-        return hvd.mpi_threads_supported()
-    except ValueError as error:
-        return type(error).__name__
-hvd.init(comm=comm)""",
-    )
+    expected = [f"0 0 {enabled} False 1.0", "1 1 True False 3.0", "2 0 True False 3.0"]
     assert lines(play(tmp_path, wheel, program)) == expected
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_scripts_may_assert_threads_before_they_import_mpi4py_whatever_moves_the_data(
+    tmp_path: Path, wheel: str
+) -> None:
+    program = """
+hvd.init()
+assert not hvd.mpi_enabled() and "mpi4py.MPI" not in sys.modules
+assert hvd.mpi_threads_supported()
+from mpi4py import MPI
+say(total(), MPI.COMM_WORLD.allreduce(1), MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+"""
+    assert lines(play(tmp_path, wheel, program, HOROVOD_CPU_OPERATIONS="SHM")) == ["6.0 3 True"] * 3
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_one_rank_alone_may_ask_for_threads(tmp_path: Path, wheel: str) -> None:
+    program = """
+hvd.init()
+found = hvd.mpi_threads_supported() if hvd.rank() == 0 else None
+say(total(), found, "mpi4py.MPI" in sys.modules)
+"""
+    done = play(tmp_path, wheel, program, HOROVOD_CPU_OPERATIONS="SHM")
+    assert lines(done) == ["6.0 None False"] * 2 + ["6.0 True False"]
+    done = play(tmp_path, wheel, program, HOROVOD_CPU_OPERATIONS="SHM", HOROVOD_MPI_THREADS_DISABLE="1")
+    assert lines(done) == ["6.0 False False"] + ["6.0 None False"] * 2
 
 
 @pytest.mark.parametrize("wheel", WHEELS)

@@ -4,3 +4,53 @@ There are separate files for Keras 3 on its backends (TensorFlow, PyTorch, JAX) 
 imports Keras or a framework that the script does not use already. The two packages say which version of Keras is used. The
 classes of distributed optimizers have this package as their ``__module__``. Scripts recognise them by it.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def create_distributed_optimizer(
+    keras: Any,
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    **settings: Any,
+) -> Any:
+    """``DistributedOptimizer`` for projects that pass the Keras that they use. Every rank must call it.
+
+    Args:
+        keras: ``keras``, ``tf.keras`` or ``tf_keras``.
+        settings: the other arguments of :func:`horovod.tensorflow.keras.DistributedOptimizer`, by name.
+
+    Raises:
+        ValueError: an argument is wrong. The text says which.
+    """
+    from horovod._keras.settings import checked
+
+    if hasattr(keras, "ops"):
+        from horovod._keras.backends.backend import compression as choices
+        from horovod._keras.optimizer import distribute
+    else:
+        from horovod._keras.legacy.optimizer import distribute
+        from horovod.tensorflow.compression import Compression
+
+        def choices() -> Any:
+            return Compression
+
+    return distribute(
+        optimizer,
+        checked(
+            name=name,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            compression=choices().none if compression is None else compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            **settings,
+        ),
+    )

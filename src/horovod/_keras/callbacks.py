@@ -308,3 +308,27 @@ class BestModel:
             raise ValueError(f"{type(self).__name__}: set its attribute `filepath` before training")
         base: Any = super()
         base.on_train_begin(logs)
+
+
+class _TakesBackend:
+    """The same callbacks for classes of other projects, which pass ``keras.backend`` as the first argument."""
+
+    def __init__(self, backend: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.backend = backend
+
+
+class BroadcastGlobalVariablesCallbackImpl(_TakesBackend, BroadcastGlobalVariables):
+    __doc__ = BroadcastGlobalVariables.__doc__
+
+
+class MetricAverageCallbackImpl(_TakesBackend, MetricAverage):
+    __doc__ = MetricAverage.__doc__
+
+
+class LearningRateScheduleCallbackImpl(_TakesBackend, LearningRateSchedule):
+    __doc__ = LearningRateSchedule.__doc__
+
+
+class LearningRateWarmupCallbackImpl(_TakesBackend, LearningRateWarmup):
+    __doc__ = LearningRateWarmup.__doc__

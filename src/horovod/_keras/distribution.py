@@ -1,4 +1,8 @@
-"""The distributed part of one Keras 3 optimizer: its settings, its local variables, and the reduction of its gradients."""
+"""The distributed part of one Keras 3 optimizer: its settings, its local variables, and the reduction of its gradients.
+
+The position of a gradient is that of its variable among all variables of the optimizer, so that gradients of different
+variables never meet, whichever of them a rank has.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import Settings
+from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import cut_by_groups
 from horovod.common.local_gradients import reduce_shared
@@ -17,7 +23,13 @@ Key = Callable[[Any], Any]
 
 
 class Reducer(Protocol):
-    """Reduces one optimizer's gradients on one backend."""
+    """Reduces one optimizer's gradients on one backend.
+
+    Attributes:
+        guard: compares in each step what the ranks hold. None: nothing is compared.
+    """
+
+    guard: OptimizerGuard | None = None
 
     def __call__(
         self,
@@ -30,14 +42,23 @@ class Reducer(Protocol):
         """Return the reduced gradients. It is called when a graph is traced, or in every step if there is no graph.
 
         Args:
+            gradients: None where this rank has none. Those that some rank has are returned, and None where none has.
             variables: the variables of the gradients, for names in errors.
             cut: the indices of the gradients of each request. None: the backend decides.
             factor: multiplies the result.
         """
 
-    def reduced_before(self, gradient: Any, variable: Any) -> bool:
-        """Whether a ``horovod.tensorflow.DistributedGradientTape`` has already reduced ``gradient``."""
-        return False
+    def watch(self, variables: Sequence[Any]) -> None:
+        """Begin to notice the gradients of these variables."""
+        return
+
+    def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
+        """In which state gradients arrive that are to be applied now. None of them is None."""
+        return [Arrival.UNKNOWN] * len(gradients)
+
+    def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Remember that the script gets these reduced gradients for the ``given`` ones, and will apply them. Returns them."""
+        return list(reduced)
 
 
 def variable_name(variable: Any) -> str:
@@ -51,12 +72,20 @@ class Distribution:
     Attributes:
         pending: the variables whose accumulated gradients are about to be applied.
         noticed: Keras has called the method that reduces accumulated gradients.
+
+    Args:
+        known: returns all variables of the optimizer, in its order; none before it is built.
     """
 
-    def __init__(self, settings: Settings, reducer: Reducer, key: Key) -> None:
+    def __init__(
+        self, settings: Settings, reducer: Reducer, key: Key, known: Callable[[], Sequence[Any]] = tuple
+    ) -> None:
         self.settings = settings
         self.pending: Sequence[Any] | None = None
         self.noticed = False
+        self._known = known
+        self._warning = ChangeWarning("apply() of the distributed optimizer")
+        self._warns = True
         self._reducer = reducer
         self._key = key
         self._local = LocalVariables(settings.process_set, settings.scale_local, key)
@@ -87,8 +116,48 @@ class Distribution:
             self._arrived = None
 
     def _reduced_before(self, gradients: Sequence[Any], variables: Sequence[Any]) -> set[Any]:
-        pairs = zip(gradients, variables, strict=True)
-        return {self._key(variable) for gradient, variable in pairs if self._reducer.reduced_before(gradient, variable)}
+        """The keys of the variables whose gradients are reduced already. Warns of gradients that were changed and are not."""
+        pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
+        arrivals = self._reducer.arrivals([each for each, _ in pairs], [each for _, each in pairs])
+        found = {Arrival.REDUCED: set[Any](), Arrival.CHANGED: set[Any]()}
+        labels = []
+        local = self._local.keys()
+        for (_, variable), arrived in zip(pairs, arrivals, strict=True):
+            key = self._key(variable)
+            if arrived in found:
+                found[arrived].add(key)
+            if arrived is Arrival.CHANGED and key not in local:
+                labels.append(variable_name(variable))
+        if self._warns and self.active():
+            self._warning.give(labels)
+        return found[Arrival.REDUCED]
+
+    def watch(self, variables: Sequence[Any]) -> None:
+        """Begin to notice the gradients of these variables."""
+        self._reducer.watch(variables)
+
+    def reduce_for_script(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce gradients that the script changes before it applies them.
+
+        Raises:
+            ValueError: only other ranks have the gradient of some variable, which is not among ``variables``.
+        """
+        self._warns = False
+        try:
+            reduced, of = self.reduce(gradients, variables)
+        finally:
+            self._warns = True
+        self.refuse_others(variables, of, "hvd.reduce_gradients")
+        return self._reducer.hand_out(gradients, reduced, variables)
+
+    def refuse_others(self, variables: Sequence[Any], found: Sequence[Any], where: str) -> None:
+        """Raise ValueError if :meth:`reduce` has found gradients of more variables than these."""
+        if len(found) > len(variables):
+            more = ", ".join(variable_name(each) for each in found[len(variables) :][:4])
+            raise ValueError(
+                f"{where}: other ranks have gradients of {more}, and this rank has passed none. Pass the gradients of the same "
+                "variables on every rank, with zeros for those that a rank does not use"
+            )
 
     def keep_local(self, variable: Any) -> None:
         """Do not reduce the gradients of ``variable``."""
@@ -106,30 +175,62 @@ class Distribution:
         """The factor for gradients that Keras has averaged over ``steps`` calls. It makes sums, unless means are wanted."""
         return float(self.settings.passes) if steps and not self.settings.average_aggregated else 1.0
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], factor: float = 1.0) -> list[Any]:
-        """The gradients to apply instead of ``gradients``. None stays None.
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], factor: float = 1.0
+    ) -> tuple[list[Any], list[Any]]:
+        """The gradients to apply instead of ``gradients``, and their variables.
 
-        Every member of the process set must call it for the same variables in the same order.
+        A gradient that this rank lacks and another has counts as zeros. What no rank has is None. Every member of the process
+        set must call it.
 
         Args:
             factor: multiplies the result.
+
+        Returns:
+            The gradients of ``variables``, and after them those of further variables of which only other ranks have some.
         """
+        given = list(variables)
+        everything, places = self._everything(given)
+        every: list[Any] = [None] * len(everything)
+        for place, gradient in zip(places, gradients, strict=True):
+            every[place] = gradient
+        reduced = self._reduced(every, everything, factor)
+        others = sorted(set(range(len(everything))) - set(places))
+        more = [place for place in others if reduced[place] is not None]
+        return [reduced[place] for place in [*places, *more]], [*given, *(everything[place] for place in more)]
+
+    def _everything(self, variables: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """All variables of the optimizer, and the positions of ``variables`` among them."""
+        known = list(self._known())
+        positions = {self._key(variable): position for position, variable in enumerate(known)}
+        keys = [self._key(variable) for variable in variables]
+        if len(set(keys)) < len(keys) or not all(key in positions for key in keys):
+            return list(variables), list(range(len(keys)))
+        return known, [positions[key] for key in keys]
+
+    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any], factor: float) -> list[Any]:
+        """The gradients to apply, of all variables of the optimizer."""
         local = self._local.keys()
         before = self._reduced_before(gradients, variables) if self._arrived is None else self._arrived
         settings = self.settings
         local_factor = factor / self._local.divisor()
         kept: dict[int, Any] = {}
         overwriting: list[int] = []
+        absent: list[int] = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is None:
-                kept[index] = None
-            elif getattr(variable, "overwrite_with_gradient", False):
+            key = self._key(variable)
+            if getattr(variable, "overwrite_with_gradient", False):
                 kept[index] = gradient
-                overwriting.append(index)
-            elif self._key(variable) in before:
-                kept[index] = scaled(gradient, factor)
-            elif self._key(variable) in local:
-                kept[index] = scaled(gradient, local_factor)
+                if gradient is not None:
+                    overwriting.append(index)
+            elif key in before:
+                kept[index] = None if gradient is None else scaled(gradient, factor)
+            elif key in local:
+                kept[index] = None if gradient is None else scaled(gradient, local_factor)
+            elif gradient is None:
+                absent.append(index)
+        if not self.active() or (before and len(kept) + len(absent) == len(variables)):
+            kept.update(dict.fromkeys(absent))  # what no rank has, if all others were reduced before
         if not self.active():
             return reduce_shared(gradients, kept, lambda shared: [scaled(gradients[i], factor) for i in shared])
         result = reduce_shared(

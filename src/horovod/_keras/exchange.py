@@ -5,7 +5,7 @@ The name of a request contains that of the optimizer, so the gradients of two op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from horovod._keras.settings import Settings
 from horovod.comm.reduction import ReduceOp
@@ -35,6 +35,8 @@ class Exchange:
         cut: Sequence[Sequence[int]] | None,
         op: ReduceOp,
         factor: float,
+        variables: Hashable,
+        alike: str,
     ) -> None:
         """Reduce every tensor in place. All members of the process set must call it with tensors of the same types and shapes.
 
@@ -45,14 +47,15 @@ class Exchange:
             names: of the tensors, for errors.
             cut: the indices of the tensors of each request. None: one request for all tensors.
             factor: multiplies the result.
+            variables: the types and shapes of the optimizer's variables, the same on all ranks.
+            alike: what else must agree on all ranks, as in :class:`horovod.core.negotiation.messages.Request`.
 
         Raises:
             HorovodInternalError: the job failed, or ranks disagree. The text names ranks, variables and lines.
         """
         settings = self._settings
         cut = [range(len(tensors))] if cut is None else cut
-        signature = tuple((tensor.data_type.numpy.name, tensor.shape) for tensor in tensors)
-        name, device = self._name.of(signature), device_of(tensors)
+        name, device = self._name.of(variables), device_of(tensors)
         how = self.reduction(op, factor)
         handles: list[Handle] = []
         try:
@@ -60,7 +63,9 @@ class Exchange:
                 own = [tensors[i] for i in members]
                 described = [(names[i], tensors[i].data_type, tensors[i].shape) for i in members]
                 called = f"{name}.{op.label}.{number}"
-                prepared = prepared_allreduce(called, described, op, how.prescale, how.postscale, settings.line, device)
+                prepared = prepared_allreduce(
+                    called, described, op, how.prescale, how.postscale, settings.line, device, alike
+                )
                 handles.append(submit(settings.process_set.process_set_id, prepared.request, own, own))
         finally:
             try:

@@ -36,15 +36,22 @@ def check_reduced_gradients() -> None:
         if not must_reduce(self):
             return apply(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        reduced = self.inner_optimizer._reduced(list(grads), variables)
+        if not self.built:
+            with keras.name_scope(self.name, caller=self):
+                self.build(variables)
+        reduced, of = self.inner_optimizer._reduced(list(grads), variables)
         with self.inner_optimizer._horovod.reduced_already():
-            return apply(self, reduced, trainable_variables)
+            return apply(self, reduced, of)
 
     @functools.wraps(stateless_apply)
     def reduced_stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         if not must_reduce(self):
             return stateless_apply(self, optimizer_variables, grads, trainable_variables)
-        reduced = self.inner_optimizer._reduced(list(grads), self._trainable_variables)
+        mapping = zip(
+            [*self._trainable_variables, *self.variables], [*trainable_variables, *optimizer_variables], strict=False
+        )
+        with keras.StatelessScope(state_mapping=list(mapping)):
+            reduced, _ = self.inner_optimizer._reduced(list(grads), self._trainable_variables)
         with self.inner_optimizer._horovod.reduced_already():
             return stateless_apply(self, optimizer_variables, reduced, trainable_variables)
 

@@ -7,6 +7,7 @@ gradients over several calls, only the accumulated gradients are reduced, in the
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import keras
 from horovod._keras import compilation, last_steps, loss_scale, naming
 from horovod._keras.backends import backend
 from horovod._keras.distribution import Distribution
+from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import MODULE, Settings
 
 
@@ -44,12 +46,14 @@ class _InFront:
         base: Any = super()
         horovod = self._horovod
         gradients = list(grads)
-        if horovod.suspended or not gradients:
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        if horovod.suspended or not gradients or not self._fitting(gradients, trainable_variables):
             base.apply(gradients, trainable_variables)
         elif not self._accumulates():
-            reduced = self._reduced(gradients, trainable_variables)
+            reduced, variables = self._reduced(gradients, trainable_variables)
             with horovod.reduced_already():
-                base.apply(reduced, trainable_variables)
+                base.apply(reduced, variables)
         else:
             horovod.noticed = False
             known = self._known(trainable_variables)
@@ -64,19 +68,37 @@ class _InFront:
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """:meth:`apply` for the JAX backend. Returns the new values of the model's and the optimizer's variables."""
         base: Any = super()
-        if self._horovod.suspended or self._accumulates():
+        gradients = list(grads)
+        if self._horovod.suspended or self._accumulates() or not self._fitting(gradients, None):
             return base.stateless_apply(optimizer_variables, grads, trainable_variables)
-        reduced = self._reduced(list(grads), None)
+        with keras.StatelessScope(state_mapping=_state_of(self, optimizer_variables, trainable_variables)):
+            reduced, _ = self._reduced(gradients, None)
         with self._horovod.reduced_already():
             return base.stateless_apply(optimizer_variables, reduced, trainable_variables)
+
+    def build(self, variables: Any) -> None:
+        base: Any = super()
+        base.build(variables)
+        horovod = getattr(self, "_horovod", None)  # none yet while Keras makes the optimizer
+        if horovod is not None:
+            horovod.watch(list(variables))
+
+    def _fitting(self, gradients: Sequence[Any], variables: Any) -> bool:
+        """Whether there is a variable for each gradient. If not, Keras raises its own error."""
+        own: Any = self
+        return (own.built or variables is not None) and len(gradients) == len(self._known(variables))
 
     def _accumulates(self) -> bool:
         return bool(getattr(self, "gradient_accumulation_steps", None))
 
-    def _reduced(self, gradients: Sequence[Any], variables: Any) -> list[Any]:
-        """Reduce ``gradients``. A ``LossScaleOptimizer`` calls it too, because it checks gradients before this optimizer."""
+    def _reduced(self, gradients: Sequence[Any], variables: Any) -> tuple[list[Any], list[Any]]:
+        """Reduce ``gradients``: those to apply, and their variables. A ``LossScaleOptimizer`` calls it too, because it checks
+        gradients before this optimizer.
+        """
+        known = self._known(variables)
+        _make(self, known)
         steps = loss_scale.unwrapped(self).gradient_accumulation_steps
-        return self._horovod.reduce(gradients, self._known(variables), self._horovod.accumulation(steps))
+        return self._horovod.reduce(gradients, known, self._horovod.accumulation(steps))
 
     def _known(self, variables: Any) -> list[Any]:
         own: Any = self
@@ -108,13 +130,32 @@ def _when_due(optimizer: Any, gradients: list[Any], variables: Sequence[Any]) ->
     horovod: Distribution = optimizer._horovod
     steps = optimizer.gradient_accumulation_steps
     factor = horovod.accumulation(steps)
+
+    def reduce() -> list[Any]:
+        reduced, of = horovod.reduce(gradients, variables, factor)
+        horovod.refuse_others(variables, of, "the step that applies accumulated gradients")
+        return reduced
+
     if backend.name() != "jax":
-        return horovod.reduce(gradients, variables, factor)
+        return reduce()
     import jax
 
     due = (optimizer._iterations.value + 1) % steps == 0
-    reduced: list[Any] = jax.lax.cond(due, lambda: horovod.reduce(gradients, variables, factor), lambda: gradients)
+    reduced: list[Any] = jax.lax.cond(due, reduce, lambda: gradients)
     return reduced
+
+
+def _state_of(optimizer: Any, optimizer_variables: Any, trainable_variables: Any) -> list[tuple[Any, Any]]:
+    """The values that a stateless step has of the variables."""
+    own = zip(optimizer.variables, optimizer_variables, strict=False)  # Keras checks the numbers
+    return [*zip(optimizer._trainable_variables, trainable_variables, strict=False), *own]
+
+
+def _make(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Build an optimizer that is not built, as Keras does in its first step."""
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))
 
 
 _derived: dict[type[Any], type[Any]] = {}
@@ -149,11 +190,11 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     if is_distributed(optimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")
     _refuse_distribution()
-    made = _rebuilt(optimizer, derived(type(optimizer)), settings.passes)
-    _adopt(made, settings)
-    _copy_exclusions(loss_scale.unwrapped(optimizer), loss_scale.unwrapped(made))
-    _copy_state(optimizer, made)
-    return made
+    distributed = _rebuilt(optimizer, derived(type(optimizer)), settings.passes)
+    _adopt(distributed, settings)
+    _copy_exclusions(loss_scale.unwrapped(optimizer), loss_scale.unwrapped(distributed))
+    _copy_state(optimizer, distributed)
+    return distributed
 
 
 def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
@@ -164,7 +205,17 @@ def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
 
 
 def _adopt(optimizer: Any, settings: Settings) -> None:
-    object.__setattr__(optimizer, "_horovod", Distribution(settings, backend.reducer(settings), optimizer._var_key))
+    itself = weakref.ref(optimizer)
+
+    def known() -> list[Any]:
+        own = itself()
+        return list(own._trainable_variables) if own is not None and own.built else []
+
+    reducer = backend.reducer(settings)
+    reducer.guard = OptimizerGuard(optimizer, settings)
+    horovod = Distribution(settings, reducer, optimizer._var_key, known)
+    object.__setattr__(optimizer, "_horovod", horovod)
+    horovod.watch(known())
     object.__setattr__(optimizer, "_name", settings.name or f"Distributed{type(optimizer).__name__}")
     loss_scale.check_reduced_gradients()
     if backend.name() == "tensorflow":

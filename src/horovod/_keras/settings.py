@@ -7,6 +7,7 @@ from typing import Any
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
+from horovod.common.compression import NoneCompressor
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import check_predivide, reduction
 from horovod.common.scalars import positive_whole, real, whole, whole_if_number
@@ -55,16 +56,16 @@ def checked(
         ValueError: an argument is wrong. The text says which.
     """
     set_id(process_set)
-    chosen = None if op is None else reduction(op)
+    chosen = reduction(op)
     if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op currently only supports Average and Sum, not {op!r}")
     gradient_predivide_factor = real(gradient_predivide_factor, "gradient_predivide_factor")
     check_predivide(gradient_predivide_factor, chosen)
     passes = positive_whole(backward_passes_per_step, "backward_passes_per_step")
-    groups = chosen_groups(groups, whole(num_groups, "num_groups"), stacklevel=3)
+    groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"), stacklevel=3)
     groups = check_groups(whole_if_number(groups), "variables", id)
     return Settings(
-        compression=compression,
+        compression=NoneCompressor if compression is None else compression,
         op=chosen,
         predivide=gradient_predivide_factor,
         passes=passes,

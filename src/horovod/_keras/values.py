@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod._models import contents
+from horovod._models import agreed, contents
 from horovod._models.contents import described
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
@@ -141,3 +141,4 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     arrays = contents.read(variables)
     collectives.broadcast("broadcast", None, [described(array) for array in arrays], root_rank, awaited=True).wait()
     contents.write(variables, arrays)
+    agreed.number(variables)

@@ -123,6 +123,9 @@ class Communicator(ABC):
     any_thread: ClassVar[bool] = True
     """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap either way."""
 
+    chosen_because: str = ""
+    """On the first rank, why no better engine serves the group; "" if there is none."""
+
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
@@ -201,7 +204,9 @@ class Communicator(ABC):
         """Whether :meth:`split` may be called now, for all that this rank knows. To be asked on all ranks before."""
         return False
 
-    def split(self, members: Sequence[int], deadline: float) -> Communicator | None:
+    def split(
+        self, members: Sequence[int], deadline: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> Communicator | None:
         """A communicator of some of this one's ranks, for the same kind of memory; None where this rank is not among them.
 
         Every rank of this one calls it, with the same members, where :meth:`can_split` is true on all of them.
@@ -209,6 +214,7 @@ class Communicator(ABC):
         Args:
             members: by place in the new one, the index in this one.
             deadline: ``time.monotonic`` by which it must have succeeded or failed.
+            meanwhile: called from time to time while this waits for peers.
 
         Raises:
             DeviceFailure: it cannot be made.

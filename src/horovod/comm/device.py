@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -89,9 +89,13 @@ class DeviceRuntime(ABC):
 
     device: str
 
+    scales: ClassVar[bool] = False
+    """Whether :meth:`scale` is there."""
+
     @abstractmethod
     def chosen(self) -> AbstractContextManager[Any]:
-        """A block in which the device is the calling thread's current one."""
+        """A block in which the device is the calling thread's current one. Its calls leave captures of graphs alone, whichever
+        thread captures."""
 
     @abstractmethod
     def new_stream(self) -> Any:
@@ -126,3 +130,8 @@ class DeviceRuntime(ABC):
     @abstractmethod
     def copy(self, stream: Any, sources: Spans, targets: Spans) -> None:
         """Copy each source to the target of the same index and size, in as few steps as can be."""
+
+    def scale(self, stream: Any, sources: Spans, targets: Spans, factor: float) -> None:
+        """Write each source, multiplied by ``factor``, to the target of the same index and size, which may be the source. 16
+        bits are computed in float32 and rounded once."""
+        raise TypeError(f"{self.device} is used without its framework's kernels, and multiplies nothing")

@@ -120,6 +120,7 @@ class Group:
         cross: the engine that is forced for what travels between hosts, or "".
         facts: of this rank's devices, for engines of device memory.
         runtime: the device that is to be served, where one is.
+        meanwhile: called from time to time by a build that waits for peers, so that other ranks see this one alive.
     """
 
     rank: int
@@ -134,6 +135,7 @@ class Group:
     cross: str = ""
     facts: DeviceFacts = NO_DEVICES
     runtime: DeviceRuntime | None = None
+    meanwhile: Callable[[], None] = lambda: None
 
 
 class Bootstrap(NamedTuple):
@@ -168,7 +170,14 @@ class Engine(ABC):
         """What to do where several ranks share a device, "" where it serves them all the same."""
         return ""
 
-    def lacks(self, data_types: Sequence[DataType], op: ReduceOp | None, scaled: bool) -> str:
+    def lacks(
+        self,
+        data_types: Sequence[DataType],
+        op: ReduceOp | None,
+        scaled: bool,
+        factor: float = 1.0,
+        scales: bool = False,
+    ) -> str:
         """What it has not for a collective on these types, "" where it has all. Pure: ranks that agree get the same answer.
 
         Args:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from horovod.comm.datatypes import COMPLEX, FLOATING, HALF_PRECISION, Array, DataType, data_type_of
+from horovod.comm.datatypes import COMPLEX, FLOATING, HALF_PRECISION, Array, DataType
 
 
 class ReduceOp(IntEnum):
-    """Reductions, with the integer values of the public interface."""
+    """Reductions, with the integer values of the public interface; those of bits, which it does not have, follow."""
 
     AVERAGE = 0
     SUM = 1
@@ -25,6 +25,9 @@ class ReduceOp(IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
+    BAND = 6
+    BOR = 7
+    BXOR = 8
 
     @property
     def label(self) -> str:
@@ -37,7 +40,13 @@ _FOLD: dict[ReduceOp, Any] = {
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
 }
+
+OF_BITS = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
+"""Reductions of integers and bools, bit by bit."""
 
 Convert = Callable[[Array, Array], None]
 """``convert(source, target)`` casts every element of ``source`` into ``target``, rounding to nearest-even."""
@@ -83,6 +92,11 @@ def narrow(source: Array, target: Array) -> None:
     _narrow(source, target)
 
 
+HALVES, _FLOATS, _PAIRS = (
+    frozenset(data_type.numpy for data_type in some) for some in (HALF_PRECISION, FLOATING, COMPLEX)
+)
+"""The same kinds of types as NumPy has them: a small array is reduced in less time than its data type is looked up."""
+
 _LEAST_FACTOR = 1e-15
 """Below it float64 does not tell one 1/n from the next."""
 
@@ -96,16 +110,16 @@ def scale(array: Array, factor: float) -> None:
     """
     if factor == 1.0:
         return
-    data_type = data_type_of(array)
-    if data_type in COMPLEX:  # a complex product would make NaN of an infinite part
+    dtype = array.dtype
+    if dtype in _PAIRS:  # a complex product would make NaN of an infinite part
         array = array.view(array.real.dtype)
         np.multiply(array, factor, out=array)
-    elif data_type in HALF_PRECISION:
+    elif dtype in HALVES:
         wide = np.empty(array.shape, np.float32)
         _widen(array, wide)
         np.multiply(wide, np.float32(factor), out=wide)
         _narrow(wide, array)
-    elif data_type in FLOATING:
+    elif dtype in _FLOATS:
         np.multiply(array, factor, out=array)
     else:
         divisor = round(1 / factor) if _LEAST_FACTOR < factor < 1.0 else 0
@@ -170,16 +184,14 @@ def reduce_into(
         contributions: one vector a rank, in rank order, of the target's length and dtype.
         workspace: scratch of the calling worker thread.
     """
-    fold = _FOLD[op]
-    if target.nbytes > _AT_ONCE and (
-        len(contributions) > 2 or prescale != 1.0 or data_type_of(target) in HALF_PRECISION
-    ):
+    fold, half = _FOLD[op], target.dtype in HALVES
+    if target.nbytes > _AT_ONCE and (len(contributions) > 2 or prescale != 1.0 or half):
         most = _AT_ONCE // target.itemsize
         for start in range(0, target.size, most):
             parts = [contribution[start : start + most] for contribution in contributions]
             reduce_into(target[start : start + most], parts, op, prescale, postscale, workspace)
         return
-    if data_type_of(target) in HALF_PRECISION:
+    if half:
         _reduce_half_precision(target, contributions, fold, prescale, postscale, workspace)
         return
     first = contributions[0]
@@ -242,6 +254,8 @@ def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
     """The element that leaves others as they are: the contribution of a rank that has none."""
     if op == ReduceOp.PRODUCT:
         return 1
+    if op == ReduceOp.BAND:
+        return np.invert(np.zeros((), dtype))
     if op not in (ReduceOp.MIN, ReduceOp.MAX):
         return 0
     if dtype.kind == "b":
@@ -254,6 +268,8 @@ def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
 
 def can_fold(op: ReduceOp, data_type: DataType) -> bool:
     """Whether ``op`` can be done with this type. Complex numbers have no order, and only sums go part by part."""
+    if op in OF_BITS:
+        return data_type not in COMPLEX and data_type not in FLOATING
     return data_type not in COMPLEX or op in (ReduceOp.SUM, ReduceOp.AVERAGE)
 
 

@@ -1,17 +1,22 @@
-"""Several vectors seen as one: how a batch of tensors is read and written in pieces without a buffer of its size."""
+"""Several vectors seen as one: how a batch of tensors is read and written in pieces without a buffer of its size.
+
+:class:`Segments` are vectors of this process, :class:`Range` is some of their elements. A :class:`CopyPlan` is the same for
+vectors of other processes, of which a rank knows only where they lie.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.spans import Layout, Spans, Vectors, address_of, layout_of
+from horovod.comm.spans import VECTORS, Layout, Spans, Vectors, address_of, layout_of
 
 _ALIGNMENT = 64
 """Shards begin at multiples of this many elements, so that they never share a cache line."""
@@ -136,6 +141,10 @@ class Segments:
                 np.multiply(part, scalar, out=run)
             position += run.size
 
+    def range(self) -> Range:
+        """All elements."""
+        return Range(self, 0, self.length)
+
     def whole(self, start: int, stop: int) -> Array | None:
         """Elements ``[start, stop)`` as one view where they lie in one vector, else None."""
         runs = self.runs(start, stop)
@@ -161,7 +170,106 @@ class Segments:
             self.write(start, stop, result)
 
 
+class Range(NamedTuple):
+    """Elements ``[start, stop)`` of segments: what one rank owns, or a piece of that."""
+
+    segments: Segments
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """In elements."""
+        return self.stop - self.start
+
+    def piece(self, index: int, step: int) -> Range:
+        """Piece ``index`` of those of ``step`` elements; an empty range past the last one."""
+        begin = min(self.start + index * step, self.stop)
+        return Range(self.segments, begin, min(begin + step, self.stop))
+
+    def whole(self) -> Array | None:
+        """As :meth:`Segments.whole`."""
+        return self.segments.whole(self.start, self.stop)
+
+    def read(self, target: Array) -> None:
+        """As :meth:`Segments.read`."""
+        self.segments.read(self.start, self.stop, target)
+
+    def write(self, source: Array) -> None:
+        """As :meth:`Segments.write`."""
+        self.segments.write(self.start, self.stop, source)
+
+
 def source_and_target(inputs: Vectors, outputs: Vectors) -> tuple[Segments, Segments]:
     """Both sides of a reduction; one and the same where it is in place, which many small tensors feel."""
     source = Segments(inputs)
     return source, source if outputs is inputs else Segments(outputs)
+
+
+PLACE_BYTES = 16
+"""Of a row of an address and a number of bytes (``iovec``)."""
+
+
+class Run(NamedTuple):
+    """Elements ``[begin, end)`` of one vector."""
+
+    vector: int
+    begin: int
+    end: int
+
+
+class Step(NamedTuple):
+    """What is moved by one system call: a few bytes at least, and no more places than it takes.
+
+    Attributes:
+        first: its first row in :meth:`CopyPlan.places`; its runs are as many rows.
+    """
+
+    first: int
+    runs: list[Run]
+    length: int
+    nbytes: int
+
+
+class CopyPlan:
+    """Elements ``[start, stop)`` of vectors of a layout, in steps of up to ``limit`` bytes, whoever's vectors they are.
+
+    Ranks hold vectors of the same lengths at different addresses. What a step covers is the same for all of them, from one
+    training step to the next, so it is worked out once; only the addresses are added each time.
+    """
+
+    def __init__(self, layout: Layout, start: int, stop: int, limit: int) -> None:
+        self.steps: list[Step] = []
+        runs: list[Run] = []
+        itemsize = layout.dtype.itemsize
+        most = max(limit // itemsize, 1)
+        first, room = 0, most
+        index = bisect_right(layout.ends, start)
+        while start < stop:
+            origin = layout.ends[index] - layout.sizes[index]
+            end = min(layout.ends[index], stop, start + room)
+            if end > start:
+                runs.append(Run(index, start - origin, end - origin))
+            room -= end - start
+            start = end
+            if start == layout.ends[index]:
+                index += 1
+            if start == stop or room == 0 or len(runs) - first == VECTORS:
+                self.steps.append(Step(first, runs[first:], most - room, (most - room) * itemsize))
+                first, room = len(runs), most
+        self._vectors = np.array([run.vector for run in runs], np.intp)
+        self._rows = np.empty((len(runs), 2), np.uintp)
+        self._rows[:, 0] = np.array([run.begin for run in runs], np.uintp) * np.uintp(itemsize)
+        self._rows[:, 1] = np.array([run.end - run.begin for run in runs], np.uintp) * np.uintp(itemsize)
+
+    def places(self, addresses: Array) -> Array:
+        """Where all runs lie, for vectors that begin at these addresses: rows of an address and a number of bytes."""
+        rows: Array = self._rows.copy()
+        rows[:, 0] += addresses[self._vectors]
+        return rows
+
+
+@lru_cache(maxsize=256)
+def copy_plan(layout: Layout, start: int, stop: int, limit: int) -> CopyPlan:
+    """The same batches come in every step."""
+    return CopyPlan(layout, start, stop, limit)

@@ -10,9 +10,10 @@ from typing import Any
 from horovod.comm import select
 from horovod.comm.base import DeviceFailure
 from horovod.comm.nccl import library
+from horovod.comm.reduction import ReduceOp
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.lifecycle import context
-from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.lifecycle.process_set import ProcessSet, membership
 from horovod.core.submission.arguments import shown, truth
 from horovod.environments import identity
 
@@ -118,17 +119,23 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads at a time.
+    """Whether the MPI of this process may be called from several threads at a time, whatever moves Horovod's data.
+
+    If an MPI launcher has started this process, and nobody has started MPI in it yet, the answer is whether the library that
+    mpi4py loads allows this.
 
     Raises:
-        ValueError: Horovod does not run, or runs without MPI.
+        ValueError: Horovod does not run; or MPI does not run, and no MPI launcher has started this process or mpi4py cannot
+            load MPI.
     """
-    context.current()
-    if not mpi_enabled():
-        raise ValueError("Horovod MPI is not enabled; this job does not use MPI.")
-    from horovod.comm.mpi.runtime import threads_supported  # imports mpi4py, which is there
+    generation = context.current()
+    from horovod.comm.mpi import runtime  # not before: few processes need it
 
-    return threads_supported()
+    if mpi_enabled() or runtime.runs():
+        return runtime.threads_supported()
+    if not runtime.launched():
+        raise ValueError("Horovod MPI is not enabled; this job does not use MPI, and no MPI launcher has started it.")
+    return not generation.config.mpi_threads_disable and runtime.library_supports_threads()
 
 
 def mpi_enabled() -> bool:
@@ -187,3 +194,69 @@ def module_available(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+class HorovodBasics:
+    """The functions of this module, and the reductions, as an object: ``mpi_ops._basics`` of a binding, and what scripts make.
+
+    Args:
+        pkg_path, args: accepted for compatibility. They say where the C library is, which does not exist here.
+    """
+
+    Average = int(ReduceOp.AVERAGE)
+    Sum = int(ReduceOp.SUM)
+    Adasum = int(ReduceOp.ADASUM)
+    Min = int(ReduceOp.MIN)
+    Max = int(ReduceOp.MAX)
+    Product = int(ReduceOp.PRODUCT)
+
+    def __init__(self, pkg_path: str = "", *args: Any) -> None:
+        pass
+
+    init = staticmethod(init)
+    shutdown = staticmethod(shutdown)
+    is_initialized = staticmethod(is_initialized)
+    size = staticmethod(size)
+    local_size = staticmethod(local_size)
+    cross_size = staticmethod(cross_size)
+    rank = staticmethod(rank)
+    local_rank = staticmethod(local_rank)
+    cross_rank = staticmethod(cross_rank)
+    start_timeline = staticmethod(start_timeline)
+    stop_timeline = staticmethod(stop_timeline)
+    is_homogeneous = staticmethod(is_homogeneous)
+    mpi_threads_supported = staticmethod(mpi_threads_supported)
+    mpi_enabled = staticmethod(mpi_enabled)
+    mpi_built = staticmethod(mpi_built)
+    gloo_enabled = staticmethod(gloo_enabled)
+    gloo_built = staticmethod(gloo_built)
+    nccl_built = staticmethod(nccl_built)
+    ddl_built = staticmethod(ddl_built)
+    ccl_built = staticmethod(ccl_built)
+    cuda_built = staticmethod(cuda_built)
+    rocm_built = staticmethod(rocm_built)
+
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        """The registered process sets: their ranks by number."""
+        context.current()
+        return {number: list(ranks) for number, ranks in membership.ranks.items()}
+
+    def _process_set_size(self, process_set_id: int) -> int:
+        return len(self._ranks_of(process_set_id))
+
+    def _process_set_rank(self, process_set_id: int) -> int:
+        ranks = self._ranks_of(process_set_id)
+        if rank() not in ranks:
+            raise ValueError("Process is not part of provided process set.")
+        return ranks.index(rank())
+
+    def _ranks_of(self, process_set_id: int) -> list[int]:
+        ranks = self._get_process_set_ids_and_ranks().get(process_set_id)
+        if ranks is None:
+            raise ValueError(f"Process set {process_set_id} does not exist, or has not been registered.")
+        return ranks
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"HorovodBasics has no {name}: this Horovod is pure Python and has no C library; use the functions of hvd"
+        )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from horovod.comm.cuda import library
+from horovod.comm.cuda import library, nvml
 from horovod.comm.cuda.runtime import CudaRuntime
 from horovod.comm.datatypes import DataType
 from horovod.comm.device import DeviceFacts, names_in_view
@@ -42,10 +42,12 @@ class CudaDevices:
         missing = self._lacking()
         if not missing and not library.present():
             missing = "this host has no driver for NVIDIA's GPUs: there is no /dev/nvidiactl"
-        count = 0 if missing else library.visible()
-        if not missing and not count:
+        names = [] if missing else nvml.visible_gpus()
+        if names is None:  # it cannot be asked
+            names = names_in_view("cuda", library.visible())
+        if not missing and not names:
             missing = "no GPU is visible: nvidia-smi shows them, and CUDA_VISIBLE_DEVICES may hide them"
-        return DeviceFacts(tuple(names_in_view("cuda", count)), missing)
+        return DeviceFacts(tuple(names), missing)
 
     def runtime(self) -> CudaRuntime:
         return self.use(0)
@@ -105,6 +107,10 @@ class OnDevice:
         self.device = device_name(engine)
         self._runtime = runtime
         self._ready = Ready(self.device, runtime.record(runtime.current_stream()), [])
+
+    def release(self) -> None:
+        """The device has done with all tensors, as the caller has waited for it."""
+        self._ready.held.clear()
 
     def tensor(self, address: int, data_type: DataType, shape: Sequence[int], owner: object = None) -> Tensor:
         """Elements at an address as the core takes them. ``owner`` is held until the device has done with them."""

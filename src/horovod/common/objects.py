@@ -58,8 +58,7 @@ def _prepared(make: Callable[[], T]) -> tuple[T | None, Array, Exception | None]
 
 def _name(name: str | None) -> str:
     """``name`` of a call, or the default. Raises as :func:`horovod.core.submission.arguments.full_name`."""
-    full_name("", name)
-    return name or "object"
+    return full_name("", name)[1:] or "object"
 
 
 def _raise_others(what: str, objects: Sequence[Any]) -> None:

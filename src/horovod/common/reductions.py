@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from horovod.common.basics import rocm_built
 from horovod.common.scalars import real
 from horovod.common.util import get_average_backwards_compatibility_fun
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
-from horovod.core.submission.arguments import set_id, shown, truth, whole_number
+from horovod.core.submission.arguments import loose_truth, set_id, shown, whole_number
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -19,6 +20,8 @@ Adasum = ReduceOp.ADASUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
+
+_PUBLIC = {int(each): each for each in (Average, Sum, Adasum, Min, Max, Product)}
 
 
 class _Names:
@@ -32,17 +35,24 @@ handle_average_backwards_compatibility = get_average_backwards_compatibility_fun
 def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     """The reduction that ``op=`` and the older ``average=`` ask for.
 
+    ``average`` may be anything that is true or false. A text is most likely a name at the place of ``average``, and counts as
+    true, with a warning.
+
     Raises:
-        TypeError: ``average`` is not a flag, but for example the name of a tensor.
+        TypeError: ``average`` is neither true nor false.
         ValueError: both are given, or there is no such reduction.
     """
     if average is None and (op is None or type(op) is ReduceOp):
         return Average if op is None else op
-    chosen = handle_average_backwards_compatibility(op, None if average is None else truth(average, "average"))
+    if isinstance(average, str) and op is None:
+        text = f"the argument average={shown(average)} counts as True and names nothing; write name={shown(average)}"
+        warnings.warn(text, stacklevel=3)
+        return Average if average else Sum
+    chosen = handle_average_backwards_compatibility(op, None if average is None else loose_truth(average, "average"))
     try:
-        return ReduceOp(whole_number(chosen, "op"))
-    except (TypeError, ValueError):
-        names = ", ".join(f"hvd.{each.label}" for each in ReduceOp)
+        return _PUBLIC[whole_number(chosen, "op")]
+    except (TypeError, ValueError, KeyError):
+        names = ", ".join(f"hvd.{each.label}" for each in _PUBLIC.values())
         raise ValueError(f"op={shown(op)} is no reduction; use one of {names}") from None
 
 
@@ -65,6 +75,12 @@ class Reducing(msgspec.Struct, frozen=True):
         """Whether elements are multiplied or divided."""
         return self.op is ReduceOp.AVERAGE or self.prescale != 1.0 or self.postscale != 1.0
 
+    @property
+    def factor(self) -> float:
+        """By what a sum is multiplied, in all."""
+        members = len(self.process_set.ranks or ()) if self.op is ReduceOp.AVERAGE else 1
+        return self.prescale * self.postscale / max(members, 1)
+
 
 def reducing(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
@@ -74,7 +90,8 @@ def reducing(
     Raises:
         TypeError, ValueError: an argument is wrong. The text says which.
     """
-    set_id(process_set)
+    if type(process_set) is not ProcessSet:
+        set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
     return Reducing(reduction(op, average), prescale, postscale, process_set)
 

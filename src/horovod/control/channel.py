@@ -5,13 +5,22 @@ from __future__ import annotations
 import socket
 from collections import deque
 
+from horovod._silence import ends_of, is_silence, silence
 from horovod.control.framing import CONTROL_LIMIT, FrameError, FrameReader, frame
 
 _CHUNK = 1 << 18
 
 
 class ChannelClosed(Exception):
-    """The peer has closed the connection, or broke the protocol."""
+    """The peer has closed the connection, or broke the protocol, or its host is silent.
+
+    Attributes:
+        silence: why the peer is lost if its host is silent, else "".
+    """
+
+    def __init__(self, why: str, silence: str = "") -> None:
+        super().__init__(why)
+        self.silence = silence
 
 
 class Channel:
@@ -33,6 +42,8 @@ class Channel:
             if reach_seconds:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(reach_seconds * 1000))
         self.socket = connection
+        self._ends = ends_of(connection)
+        self._silence = ""
         self._reader = FrameReader(limit)
         self._outbox: deque[memoryview] = deque()
 
@@ -75,9 +86,9 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return []
         except OSError as error:
-            raise ChannelClosed(str(error)) from error
+            raise self._closed(error) from error
         if not data:
-            raise ChannelClosed("connection closed")
+            raise ChannelClosed("connection closed", self._silence)
         try:
             return self._reader.feed(data)
         except FrameError as error:
@@ -86,10 +97,16 @@ class Channel:
     def close(self) -> None:
         self.socket.close()
 
+    def _closed(self, error: OSError) -> ChannelClosed:
+        """The kernel tells an error once, so it is kept: the owner may learn only from its next receive."""
+        if self._ends and is_silence(error):
+            self._silence = silence(self._ends)
+        return ChannelClosed(str(error), self._silence)
+
     def _write(self, data: bytes | memoryview) -> int:
         try:
             return self.socket.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            raise ChannelClosed(str(error)) from error
+            raise self._closed(error) from error

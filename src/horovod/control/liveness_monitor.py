@@ -35,10 +35,13 @@ class Ping(msgspec.Struct, tag=True):
 
 
 class Pong(msgspec.Struct, tag=True):
-    """The sender's main thread is at ``where``. ``seen``: why each rank that was asked about cannot answer; "" if it runs."""
+    """The sender's main thread is at ``where``, its other threads at ``threads``; they wait for the collectives
+    ``awaited``. ``seen``: why each rank that was asked about cannot answer; "" if it runs."""
 
     where: str
     seen: dict[int, str] = {}
+    threads: list[str] = []
+    awaited: list[str] = []
 
 
 class Report(msgspec.Struct, tag=True):
@@ -66,14 +69,24 @@ class Failure(msgspec.Struct, tag=True):
     cause: Cause = LOST
 
 
+class DumpRequest(msgspec.Struct, tag=True):
+    """Every rank is to write down what it did: a member's wish to rank 0, and rank 0's order to all."""
+
+    why: str
+    reason: str
+
+
 class Bye(msgspec.Struct, tag=True):
     """The sender has shut down in good order, and closes its connection."""
 
 
-Message = Ping | Pong | Report | NoProgress | Failure | Bye
+Message = Ping | Pong | Report | NoProgress | Failure | DumpRequest | Bye
 
 _decoder = msgspec.msgpack.Decoder(Message)
 _encode = msgspec.msgpack.Encoder().encode
+
+_SAME_REQUEST_SECONDS = 1.0
+"""All ranks may ask for the same at the same time. Rank 0 passes it on once."""
 
 OnFailure = Callable[[int, str, Cause], None]
 
@@ -96,6 +109,9 @@ class LivenessMonitor:
         describe: returns a rank's number, host and process, for messages.
         on_failure: called once, on the liveness monitor's thread, with the rank that failed first, the reason, and
             what else is known.
+        threads: returns where the other threads of this process are.
+        awaited: returns the names of the collectives that threads of the script wait for.
+        on_dump: called on the same thread when this rank is to write down what it did.
     """
 
     def __init__(
@@ -108,6 +124,9 @@ class LivenessMonitor:
         look: Callable[[int], str | None],
         describe: Callable[[int], str],
         on_failure: OnFailure,
+        threads: Callable[[], list[str]] = list,
+        awaited: Callable[[], list[str]] = list,
+        on_dump: Callable[[str, str], None] = lambda why, reason: None,
     ) -> None:
         self._rank = rank
         self._links = dict(links)
@@ -116,6 +135,9 @@ class LivenessMonitor:
         self._look = look
         self._describe = describe
         self._on_failure = on_failure
+        self._threads = threads
+        self._awaited = awaited
+        self._on_dump = on_dump
         self._detector = FailureDetector(answer_seconds, longest_seconds)
         self._calls: deque[Callable[[], None]] = deque()
         self._own_failure_at = float("inf")
@@ -124,6 +146,13 @@ class LivenessMonitor:
         self._leaving = False
         self.call_sites: dict[int, str] = {}
         """Where each rank is in the script, as of its last answer."""
+        self.thread_lines: dict[int, list[str]] = {}
+        """The same of its other threads."""
+        self.awaited: dict[int, list[str]] = {}
+        """The collectives that they wait for."""
+        self.no_progress: dict[int, tuple[str, float]] = {}
+        """What this rank's engine sees no progress of, why, and when it said so last."""
+        self._dumped: dict[str, float] = {}
         self._last_places: dict[int, str] = {}
         self._poll = select.poll()
         self._by_descriptor = {}
@@ -143,11 +172,20 @@ class LivenessMonitor:
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
         """Report for the n-th time in one wait that ``rank`` makes no progress in a collective. Any thread."""
+        self.no_progress[rank] = (reason, time.monotonic())
         self._post(lambda: self._no_progress_reported(self._rank, NoProgress(rank, reason, times)))
 
     def probe(self) -> None:
         """Ping the peers, except those that owe an answer. Any thread; cheap."""
         self._post(self._ask_all)
+
+    def request_dump(self, why: str, reason: str) -> None:
+        """Have all ranks write down what they did. Any thread."""
+        self._post(lambda: self._dump_requested(DumpRequest(why, reason), own=True))
+
+    def disagreed(self, reason: str) -> None:
+        """Have this rank write down what it did: a collective fails on all ranks, as they disagree. Any thread."""
+        self._on_dump("mismatch", reason)
 
     def leave(self) -> None:
         """Send Bye, close the connections, end the thread. Any thread but the liveness monitor's own."""
@@ -203,9 +241,9 @@ class LivenessMonitor:
     def _serve(self, peer: int) -> None:
         try:
             messages = self._links[peer].receive()
-        except ChannelClosed:
+        except ChannelClosed as closed:
             self._drop(peer)
-            self._decide(Failure(peer, KILLED))
+            self._decide(Failure(peer, closed.silence or KILLED))
             return
         for body in messages:
             try:
@@ -218,11 +256,13 @@ class LivenessMonitor:
     def _handle(self, peer: int, message: Message) -> None:
         if isinstance(message, Ping):
             seen = {rank: found for rank in message.about if (found := self._look(rank)) is not None}
-            self._send(peer, Pong(self._where(), seen))
+            self._send(peer, Pong(self._where(), seen, self._threads(), self._awaited()))
             if self._rank == 0:
                 self._ask_all()
         elif isinstance(message, Pong):
             self.call_sites[peer] = self._last_places[peer] = message.where
+            self.thread_lines[peer] = message.threads
+            self.awaited[peer] = message.awaited
             self._detector.answered(peer, time.monotonic())
             for rank, found in message.seen.items():
                 self._on_process_seen(rank, found)
@@ -232,6 +272,8 @@ class LivenessMonitor:
             self._no_progress_reported(peer, message)
         elif isinstance(message, Failure):
             self._decide(message)
+        elif isinstance(message, DumpRequest):
+            self._dump_requested(message)
         else:
             self._drop(peer)
 
@@ -257,10 +299,23 @@ class LivenessMonitor:
             self._detector.report_no_progress(reporter, message.rank, message.reason, message.times)
         self._ask_all()
 
+    def _dump_requested(self, request: DumpRequest, own: bool = False) -> None:
+        if self._rank != 0 and 0 in self._links and own:
+            self._send(0, request)
+            return
+        self._on_dump(request.why, request.reason)
+        now = time.monotonic()
+        if self._rank == 0 and now - self._dumped.get(request.why, -_SAME_REQUEST_SECONDS) >= _SAME_REQUEST_SECONDS:
+            self._dumped[request.why] = now
+            for peer in list(self._links):
+                self._send(peer, request)
+
     def _ask_all(self, about: Sequence[int] = ()) -> None:
         if self._decided:
             return
         self.call_sites[self._rank] = self._where()
+        self.thread_lines[self._rank] = self._threads()
+        self.awaited[self._rank] = self._awaited()
         for peer in self._detector.ask(list(self._links), time.monotonic()):
             self._send(peer, Ping(list(about)))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -53,6 +53,9 @@ NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
 NCCL_SOCKET_INTERFACE = "NCCL_SOCKET_IFNAME"
 MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
 
+TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
+"""The back end of torch.distributed that takes the place of Gloo; "" leaves the script what it asks for."""
+
 # How requests become batches.
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 CYCLE_TIME = "HOROVOD_CYCLE_TIME"
@@ -69,6 +72,8 @@ CHECK = "HOROVOD_CHECK"
 # How long anything may take.
 START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 TIMEOUT_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+NCCL_TIMEOUT = "HOROVOD_NCCL_TIMEOUT_SECONDS"
+NCCL_START_TIMEOUT = "HOROVOD_NCCL_START_TIMEOUT"
 STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 STALL_CHECK_TIME = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 STALL_SHUTDOWN_TIME = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
@@ -80,6 +85,8 @@ TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
+FLIGHT_RECORDER_SIZE = "HOROVOD_FLIGHT_RECORDER_SIZE"
+FLIGHT_RECORDER_DIR = "HOROVOD_FLIGHT_RECORDER_DIR"
 AUTOTUNE = "HOROVOD_AUTOTUNE"
 AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"
 AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
@@ -231,6 +238,10 @@ class Config:
     start_timeout: timedelta = _setting(START_TIMEOUT, timedelta(seconds=30), _seconds(1))
     timeout: timedelta = _setting(TIMEOUT_SECONDS, timedelta(seconds=30), _seconds(1))
     """How long a rank may make no progress in a collective, or not answer at all, before the job is ended."""
+    nccl_timeout: timedelta = _setting(NCCL_TIMEOUT, timedelta(seconds=600), _seconds(1))
+    """How long a GPU may wait for those of other ranks in a collective before the job is ended."""
+    nccl_start_timeout: timedelta = _setting(NCCL_START_TIMEOUT, timedelta(seconds=300), _seconds(1))
+    """How long NCCL may take to make a communicator, and to queue a collective."""
     stall_check: bool = _setting(STALL_CHECK_DISABLE, True, lambda text: not _flag(text))
     stall_warning_time: timedelta = _setting(STALL_CHECK_TIME, timedelta(seconds=60), _seconds(0))
     stall_shutdown_time: timedelta = _setting(STALL_SHUTDOWN_TIME, timedelta(0), _seconds(0))
@@ -239,6 +250,10 @@ class Config:
     timeline: str = _setting(TIMELINE, "", str)
     """The file that rank 0 writes the timeline to; ``DYNAMIC``: the script starts and stops it; "": none."""
     timeline_mark_cycles: bool = _setting(TIMELINE_MARK_CYCLES, False, _flag)
+    flight_recorder_size: int = _setting(FLIGHT_RECORDER_SIZE, 2000, _integer(0))
+    """How many collectives of each process set a rank remembers; 0: none, and nothing is written down."""
+    flight_recorder_dir: str = _setting(FLIGHT_RECORDER_DIR, "", str)
+    """The folder that ranks write their flight recorders to; "": one of the job in the folder for temporary files."""
     log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)
@@ -249,6 +264,13 @@ class Config:
         """How long a rank is waited for before the job is ended; 0: without end, also where a warning would come later."""
         off = not self.stall_check or self.stall_shutdown_time < self.stall_warning_time
         return timedelta(0) if off else self.stall_shutdown_time
+
+    def limited_to(self, time_limit: timedelta) -> Config:
+        """The same; a tensor that stalls ends the job after ``time_limit``, if the user has not decided about that."""
+        if not self.stall_check or self.stall_shutdown_time:
+            return self
+        warning = min(self.stall_warning_time, time_limit)
+        return replace(self, stall_warning_time=warning, stall_shutdown_time=time_limit)
 
     def common(self) -> dict[str, str]:
         """The settings that must be the same on all ranks, by variable, as text."""

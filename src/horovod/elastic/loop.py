@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -70,6 +71,7 @@ class _Rank(Generic[_Result]):
                 outcome = self._note(error)
                 if self._policy.after(outcome) is Call.RAISE:
                     raise
+                release_frames(error)
             else:
                 self._policy.after(outcome)
         return self._result
@@ -109,6 +111,22 @@ class _Rank(Generic[_Result]):
             _log.warning("going back to the last commit: %s", error)
             self._reason = self._repetition.after(error, self._state.checks)
         return outcome
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of what the functions that an error has come through had in their variables: the tensors of a whole step.
+
+    The error is kept as the reason why the round ended, and others may keep it, too. The memory is needed before that.
+    """
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        each = chain.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)  # leaves those that still run
+            each.__traceback__ = None
+            chain += [each.__cause__, each.__context__]
 
 
 def outcome_of(error: Exception, call: Call, *, own_reset: bool = False) -> Outcome:

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from horovod._keras.backends import backend as _backend
+from horovod._keras.custom_steps import reduce_gradients
 from horovod._keras.legacy import versions as _versions
 from horovod._keras.settings import checked as _checked
 from horovod.common import interface
@@ -39,6 +40,7 @@ __all__ = [
     "elastic",
     "init",
     "load_model",
+    "reduce_gradients",
     "reducescatter",
     "shutdown",
 ]

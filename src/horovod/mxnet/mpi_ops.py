@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from horovod.common import basics as _basics
 from horovod.common import interface
-from horovod.common.basics import init, shutdown
+from horovod.common.basics import HorovodBasics, init, shutdown
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.mxnet.ops.allgather import allgather, grouped_allgather
@@ -37,3 +36,5 @@ __all__ = [
     "shutdown",
 ]
 __all__ += interface.__all__
+
+_basics = HorovodBasics(__file__)

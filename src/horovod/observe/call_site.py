@@ -88,11 +88,16 @@ def caller(above: int = 0) -> str:
     """
     if _override.line:
         return _override.line
-    frame = sys._getframe(1 + above)
-    known = _lines.get((id(frame.f_code), frame.f_lasti))
-    if known is not None and known[0] is frame.f_code:  # the usual case: a line of the user's that was found before
-        return known[1]
-    return _line(_users_frame(frame))
+    frame: FrameType | None = sys._getframe(1 + above)
+    while frame is not None:
+        code = frame.f_code
+        known = _lines.get((id(code), frame.f_lasti))
+        if known is not None and known[0] is code:  # the usual case: a line of the user's that was found before
+            return known[1]
+        if frame.f_back is None or _users.get(code.co_filename) is not False:
+            return _line(_users_frame(frame))
+        frame = frame.f_back
+    return ""
 
 
 def main_thread() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 SHOWN = 6
@@ -18,6 +19,23 @@ class Stalled(NamedTuple):
     missing: list[int]
 
 
+def apart_in_words(waiting: Sequence[tuple[Sequence[int], str, str]]) -> str:
+    """What is said when ranks wait for different names.
+
+    Args:
+        waiting: ranks that have submitted it, its name, and its request in words; oldest first.
+    """
+    lines = ["The ranks wait for different collectives, so none of these can complete:"]
+    for ranks, name, view in waiting[:SHOWN]:
+        lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {name}, submitted as {view}")
+    if len(waiting) > SHOWN:
+        lines.append(f"... and {len(waiting) - SHOWN} more")
+    lines.append(
+        "They are called in another order, under other names, or by ranks that take different paths through the script."
+    )
+    return "\n".join(lines)
+
+
 class StallInspector:
     """Decides when to report, and writes the report.
 
@@ -31,12 +49,19 @@ class StallInspector:
         self._shutdown = shutdown_seconds
         self._next_report = 0.0
 
-    def report(self, stalled: Sequence[Stalled], now: float, call_sites: Mapping[int, str]) -> tuple[str, int]:
+    def report(
+        self,
+        stalled: Sequence[Stalled],
+        now: float,
+        call_sites: Mapping[int, str],
+        thread_lines: Mapping[int, Sequence[str]] = MappingProxyType({}),
+    ) -> tuple[str, int]:
         """The text to log now, and the rank to blame if the job is to be ended.
 
         Args:
             stalled: all incomplete names, oldest first.
             call_sites: where in the script ranks are, as far as known.
+            thread_lines: where their other threads are.
 
         Returns:
             The text, "" if there is none; and the global rank to blame, -1 while the job goes on.
@@ -64,6 +89,7 @@ class StallInspector:
             shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
             place = f" (it is at {call_sites[rank]})" if rank in call_sites else ""
             lines.append(f"{rank}{'!' if rank in guilty else ''}: [{shown}]{place}")
+            lines += [f"    its thread {line}" for line in thread_lines.get(rank, ())]
         lines += [f"{item.name} was submitted as: {item.view}" for item in late[:SHOWN]]
         if end:
             lines.append(

@@ -24,6 +24,9 @@ _log = logging.getLogger("horovod.observe")
 
 Event = dict[str, Any]
 
+_NOTE = "recorded without the fast path: small collectives take longer than otherwise"
+"""Stands in every file: recording changes this."""
+
 PAGE_BYTES = 4096
 MOST_ROWS = 4096
 """How many names keep their rows. An idle name beyond that gets a new row when it comes again."""
@@ -62,7 +65,8 @@ class Timeline:
         self._start = time.monotonic_ns()
         self._rows: dict[str, int] = {}
         self._last_row = 0
-        self._negotiating: set[str] = set()
+        self._negotiating: dict[str, float] = {}  # since when
+        self._ended: dict[str, float] = {}  # when the row's last operation was over
         self._running: set[str] = set()
         self._lock = threading.Lock()
         self._events: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
@@ -71,22 +75,29 @@ class Timeline:
             [
                 {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": epoch}},
                 {"name": "process_sort_index", "ph": "M", "pid": 0, "args": {"sort_index": 0}},
+                {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": _NOTE}},
             ]
         )
         self._thread = threading.Thread(target=self._serve, name="horovod-timeline", daemon=True)
         self._thread.start()
 
-    def ready(self, operation: str, tensors: Sequence[TensorLabel], rank: int) -> None:
-        """Rank ``rank`` (of the process set) has submitted these tensors for ``operation``."""
+    def ready(self, operation: str, tensors: Sequence[TensorLabel], rank: int, at: float | None = None) -> None:
+        """Rank ``rank`` (of the process set) has submitted these tensors for ``operation``.
+
+        Args:
+            at: when, by ``time.monotonic``; None: now. The mark does not stand before the row's negotiation, which begins with
+                the first rank that is heard of.
+        """
         events: list[Event] = []
-        now = self._now()
+        now = self._now() if at is None else max(0.0, (at * 1e9 - self._start) / 1000)
         with self._lock:
             for tensor in tensors:
                 row = self._row(tensor.name, events)
-                if tensor.name not in self._negotiating:
-                    self._negotiating.add(tensor.name)
-                    events.append({"ph": "B", "name": f"NEGOTIATE_{operation}", "ts": now, "pid": row})
-                events.append({"ph": "X", "name": str(rank), "ts": now, "dur": 0, "pid": row})
+                last = self._negotiating.get(tensor.name)
+                if last is None:
+                    last = self._negotiating[tensor.name] = max(now, self._ended.get(tensor.name, 0.0))
+                    events.append({"ph": "B", "name": f"NEGOTIATE_{operation}", "ts": last, "pid": row})
+                events.append({"ph": "X", "name": str(rank), "ts": max(now, last), "dur": 0, "pid": row})
             self._events.put(events)
 
     def decided(self, tensors: Sequence[TensorLabel]) -> None:
@@ -96,7 +107,8 @@ class Timeline:
             events: list[Event] = []
             for tensor in tensors:
                 if tensor.name in self._negotiating:  # else it was submitted before the timeline was started
-                    self._negotiating.discard(tensor.name)
+                    del self._negotiating[tensor.name]
+                    self._ended[tensor.name] = now
                     events.append({"ph": "E", "ts": now, "pid": self._row(tensor.name, events)})
             self._events.put(events)
 
@@ -120,6 +132,7 @@ class Timeline:
             for tensor in tensors:
                 row = self._row(tensor.name, events)
                 self._running.discard(tensor.name)
+                self._ended[tensor.name] = now
                 events.append({"ph": "E", "ts": now, "pid": row})
                 shown = {"dtype": tensor.data_type, "shape": str(tensor.shape)}
                 events.append({"ph": "E", "ts": now, "pid": row, "args": shown})
@@ -155,6 +168,7 @@ class Timeline:
         for name in self._rows:
             if name not in self._negotiating and name not in self._running:
                 del self._rows[name]
+                self._ended.pop(name, None)
                 return
 
     def _serve(self) -> None:

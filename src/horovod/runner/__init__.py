@@ -128,5 +128,27 @@ def run(
     return run_function(func, args, kwargs or {}, options, executable)
 
 
+class _HorovodArgs:
+    """A request to the launcher, for programs that fill in its attributes and call ``horovod.runner.launch._run(args)``.
+
+    Its attributes are those of the parsed command line, such as ``num_proc``, ``hosts``, ``command``, ``verbose``,
+    ``fusion_threshold_mb``. None means "not given". ``run_func`` is a function without arguments to run instead of a command,
+    and ``executable`` the Python for it.
+    """
+
+    def __init__(self) -> None:
+        from dataclasses import fields
+
+        from horovod.runner.options import Options
+        from horovod.runner.tunables import TUNABLES
+
+        names = [each.name for each in fields(Options) if each.name != "tunables"]
+        for name in [*names, *(each.name for each in TUNABLES), "run_func", "executable"]:
+            setattr(self, name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"_HorovodArgs has no {name!r}: horovodrun has no such setting")
+
+
 def _deprecated(old: str, new: str) -> None:
     warnings.warn(f"horovod.run({old}=...) is deprecated; use {new}", DeprecationWarning, stacklevel=3)

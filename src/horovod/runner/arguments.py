@@ -165,6 +165,9 @@ def build_parser() -> Parser:
     flag(parser, "--verbose", action="store_true",
          help="before the ranks start, show on stderr what is started where")  # fmt: skip
     flag(parser, "--dry-run", action="store_true", help="show what would be started where, and exit; no host is asked")
+    flag(parser, "--dump", metavar="JOB|PID",
+         help="have all ranks of a running job write down what they do, say it in words, and exit; the job goes on. PID is the "
+              "process of horovodrun or of a rank, JOB the number of a batch job, on this host")  # fmt: skip
     flag(parser, "--stdin", type=_rank_or_none, metavar="RANK",
          help="the rank that reads standard input, as pdb does; or none (default: 0 with -np 1, else none)")  # fmt: skip
     flag(parser, "--start-timeout", type=_positive, metavar="S",

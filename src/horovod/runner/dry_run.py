@@ -9,10 +9,11 @@ from typing import NamedTuple
 from horovod.core import config
 from horovod.runner.agent.messages import ProcessPlan
 
-PORT, SECRET, ADDRESS, CORES = "PORT", "SECRET", "ADDRESS", "CORES"
+PORT, FREE, SECRET, ADDRESS, CORES = "PORT", "FREE_PORT", "SECRET", "ADDRESS", "CORES"
 """Words in the place of values that are known only when the job starts, or that are never shown."""
 _NOTES = {
     PORT: "the launcher's, which the kernel chooses when the job starts",
+    FREE: "one of rank 0's host, for torch.distributed; chosen when the job starts",
     SECRET: "made for each job, and never shown",
     ADDRESS: "the one of this host's addresses at which the other host reaches it",
     CORES: "the host's cores, which its agent counts, divided by its ranks",
@@ -71,8 +72,10 @@ def describe(parts: Sequence[HostPart], addresses: Sequence[str], job: Sequence[
 
 
 def hide(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with ``PORT`` and ``SECRET`` in the place of the values."""
-    return {**environment, config.RENDEZVOUS_PORT: PORT, config.SECRET_KEY: SECRET}
+    """``environment`` with ``PORT``, ``FREE_PORT`` and ``SECRET`` in place of values, and without this process's own folder."""
+    hidden = {**environment, config.RENDEZVOUS_PORT: PORT, config.SECRET_KEY: SECRET}
+    hidden.pop(config.FLIGHT_RECORDER_DIR, None)
+    return {name: FREE if name == "MASTER_PORT" else value for name, value in hidden.items()}
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -10,23 +10,25 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
-from horovod.runner import worker_environment
+from horovod.runner import flight_recorders, worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.hosts import host_sources
-from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
+from horovod.runner.hosts.slots import MOST_RANKS, HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.loop import Loop
-from horovod.runner.machine import is_local, usable_cores
+from horovod.runner.machine import is_local, port_below_ephemeral, usable_cores
 from horovod.runner.options import Options
 from horovod.runner.output.notices import without_effect
 from horovod.runner.output.outcome import Failure, Outcome
@@ -36,8 +38,6 @@ from horovod.runner.policy import StaticPolicy
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
 
-MOST_RANKS = 1 << 16
-"""A larger number of ranks is a typing error, and would fill the memory before it is reported."""
 FAILURE_KEY = "failure"
 """The key under which the runtime reports which rank failed first."""
 LOOPBACK = "127.0.0.1"
@@ -53,7 +53,12 @@ class Job:
 
     Raises:
         ValueError: the request cannot be met; the message says why.
+
+    Attributes:
+        ranks_are_fixed: each process has one place from its start to its end.
     """
+
+    ranks_are_fixed: ClassVar[bool] = True
 
     def __init__(self, options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> None:
         self._options = options
@@ -76,9 +81,14 @@ class Job:
         if not self._elsewhere:
             _check_interfaces(options.nics)
         self._asked = worker_environment.from_options(options)
+        if config.TORCH_BACKEND in self._asked:
+            _check_entry_point()
         self._memory = worker_environment.memory(environment)
         self._seconds = worker_environment.start_timeout(options, environment)
         self._server: RendezvousServer | None = None
+        self._recorders = flight_recorders.folder_of_new_job(environment)
+        self._began = time.time()
+        self._torch_port = port_below_ephemeral()
 
     @property
     def result_ranks(self) -> Sequence[int]:
@@ -271,7 +281,8 @@ class Job:
 
     def _own_environment(self, number: int, slot: SlotInfo) -> dict[str, str]:
         """What process ``number``, which has this place, has for itself."""
-        return worker_environment.of_rank(slot)
+        of_torch = worker_environment.torch_rank(slot) if self.ranks_are_fixed else {}
+        return {**worker_environment.of_rank(slot), **of_torch}
 
     def _command(self, facts: HostFacts) -> tuple[str, ...]:
         command = self._options.command
@@ -293,8 +304,29 @@ class Job:
             **worker_environment.interfaces(self._interfaces(host, facts)),
             **worker_environment.threads(own, facts.cores, ranks),
             **self._memory,
+            **self._recorder_variables(),
             **worker_environment.rendezvous_point(rendezvous, secret),
+            **self._torch_store(rendezvous[0]),
         }
+
+    def _recorder_variables(self) -> dict[str, str]:
+        return {config.FLIGHT_RECORDER_DIR: str(self._recorders)}
+
+    def recorder_notice(self, outcome: Outcome) -> str:
+        """Where the ranks of a failed job have written down what they did; "" if they have not."""
+        return flight_recorders.notice(self._recorders, outcome, self._began, self._serves_other_hosts)
+
+    def _torch_store(self, launcher: str) -> dict[str, str]:
+        """Where rank 0 is to serve the store of torch.distributed, should its script want one.
+
+        Args:
+            launcher: the address at which a host's ranks reach the launcher's host.
+        """
+        if not self.ranks_are_fixed:
+            return {}
+        host = self.slots[0].hostname
+        address = launcher.partition(",")[0] if host in self._here else host
+        return worker_environment.torch_store(self._launcher_environment, address, str(self._torch_port))
 
     def _interfaces(self, host: str, facts: HostFacts) -> list[str]:
         """The network interfaces that ranks of a host shall use; names may differ from host to host."""
@@ -329,6 +361,17 @@ class Job:
             return Failure(int(content["rank"]), str(content["reason"]))
         except (ValueError, KeyError, TypeError):
             return None  # not written by the runtime of this version
+
+
+def _check_entry_point() -> None:
+    """Whether PyTorch, when it is imported, will find what puts one back end in the place of another."""
+    from importlib.metadata import entry_points  # it imports much
+
+    if not entry_points(group="torch.backends", name="horovod"):
+        raise UsageError(
+            "--torch-backend: this installation of Horovod has no entry point for PyTorch, as one has that was installed "
+            "before there was such a flag. Install it again: pip install horovod"
+        )
 
 
 def _number_of_ranks(asked: int | None) -> int:

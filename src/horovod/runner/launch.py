@@ -1,4 +1,7 @@
-"""``horovodrun``: reads the command line, runs the job, reports how it ended, and exits with its status."""
+"""``horovodrun``: reads the command line, runs the job, reports how it ended, and exits with its status.
+
+:func:`main` is the program. Python code that starts a job as the command line would calls :func:`run_commandline`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,52 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from horovod.runner.arguments import USAGE, parse
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.options import Options
 
 
+class JobFailed(RuntimeError, SystemExit):
+    """A job that :func:`run_commandline` ran has failed, or was interrupted.
+
+    Nothing but this exception reports it to the caller. If nobody catches it, the program ends with the job's exit status and
+    without a traceback, because how the job ended has been printed.
+
+    Attributes:
+        code: the exit status of ``horovodrun``: the failing rank's, or 128 + a signal's number.
+    """
+
+    code: int
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class WrongRequest(UsageError, SystemExit):
+    """The command line is wrong. Uncaught, it ends the program with status 2 and without a traceback."""
+
+    code: int = 2
+
+
 def run_commandline(arguments: Sequence[str] | None = None) -> int:
-    """The program. Returns its exit status: 0, the failing rank's, 128 + a signal's number, or 2 for a wrong request."""
+    """Do what ``horovodrun`` does, for a caller in Python. The ranks' output goes to this process's standard streams.
+
+    Args:
+        arguments: the command line without the program's name. The default is that of this process.
+
+    Returns:
+        0. The job has succeeded.
+
+    Raises:
+        JobFailed: the job failed; a RuntimeError.
+        LaunchError: a process of the job could not be started; a RuntimeError.
+        WrongRequest: the command line is wrong; a ValueError.
+        SystemExit: ``--help`` or ``--version`` was asked for, and has been printed.
+    """
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         if options.check_build:
@@ -21,23 +62,74 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
 
             print(check_build())
             return 0
-        return _run(options)
+        if options.dump is not None:
+            return _dump(options.dump)
+        status, words = _carry_out(options)
     except UsageError as error:
         print(f"usage: {USAGE}\nhorovodrun: error: {error}", file=sys.stderr)
-        return 2
+        raise WrongRequest(str(error)) from None
     except LaunchError as error:
         print(f"horovodrun: error: {error}", file=sys.stderr)
+        raise
+    if status:
+        raise JobFailed(words, status)
+    return 0
+
+
+def _run(args: Any) -> Any:
+    """Run the job that an object like :class:`horovod.runner._HorovodArgs` describes.
+
+    Returns:
+        With ``args.run_func``, what it returns on each rank, as :func:`horovod.run`. Otherwise None.
+
+    Raises:
+        as :func:`run_commandline`, or as :func:`horovod.run`.
+    """
+    from horovod.runner.tunables import TUNABLES
+
+    given: dict[str, Any] = {
+        each.name: getattr(args, each.name, None) for each in fields(Options) if each.name != "tunables"
+    }
+    for name, order in (("command", list), ("nics", sorted), ("cooldown_range", list)):
+        if given[name] is not None:
+            given[name] = tuple(order(given[name]))
+    tunables = {each.name: getattr(args, each.name, None) for each in TUNABLES}
+    options = Options(
+        **{name: value for name, value in given.items() if value is not None},
+        tunables={name: value for name, value in tunables.items() if value is not None},
+    )
+    run_func = getattr(args, "run_func", None)
+    if run_func is not None:
+        from horovod.runner.function import run_function
+
+        return run_function(run_func, (), {}, options, getattr(args, "executable", None))
+    if not options.command:
+        raise UsageError("the command is missing: set it, as in args.command = ['python', 'train.py']")
+    status, words = _carry_out(options)
+    if status:
+        raise JobFailed(words, status)
+    return None
+
+
+def main() -> int:
+    """The program. Returns its exit status: 0, the failing rank's, 128 + a signal's number, or 2 for a wrong request."""
+    try:
+        return run_commandline()
+    except (JobFailed, WrongRequest) as end:
+        return end.code
+    except LaunchError:
         return 1
     except KeyboardInterrupt:  # before the job's own handling of signals began, or after it ended
         return 128 + signal.SIGINT
 
 
-def _run(options: Options) -> int:
+def _carry_out(options: Options) -> tuple[int, str]:
+    """Run the job. Returns the exit status, and what was said about the end of a job that failed."""
     if options.dry_run:
         from horovod.runner.jobs import make_job
 
         print(make_job(options, os.environ).dry_run())
-        return 0
+        return 0, ""
     # These imports cost time, so they come after the command line has been checked.
     from horovod.runner.jobs import make_job
     from horovod.runner.output.output import console
@@ -49,14 +141,28 @@ def _run(options: Options) -> int:
     stdout, stderr = console(pipe)
     try:
         with pipe as signals:
-            outcome = make_job(options, os.environ).run(stdout, stderr, signals)
+            signals.ends_at_once = True  # the first answer of a discovery script may take its time
+            job = make_job(options, os.environ)
+            signals.ends_at_once = False
+            outcome = job.run(stdout, stderr, signals)
             words = outcome.describe()
-            if words:
-                stderr.write(words + "\n")
-            return outcome.status
+            for text in (words, job.recorder_notice(outcome)):
+                if text:
+                    stderr.write(text + "\n")
+            return outcome.status, words
     except Insisted as insisted:
-        stderr.write("horovodrun: killed the job\n")
-        return 128 + insisted.number
+        words = "horovodrun: killed the job"
+        stderr.write(words + "\n")
+        return 128 + insisted.number, words
+
+
+def _dump(target: str) -> int:
+    from horovod.diagnose.__main__ import main as diagnose
+    from horovod.runner.flight_recorders import request
+
+    folder = request(target)
+    print(f"horovodrun: what every rank did until now is in {folder}\n")
+    return diagnose([str(folder)])
 
 
 def _open_standard_streams() -> None:
@@ -70,4 +176,4 @@ def _open_standard_streams() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_commandline())
+    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import random
 import socket
 from pathlib import Path
 
@@ -20,6 +21,18 @@ def is_local(hostname: str) -> bool:
         return True
     addresses = {entry[4][0] for entry in socket.getaddrinfo(hostname, None, type=socket.SOCK_DGRAM)}
     return any(_is_own_address(str(address)) for address in addresses)
+
+
+def port_below_ephemeral() -> int:
+    """A port that nobody uses on this machine, and that the kernel gives to nobody who asks for any."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("100 ports are all in use")
 
 
 def _is_loopback(text: str) -> bool:

@@ -30,6 +30,8 @@ class Options:
     verbose: bool = False
     check_build: bool = False
     dry_run: bool = False
+    dump: str | None = None
+    """The job whose ranks are to write down what they do: a process or a batch job."""
     config_file: str | None = None
     disable_cache: bool = False
     ssh_port: int | None = None

@@ -12,6 +12,7 @@ _SAME_SIGNAL_SECONDS = 0.3
 _INSISTING_SECONDS = 1.0
 """A second Ctrl-C within this time, after one that was passed on to a rank, ends the job."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TAKEN = (*ENDING_SIGNALS, signal.SIGTSTP, signal.SIGURG)
 
 
 class Insisted(BaseException):
@@ -25,8 +26,8 @@ class Insisted(BaseException):
 class SignalPipe:
     """While active, signals that ask the launcher to end arrive at :meth:`fileno`; a second one raises ``Insisted``.
 
-    Ctrl-Z arrives there, too. A signal that was ignored when the launcher started (``nohup``, a background job) stays
-    ignored. Main thread only.
+    Ctrl-Z arrives there, too, and SIGURG, by which the user has all ranks write down what they do. A signal that was ignored
+    when the launcher started (``nohup``, a background job) stays ignored. Main thread only.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,8 @@ class SignalPipe:
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
         self._first_at = 0.0
+        self.ends_at_once = False
+        """Whether a signal ends this process at once: the job has not begun."""
         self.passes_interrupts_on = False
         """Whether Ctrl-C is for a rank that reads from the terminal, unless two come in quick succession."""
         self._passed_on_at = -_INSISTING_SECONDS
@@ -47,6 +50,7 @@ class SignalPipe:
                 self._before[number] = signal.signal(number, self._on_signal)
         if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
             self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, lambda *_: None)
+        self._before[signal.SIGURG] = signal.signal(signal.SIGURG, lambda *_: None)
         return self
 
     def __exit__(
@@ -67,9 +71,9 @@ class SignalPipe:
         return bool(self._first_at)
 
     def take(self) -> list[int]:
-        """The ending signals, and SIGTSTP, that arrived since the last call."""
+        """The ending signals, SIGTSTP and SIGURG, that arrived since the last call."""
         try:
-            return [number for number in os.read(self._reader, 512) if number in (*ENDING_SIGNALS, signal.SIGTSTP)]
+            return [number for number in os.read(self._reader, 512) if number in _TAKEN]
         except BlockingIOError:
             return []
 
@@ -81,6 +85,8 @@ class SignalPipe:
         signal.signal(signal.SIGTSTP, handler)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self.ends_at_once:
+            raise SystemExit(128 + number)
         now = time.monotonic()
         if self.passes_interrupts_on and number == signal.SIGINT and not self._first_at:
             since = now - self._passed_on_at

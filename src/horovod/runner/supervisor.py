@@ -244,6 +244,8 @@ class Supervisor:
         for number in self._signals.take():
             if number == signal.SIGTSTP:
                 self._suspend()
+            elif number == signal.SIGURG:
+                self._signal_all(number)  # every rank writes down what it does
             elif number == signal.SIGINT and self._signals.passes_interrupts_on and not self._signals.pressed:
                 assert self._reader is not None
                 self._do(self._policy.interrupt_passed_on())

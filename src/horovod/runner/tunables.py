@@ -180,6 +180,11 @@ TUNABLES: tuple[Tunable, ...] = (
         "seconds a collective may make no progress (default 30)", minimum=1,
     ),
     Tunable(
+        "torch_backend", str, config.TORCH_BACKEND, ("library_options", "torch_backend"),
+        'have init_process_group("gloo") of PyTorch scripts use these engines', choices=("HOROVOD",),
+        export=lambda value: str(value).lower(),
+    ),
+    Tunable(
         "log_level", str, config.LOG_LEVEL, ("logging", "level"),
         "least severe messages to show (default WARNING)", choices=LOG_LEVELS,
     ),

@@ -22,7 +22,12 @@ _TENSORFLOW_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREAD
 
 # glibc's allocator hands freed memory back to the kernel and fetches it again: for a convolutional network page by page in
 # every training step, a tenth of its time. These are the limits that its own adaptation ends at, but for giving back.
-_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1)}
+# Threads other than the first, such as the one that makes the results of asynchronous allgathers, keep as much as the pad.
+_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
 
 # PyTorch asks the kernel for huge pages for tensors of 2 MiB or more: fewer faults and address translations, and
 # what other ranks read in this one's memory costs them less.
@@ -111,6 +116,33 @@ def rendezvous_point(address: tuple[str, int], secret: str) -> dict[str, str]:
         config.RENDEZVOUS_PORT: str(address[1]),
         config.SECRET_KEY: secret,
         "PYTHONUNBUFFERED": "1",
+    }
+
+
+_MASTER_ADDRESS, _MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+
+
+def torch_store(environment: Mapping[str, str], address: str, port: str) -> dict[str, str]:
+    """Where the ranks' scripts find the store of ``torch.distributed``, which rank 0 serves; as the user has set it, if so.
+
+    Args:
+        address: of rank 0's host.
+        port: free there.
+    """
+    if environment.get(_MASTER_ADDRESS) or environment.get(_MASTER_PORT):
+        return {}
+    return {_MASTER_ADDRESS: address, _MASTER_PORT: port}
+
+
+def torch_rank(slot: SlotInfo) -> dict[str, str]:
+    """The rank's numbers under the names by which torchrun passes them, for scripts that are written for it."""
+    return {
+        "RANK": str(slot.rank),
+        "WORLD_SIZE": str(slot.size),
+        "LOCAL_RANK": str(slot.local_rank),
+        "LOCAL_WORLD_SIZE": str(slot.local_size),
+        "GROUP_RANK": str(slot.cross_rank),
+        "GROUP_WORLD_SIZE": str(slot.cross_size),
     }
 
 

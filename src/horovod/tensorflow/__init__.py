@@ -9,7 +9,7 @@ hvd.broadcast_variables(model.variables, root_rank=0)
 from __future__ import annotations
 
 try:
-    import tensorflow as _tensorflow  # noqa: F401  so that the reason is clear before anything else fails
+    import tensorflow as _tensorflow  # so that the reason is clear before anything else fails
 except ImportError as error:
     raise ImportError(
         "horovod.tensorflow needs TensorFlow 2.16 or newer, which cannot be imported here: "
@@ -41,6 +41,9 @@ from horovod.tensorflow.training.tape import (
 )
 from horovod.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
 
+_IS_TF2 = True
+_LegacyOptimizer = _tensorflow.compat.v1.train.Optimizer
+
 __all__ = [
     "BroadcastGlobalVariablesHook",
     "Compression",
@@ -52,6 +55,8 @@ __all__ = [
     "_DistributedAdasumOptimizer",
     "_DistributedGradientTape",
     "_DistributedOptimizer",
+    "_IS_TF2",
+    "_LegacyOptimizer",
     "_cache",
     "_executing_eagerly",
     "_make_subgraph",

@@ -131,6 +131,7 @@ class DeviceMemory:
             if error is not None:
                 reason = f"a collective on {self._runtime.device} was not completed: {error}"
                 raise context.current().termination.about_to_fail(_FAILURE_SECONDS, reason)
+            self._submission.release()
         return [room.tensor() for room in rooms]
 
     def described(self, tensor: Any, address: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._models import agreed
 from horovod.common import objects
 from horovod.common.scalars import whole
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
@@ -66,6 +67,8 @@ def broadcast_variables(
     received = run(names.node, [broadcast_submission(KIND, names.negotiated, values, root_rank, process_set)])[0]
     assigned = [variable.assign(value) for variable, value in zip(variables, received, strict=True)]
     if tf.executing_eagerly():
+        if process_set is global_process_set:
+            agreed.number(variables)
         return None
     return tf.group(*[each for each in assigned if each is not None])
 

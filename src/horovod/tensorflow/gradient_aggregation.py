@@ -5,7 +5,7 @@ This works in graphs of TensorFlow 1 and 2 and eagerly. The sums and the count o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +32,9 @@ class LocalGradientAggregationHelper:
         process_set, scale_local_gradients: as of :class:`horovod.tensorflow.training.local.LocalSources`.
         name: part of the variables' names.
 
+    Attributes:
+        absent_too: ``allreduce_func`` gets None for each variable that has no gradient. Otherwise it does not get the variable.
+
     Raises:
         ValueError: ``backward_passes_per_step`` is not positive.
     """
@@ -53,11 +56,15 @@ class LocalGradientAggregationHelper:
         self.backward_passes_per_step = backward_passes_per_step
         self.sparse_as_dense = sparse_as_dense
         self.average_aggregated_gradients = average_aggregated_gradients
+        self.absent_too = False
         self.counter: Any = None
         self._allreduce = allreduce_func
         self._scope = f"aggregation_variables_{name}{rank}"
         self._local = LocalSources(process_set, scale_local_gradients)
-        self._sums: list[Any] = []
+        self._sums: dict[int, Any] = {}  # by the position of the variable
+        self._added: set[int] = (
+            set()
+        )  # the positions that have had a gradient since the last reduction; in graphs, ever
 
     def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradients of a variable. They are still added up over the passes."""
@@ -75,20 +82,29 @@ class LocalGradientAggregationHelper:
             ValueError: ``tf.IndexedSlices`` among them, without ``sparse_as_dense``.
         """
         dense = [self._dense(gradient) for gradient in grads]
-        present = [index for index, gradient in enumerate(dense) if gradient is not None]
-        self._make_variables([dense[index] for index in present])
-        added = [
-            total.assign_add(dense[index], read_value=False) for total, index in zip(self._sums, present, strict=True)
-        ]
+        present = {index: gradient for index, gradient in enumerate(dense) if gradient is not None}
+        self._make_variables(present)
+        added = [self._sums[index].assign_add(gradient, read_value=False) for index, gradient in present.items()]
         added.append(self.counter.assign_add(1, read_value=False))
-        variables = [vars[index] for index in present]
+        self._added.update(present)
+        variables, known = list(vars), sorted(self._added)
         with tf.control_dependencies(_operations(added)):
             due = tf.equal(self.counter.read_value(), self.backward_passes_per_step)
-            found = tf.cond(due, lambda: self._reduced(variables), lambda: [each.read_value() for each in self._sums])
+            if tf.executing_eagerly():
+                return self._reduced(variables) if due else self._so_far(variables)
+
+            def of_known(results: Sequence[Any]) -> list[Any]:
+                return [results[index] for index in known]
+
+            found = tf.cond(due, lambda: of_known(self._reduced(variables)), lambda: of_known(self._so_far(variables)))
         results: list[Any] = [None] * len(dense)
-        for index, gradient in zip(present, tf.nest.flatten(found), strict=True):
+        for index, gradient in zip(known, tf.nest.flatten(found), strict=True):
             results[index] = gradient
         return results
+
+    def _so_far(self, variables: Sequence[Any]) -> list[Any]:
+        """The sums by the position of the variable. None where no pass has had a gradient."""
+        return [self._sums[index].read_value() if index in self._added else None for index in range(len(variables))]
 
     @unconverted
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,39 +135,46 @@ class LocalGradientAggregationHelper:
             )
         return tf.convert_to_tensor(gradient)
 
-    def _make_variables(self, gradients: Sequence[Any]) -> None:
-        if self.counter is not None:
+    def _make_variables(self, gradients: Mapping[int, Any]) -> None:
+        new = {index: gradient for index, gradient in gradients.items() if index not in self._sums}
+        if self.counter is not None and not new:
             return
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
         with tf.init_scope(), tf.name_scope(self._scope):
-            self.counter = tf.compat.v1.Variable(
-                0, dtype=tf.int32, trainable=False, name="aggregation_counter", collections=local, use_resource=True
-            )
-            self._sums = [
-                tf.compat.v1.Variable(
+            if self.counter is None:
+                self.counter = tf.compat.v1.Variable(
+                    0, dtype=tf.int32, trainable=False, name="aggregation_counter", collections=local, use_resource=True
+                )
+            for index, gradient in new.items():
+                self._sums[index] = tf.compat.v1.Variable(
                     tf.zeros(gradient.shape, gradient.dtype),
                     trainable=False,
-                    name=f"sum_{number}",
+                    name=f"sum_{index}",
                     collections=local,
                     use_resource=True,
                 )
-                for number, gradient in enumerate(gradients)
-            ]
 
     def _reduced(self, variables: Sequence[Any]) -> list[Any]:
         """Reduce the sums that are not local, and set all sums to zero. Returns the results."""
         divisor = self.backward_passes_per_step if self.average_aggregated_gradients else 1
-        sums = [each.read_value() / tf.cast(divisor, each.dtype) for each in self._sums]
+        sums = [None if each is None else each / tf.cast(divisor, each.dtype) for each in self._so_far(variables)]
+        kept = self._local.kept(sums, variables)
+        if not self.absent_too:
+            kept.update({index: None for index, each in enumerate(sums) if each is None})
         results = reduce_shared(
             sums,
-            self._local.kept(sums, variables),
+            kept,
             lambda shared: self._allreduce([sums[i] for i in shared], [variables[i] for i in shared]),
         )
-        with tf.control_dependencies(None if tf.executing_eagerly() else results):
-            anew = [each.assign(tf.zeros_like(each), read_value=False) for each in self._sums]
+        with tf.control_dependencies(
+            None if tf.executing_eagerly() else [each for each in results if each is not None]
+        ):
+            anew = [each.assign(tf.zeros_like(each), read_value=False) for each in self._sums.values()]
             anew.append(self.counter.assign(0, read_value=False))
+        if tf.executing_eagerly():
+            self._added.clear()
         with tf.control_dependencies(_operations(anew)):
-            return [tf.identity(each) for each in results]
+            return [None if each is None else tf.identity(each) for each in results]
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):

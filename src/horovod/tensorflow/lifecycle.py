@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from horovod.common import basics
 from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.device import own
 from horovod.tensorflow.graph import completions
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 
 
-def init(*args: Any, **kwargs: Any) -> None:
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
     """Start Horovod. Every rank must call it first. Arguments as :func:`horovod.common.basics.init`.
 
     If OMP_NUM_THREADS is set, as under horovodrun, TensorFlow uses this number of threads. A number that the script or
@@ -27,7 +30,7 @@ def init(*args: Any, **kwargs: Any) -> None:
     """
     if not basics.is_initialized():
         own.forget()
-    basics.init(*args, **kwargs)
+    basics.init(comm, process_sets)
     _share_cores(os.environ.get("OMP_NUM_THREADS", ""))
 
 
@@ -51,6 +54,19 @@ def shutdown() -> None:
     own.forget()
 
 
+class Join(Collective, frozen=True):
+    """Waits until all ranks have joined. Output: the rank that joined last."""
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        handle = collectives.join()
+
+        def outputs() -> list[Any]:
+            running().everybody_joined()
+            return [tf.constant(handle.result, tf.int32)]
+
+        return handle, outputs
+
+
 @unconverted
 def join() -> Any:
     """Declare that this rank has no more data, and wait until all ranks have called it.
@@ -62,14 +78,5 @@ def join() -> Any:
         The global rank that joined last, an int32 scalar.
     """
 
-    def start(_: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        handle = collectives.join()
-
-        def outputs() -> list[Any]:
-            running().everybody_joined()
-            return [tf.constant(handle.result, tf.int32)]
-
-        return handle, outputs
-
     names = collective_name("HorovodJoin", "HorovodJoin", [])
-    return run(names.node, [Submission([], start, [tf.TensorSpec([], tf.int32)])])[0][0]
+    return run(names.node, [Submission([], Join(), [tf.TensorSpec([], tf.int32)])])[0][0]

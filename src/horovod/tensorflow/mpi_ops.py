@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from horovod.common import basics as _basics
 from horovod.common import interface
-from horovod.common.basics import is_homogeneous
+from horovod.common.basics import HorovodBasics, is_homogeneous
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.common.util import check_extension, gpu_available
@@ -15,6 +14,7 @@ from horovod.tensorflow.ops.allgather import allgather, grouped_allgather
 from horovod.tensorflow.ops.allreduce import allreduce, grouped_allreduce
 from horovod.tensorflow.ops.alltoall import alltoall
 from horovod.tensorflow.ops.broadcast import broadcast, broadcast_
+from horovod.tensorflow.ops.plain import _allreduce, _grouped_allreduce, _grouped_reducescatter, _reducescatter
 from horovod.tensorflow.ops.reducescatter import grouped_reducescatter, reducescatter
 from horovod.tensorflow.ops.topology import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 
@@ -25,8 +25,12 @@ __all__ = [
     "Min",
     "Product",
     "Sum",
+    "_allreduce",
     "_basics",
+    "_grouped_allreduce",
+    "_grouped_reducescatter",
     "_normalize_name",
+    "_reducescatter",
     "allgather",
     "allreduce",
     "alltoall",
@@ -51,3 +55,5 @@ __all__ = [
     "size_op",
 ]
 __all__ += interface.__all__
+
+_basics = HorovodBasics(__file__)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.common.basics import rank
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.training import reduced_marks
 from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
 from horovod.tensorflow.training.local import LocalSources
 
@@ -38,6 +41,9 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
+        self._warning = ChangeWarning("apply_gradients() of the distributed optimizer")
+        self._made = reduced_marks.now()
+        reduced_marks.watch_tapes()
         self._local = LocalSources(reduction.process_set, scale_local)
         self._aggregation: LocalGradientAggregationHelper | None = None
         if passes > 1:
@@ -56,6 +62,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
                 scale_local_gradients=scale_local,
                 name=name,
             )
+            self._aggregation.absent_too = True
 
     def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradients of a variable."""
@@ -69,18 +76,39 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         computed = self._optimizer.compute_gradients(*args, **kwargs)
         gradients = [gradient for gradient, _ in computed]
         variables = [variable for _, variable in computed]
+        return self._reduce(gradients, variables)
+
+    def _reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[tuple[Any, Any]]:
         if self._aggregation is not None:
             reduced = self._aggregation.compute_gradients(gradients, variables)
         else:
             reduced = self._local.reduce(gradients, variables, self._reduction, self._name)
+        if self._reduction.active():
+            reduced_marks.mark(reduced, variables, self._reduction.process_set)
         return list(zip(reduced, variables, strict=True))
+
+    def _reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """The gradients and variables to apply: they are reduced, unless :meth:`compute_gradients` or a tape has done so."""
+        members = self._reduction.process_set
+        arrivals = [
+            (variable, reduced_marks.arrival(gradient, variable, members, self._made))
+            for gradient, variable in pairs
+            if gradient is not None and variable not in self._local
+        ]
+        if not self._reduction.active() or all(arrived is Arrival.REDUCED for _, arrived in arrivals):
+            return pairs
+        self._warning.give([str(variable.name) for variable, arrived in arrivals if arrived is Arrival.CHANGED])
+        return self._reduce([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
 
     @unconverted
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply the gradients. If gradients are added up over several passes, they are applied only after the last pass."""
+        """Apply the gradients, after a reduction of those that are not reduced yet.
+
+        If gradients are added up over several passes, they are applied only after the last pass.
+        """
+        pairs = self._reduced(list(grads_and_vars))
         if self._aggregation is None:
-            return self._optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
-        pairs = list(grads_and_vars)
+            return self._optimizer.apply_gradients(pairs, *args, **kwargs)
         with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
             return self._aggregation.apply_gradients(
                 lambda: self._optimizer.apply_gradients(pairs, *args, **kwargs), self._optimizer, *args, **kwargs

@@ -14,6 +14,7 @@ from horovod.core.errors import HorovodInternalError
 from horovod.torch import elastic, mpi_ops
 from horovod.torch.compression import Compression
 from horovod.torch.compression.bucket_compression import BucketCompressor
+from horovod.torch.distributed.registration import register
 from horovod.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from horovod.torch.mpi_ops import *  # noqa: F403  this module exports all of them
 from horovod.torch.optimizer import DistributedOptimizer
@@ -33,6 +34,8 @@ __all__ = [
     "elastic",
 ]
 __all__ += mpi_ops.__all__
+
+register()  # torch.distributed.init_process_group("horovod")
 
 
 def _check_has_gpu() -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from horovod.common import basics, interface
-from horovod.common.basics import is_homogeneous
+from horovod.common.basics import HorovodBasics, is_homogeneous
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.core.lifecycle.context import running
@@ -100,17 +100,19 @@ __all__ = [
 ]
 __all__ += interface.__all__
 
+_basics = HorovodBasics(__file__)
 
-@functools.wraps(basics.init)
-def init(*args: Any, **kwargs: Any) -> None:
+
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
+    """As :func:`horovod.common.basics.init`. Handles of an earlier job are forgotten."""
     if not basics.is_initialized():
         handles.clear()
         devices.forget()
-    basics.init(*args, **kwargs)
+    basics.init(comm, process_sets)
 
 
-@functools.wraps(basics.shutdown)
 def shutdown() -> None:
+    """As :func:`horovod.common.basics.shutdown`. Handles are forgotten."""
     basics.shutdown()
     handles.clear()
     devices.forget()
@@ -152,5 +154,5 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every member of ``process_set`` has called it."""
-    collectives.barrier(set_id(process_set), awaited=True).wait()
+    """Return when every member of ``process_set`` has called it. Threads of one rank take turns."""
+    collectives.wait_at_barrier(set_id(process_set))

@@ -1,7 +1,8 @@
 """``SyncBatchNorm``: batch normalisation with the mean and variance of all ranks' batches.
 
 Forward gathers one row from each rank: its means, its sums of squared deviations, and the number of elements. These give the
-statistics of the concatenated batch. Backward adds up two sums over the ranks, which give the gradients of the statistics.
+statistics of the concatenated batch. Backward adds up two sums over the ranks, which give the gradients of the statistics. On
+GPUs PyTorch's kernels do that (:mod:`horovod.torch.fused_batch_norm`).
 Deviations from a rank's own mean are exact even if the mean is much larger than the deviation; sums of squares are not.
 
 Sources: Ioffe and Szegedy, "Batch Normalization", 2015 (arXiv:1502.03167), for the gradients; Chan, Golub and LeVeque,
@@ -19,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from horovod.common.reductions import Sum
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
+from horovod.torch import fused_batch_norm
 from horovod.torch.ops.allgather import allgather
 from horovod.torch.ops.allreduce import allreduce_
 
@@ -138,6 +140,8 @@ class SyncBatchNorm(_BatchNorm):
         if not by_own_statistics or self.process_set.size() == 1:
             return super().forward(input)
         self._check_input_dim(input)
+        if input.device.type in fused_batch_norm.DEVICES:
+            return self._forward_fused(input)
         statistics = _gather_statistics(input, self.process_set)
         if self.training and self.running_mean is not None:
             self._update_running(statistics)
@@ -146,11 +150,30 @@ class SyncBatchNorm(_BatchNorm):
         )
         return result
 
+    def _forward_fused(self, input: torch.Tensor) -> torch.Tensor:
+        updates = self.training and self.running_mean is not None
+        result: torch.Tensor = fused_batch_norm.FusedNormalize.apply(  # type: ignore[no-untyped-call]  # as below
+            input,
+            self.weight,
+            self.bias,
+            self.running_mean if updates else None,
+            self.running_var if updates else None,
+            self._count_batch() if updates else 0.0,
+            self.eps,
+            self.process_set,
+        )
+        return result
+
+    def _count_batch(self) -> float:
+        """Count a batch; the weight of its statistics in the running ones. With ``momentum=None`` the host reads the count."""
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
     @torch.no_grad()
     def _update_running(self, statistics: _Statistics) -> None:
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        assert self.running_mean is not None and self.running_var is not None
+        factor = self._count_batch()
         unbiased = statistics.variance * (statistics.elements / (statistics.elements - 1))
         self.running_mean.lerp_(statistics.mean.to(self.running_mean.dtype), factor)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
@@ -205,11 +228,7 @@ def _gather_statistics(input: torch.Tensor, process_set: ProcessSet) -> _Statist
     rows = allgather(row, f"sync_batch_norm.statistics.{channels}", process_set)
     means, deviations, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:]
     total = counts.sum().item()
-    if total < 2:
-        raise ValueError(
-            f"Expected more than 1 value per channel when training, got {total:g} in the batches of all ranks together; "
-            f"this rank's input is of shape {list(input.shape)}."
-        )
+    fused_batch_norm.check_enough(total, input)
     mean = (means * counts).sum(0) / total
     variance = (deviations + counts * (means - mean).square()).sum(0) / total
     return _Statistics(mean, variance, total)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from horovod.core.requests.handle import Driver, Handle, drive_plainly
+from horovod.core.requests.handle import Driver, Handle
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 """Whether the compiler traces the calling function. PyTorch before 2.3 has it under a private name."""
@@ -23,18 +23,20 @@ _uncompiled: Callable[[Driver, Handle], None] | None = None
 def drive(driver: Driver, handle: Handle) -> None:
     """Call ``driver.drive(handle)`` without compiling it."""
     global _uncompiled
-    if not is_compiling() and not _is_traced():
-        drive_plainly(driver, handle)
+    if "torch._dynamo" not in sys.modules or not (is_compiling() or _is_traced()):
+        driver.drive(handle)
         return
     if _uncompiled is None:
         disable: Any = torch.compiler.disable
-        _uncompiled = disable(drive_plainly)
+        _uncompiled = disable(_drive)
     _uncompiled(driver, handle)
 
 
+def _drive(driver: Driver, handle: Handle) -> None:
+    driver.drive(handle)
+
+
 def _is_traced() -> bool:
-    """Whether the compiler traces this thread. True if PyTorch is too old to tell."""
-    if "torch._dynamo" not in sys.modules:
-        return False
+    """Whether the compiler, which is loaded, traces this thread. True if PyTorch is too old to tell."""
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
     return callback is None or callback() is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpu_ranks
+from horovod.comm.cuda import library
 from jobs import Job, make_job
 from keras_ranks import POOL, env_of
 from ranks import RankPool
@@ -109,7 +112,10 @@ def reducer(**settings: Any) -> Callable[..., Any]:
     def reduce(gradients: Sequence[Any], cut: Any = None, op: Any = None, factor: float = 1.0) -> list[Any]:
         from horovod.common.reductions import Sum
 
-        variables = [SimpleNamespace(name=f"w{number}") for number in range(len(gradients))]
+        variables = [
+            SimpleNamespace(name=f"w{number}", dtype=each.dtype, shape=each.shape)
+            for number, each in enumerate(gradients)
+        ]
 
         def step(*gradients: Any) -> list[Any]:
             doubled = [each + each for each in gradients]
@@ -143,6 +149,44 @@ def test_gradients_of_every_type_are_reduced_in_one_request_or_several(job: Job)
         assert "cuEventSynchronize" not in cuda.calls, "the host waits for the device"
 
     on(job, 2, check)
+
+
+def _gpus_of_jax() -> int:
+    """As the system shows them: JAX itself would take most of their memory."""
+    try:
+        plugins = importlib.util.find_spec("jax_plugins.xla_cuda12") or importlib.util.find_spec(
+            "jax_plugins.xla_cuda13"
+        )
+    except ModuleNotFoundError:
+        plugins = None
+    return library.visible() if plugins is not None else 0
+
+
+WHY_NOT = gpu_ranks.why_not_nccl(_gpus_of_jax())
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "it runs")
+def test_gradients_are_reduced_on_gpus(ranks: Callable[..., RankPool]) -> None:
+    """Not on a stand-in, but on the GPUs that there are."""
+
+    count = _gpus_of_jax()
+
+    def check() -> None:
+        import jax
+        from jax import numpy as jnp
+
+        import horovod.keras as hvd
+        from horovod.core.lifecycle.context import running
+
+        jax.config.update("jax_cuda_visible_devices", str(hvd.local_rank() % count))
+        types = [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32, jnp.float32]
+        gradients = [jnp.full((70,), hvd.rank() + number + 1, dtype) for number, dtype in enumerate(types)]
+        for number, found in enumerate(reducer()(gradients)):
+            assert np.array_equal(np.asarray(found, np.float64), np.full(70, 4 * number + 7.0)), number
+        assert running().device_engine == "nccl"
+
+    env = {**env_of("jax"), **gpu_ranks.nccl_env(count), "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2"}
+    make_job(lambda size: ranks(size, env), "horovod.keras")(2, check, timeout=180)
 
 
 def test_fit_trains_as_in_host_memory(job: Job) -> None:
@@ -219,7 +263,7 @@ def test_a_step_that_was_compiled_for_nccl_says_what_to_do_without_it(job: Job) 
         from horovod.common.reductions import Sum
 
         made = JaxReducer(checked(compression=NoneCompressor))
-        step = jax.jit(lambda x: made([x], [SimpleNamespace(name="w")], None, Sum, 1.0)[0])
+        step = jax.jit(lambda x: made([x], [SimpleNamespace(name="w", dtype="float32", shape=(2,))], None, Sum, 1.0)[0])
         assert np.asarray(step(jnp.ones(2))).tolist() == [2, 2]
         hvd.shutdown()
         os.environ["HOROVOD_GPU_OPERATIONS"] = "HOST"

@@ -124,3 +124,115 @@ def test_elastic_states_of_keras_2_begin_alike_and_restore_the_commit(job: Job) 
 
     first, second = job(2, check, timeout=120)
     assert first == second
+
+
+def test_models_with_synchronised_batch_normalisation_are_saved_in_folders(job: Job, tmp_path: Path) -> None:
+    """``model.save(folder)`` of Keras 2 writes a SavedModel, whose function for training contains collectives."""
+
+    def check(folder: str) -> None:
+        import numpy as np
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+
+        x = np.arange(8, dtype=np.float32).reshape(4, 2) * (1 + hvd.rank())
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,)), hvd.SyncBatchNormalization()])
+        model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), "mse")
+        model.fit(x, x, epochs=1, verbose=0)
+        model.save(f"{folder}/{hvd.rank()}")
+        custom = {"SyncBatchNormalization": hvd.SyncBatchNormalization}
+        loaded = [
+            tf.keras.models.load_model(f"{folder}/{hvd.rank()}", custom_objects=custom, compile=False),
+            tf.saved_model.load(f"{folder}/{hvd.rank()}"),
+        ]
+        for training in (False, True):
+            expected = model(x, training=training).numpy()
+            for each in loaded:
+                np.testing.assert_allclose(each(x, training=training), expected, rtol=1e-5)
+
+        class Trainer(tf.Module):  # type: ignore[misc]  # untyped base
+            def __init__(self) -> None:
+                self.weight = tf.Variable([1.0, 2.0])
+                self.optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+
+            @tf.function(autograph=False, input_signature=[])
+            def train(self) -> Any:
+                self.optimizer.minimize(lambda: tf.reduce_sum(self.weight), [self.weight])
+                return self.weight.read_value()
+
+        trainer = Trainer()
+        trainer.train()
+        with pytest.raises(AssertionError, match=r"(?s)untracked.*aggregation_variables_DistributedSGD"):
+            tf.saved_model.save(trainer, f"{folder}/trainer{hvd.rank()}")  # its sums belong to no object
+
+    job(2, check, str(tmp_path))
+
+
+def test_what_a_script_puts_in_place_of_the_reduction_is_used(job: Job) -> None:
+    def check() -> None:
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod import _keras
+
+        for kind in (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD):
+            for passes in (1, 2):
+                optimizer = _keras.create_distributed_optimizer(
+                    keras=tf.keras, optimizer=kind(1.0), op=hvd.Sum, backward_passes_per_step=passes
+                )
+                variable = tf.Variable(tf.zeros(2))
+                gradient = tf.fill([2], hvd.rank() + 1.0)
+                assert optimizer._allreduce_grads([gradient], [variable], use_generic_names=True)[0][0] == 3.0
+                for _ in range(passes):
+                    optimizer.minimize(lambda v=variable: tf.reduce_sum(v) * (hvd.rank() + 1.0), [variable])
+                assert variable.numpy().tolist() == [-3.0 * passes] * 2
+                calls = []
+
+                def mine(grads: Any, vars: Any, calls: Any = calls) -> Any:
+                    calls.append(len(vars))
+                    return [grad * 100.0 for grad in grads]
+
+                optimizer._allreduce = mine
+                for _ in range(passes):
+                    optimizer.minimize(lambda v=variable: tf.reduce_sum(v), [variable])
+                assert calls and variable.numpy().tolist() == [-103.0 * passes] * 2
+
+    job(2, check)
+
+
+def test_callbacks_of_other_projects_derive_from_those_that_take_the_back_end(job: Job) -> None:
+    def check() -> None:
+        import numpy as np
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+        from horovod._keras import callbacks as impl
+
+        class Broadcast(impl.BroadcastGlobalVariablesCallbackImpl, tf.keras.callbacks.Callback):  # type: ignore[misc]
+            def __init__(self, root_rank: int, device: str = "") -> None:
+                super().__init__(tf.keras.backend, root_rank, device)
+
+        class Average(impl.MetricAverageCallbackImpl, tf.keras.callbacks.Callback):  # type: ignore[misc]
+            def __init__(self, device: str = "") -> None:
+                super().__init__(tf.keras.backend, device)
+
+        class Schedule(impl.LearningRateScheduleCallbackImpl, tf.keras.callbacks.Callback):  # type: ignore[misc]
+            def __init__(self, initial_lr: float, multiplier: Any) -> None:
+                super().__init__(tf.keras.backend, initial_lr, multiplier)
+
+        class Warmup(impl.LearningRateWarmupCallbackImpl, tf.keras.callbacks.Callback):  # type: ignore[misc]
+            def __init__(self, initial_lr: float, warmup_epochs: int = 5) -> None:
+                super().__init__(tf.keras.backend, initial_lr, warmup_epochs)
+
+        tf.keras.utils.set_random_seed(hvd.rank())
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+        model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+        x = np.full((4, 2), hvd.rank() + 1.0, np.float32)
+        for callback, rate in ((Schedule(0.1, lambda epoch: 0.5), 0.05), (Warmup(0.1, 2), 0.1)):
+            logs = model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=[Broadcast(0), Average(), callback]).history
+            np.testing.assert_allclose(hvd.allreduce(logs["loss"][-1], op=hvd.Average), logs["loss"][-1], rtol=1e-6)
+            np.testing.assert_allclose(logs["lr"][-1], rate, rtol=1e-5)
+        weights = hvd.allgather(model.get_weights()[0].reshape(1, -1)).numpy()
+        np.testing.assert_array_equal(weights[0], weights[1])
+
+    job(2, check)

@@ -34,6 +34,12 @@ def test_an_odd_argument_works_or_is_an_error_of_that_call(job: Job) -> None:
                 keras.optimizers.SGD(), backward_passes_per_step=number, gradient_predivide_factor=number, groups=number
             )
             hvd.callbacks.BroadcastGlobalVariablesCallback(number)
+        same(hvd.allreduce(x, 5), 1)  # a name
+        same(hvd.allreduce(x, name=np.int64(5), average=np.bool_(False)), 2)
+        with pytest.warns(UserWarning, match="average='loss' counts as True and names nothing; write name='loss'"):
+            same(hvd.allreduce(x, None, "loss"), 1)
+        odd = hvd.DistributedOptimizer(keras.optimizers.SGD(), op=None, compression=None, num_groups=None)
+        odd.apply([keras.ops.convert_to_tensor(x * rank)], [keras.Variable(x)])
         for wrong in (None, True, "1", 1j, [1], np.array([1]), float("nan"), "n" * 5000):
             calls = [
                 lambda wrong=wrong: hvd.broadcast(x, wrong),
@@ -43,6 +49,7 @@ def test_an_odd_argument_works_or_is_an_error_of_that_call(job: Job) -> None:
             calls += [
                 lambda name=name, wrong=wrong: hvd.DistributedOptimizer(keras.optimizers.SGD(), **{name: wrong})
                 for name in ("backward_passes_per_step", "gradient_predivide_factor", "num_groups", "process_set")
+                if (name, wrong) != ("num_groups", None)
             ]
             for call in calls:
                 with pytest.raises(refused):

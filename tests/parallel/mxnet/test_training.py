@@ -375,3 +375,32 @@ def test_training_goes_on_in_the_next_generation(job: Any) -> None:
         same(weights(net), alone("sgd", learning_rate=0.3))
 
     job(2, check)
+
+
+@pytest.mark.parametrize("kind", ["trainer", "optimizer"])
+def test_ranks_that_differ_are_told_once(job: Any, kind: str) -> None:
+    """What no collective shows: a learning rate that one rank has changed, and weights that were never broadcast."""
+
+    def check(kind: str) -> list[str]:
+        net = network()
+        next(iter(net.collect_params().values())).data()[:] = hvd.rank()
+        if kind == "trainer":
+            trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
+        else:
+            optimizer = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.3))
+            trainer = mx.gluon.Trainer(net.collect_params(), optimizer, kvstore=None)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(7):
+                if step == 3:
+                    trainer.set_learning_rate(0.3 - 0.1 * hvd.rank())
+                inputs, labels = data(step)
+                backward(net, own(inputs), own(labels))
+                trainer.step(BATCH // hvd.size())
+        mx.nd.waitall()
+        return [str(each.message) for each in caught if "HOROVOD_CHECK" in str(each.message)]
+
+    told, silent = job(2, check, kind)
+    assert silent == [] and len(told) == 2
+    assert "parameters of the ranks differ" in told[0] and "begins with" in told[0]
+    assert "lr: 0.3 on rank 0, 0.2 on rank 1" in told[1].replace("0.19999999999999998", "0.2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -129,3 +130,21 @@ def test_before_init_questions_and_operations_say_so() -> None:
         hvd.size()
     with pytest.raises(tf.errors.FailedPreconditionError, match="has not been initialized"):
         hvd.allreduce(tf.constant(1.0))
+
+
+def test_private_operations_reduce_without_compression_or_average(job: Any) -> None:
+    def check() -> None:
+        from horovod.tensorflow import mpi_ops
+
+        assert hvd._IS_TF2 and hvd._LegacyOptimizer is tf.compat.v1.train.Optimizer
+        assert hvd._allreduce is mpi_ops._allreduce
+        x = tf.constant([1.0, 2.0]) * (hvd.rank() + 1.0)
+        for call in (lambda function, *args: function(*args), lambda function, *args: tf.function(function)(*args)):
+            assert call(mpi_ops._allreduce, x).numpy().tolist() == [3.0, 6.0]
+            assert call(mpi_ops._grouped_allreduce, [x, x])[1].numpy().tolist() == [3.0, 6.0]
+            assert call(mpi_ops._reducescatter, x).numpy().tolist() == [[3.0], [6.0]][hvd.rank()]
+            assert call(mpi_ops._grouped_reducescatter, [x])[0].numpy().tolist() == [[3.0], [6.0]][hvd.rank()]
+        assert mpi_ops._allreduce(x, name="largest", op=hvd.Max).numpy().tolist() == [2.0, 4.0]
+        assert mpi_ops._basics.rank() == hvd.rank()
+
+    job(2, check)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import gpu_ranks
 import horovod.tensorflow as hvd
 from horovod.core.errors import HorovodInternalError
 from jobs import Job, make_job
@@ -41,9 +42,21 @@ def job(ranks: Callable[..., RankPool]) -> Job:
 
 
 @contextlib.contextmanager
-def generation(sets: list[list[int]], gpus: int = 2) -> Iterator[tuple[list[Any], Any, Any]]:
-    """On a rank: a generation in which NCCL moves the memory of the stand-in; no rule was broken, and nothing is left."""
-    recorded: Any = importlib.import_module("recorded_cuda")
+def libraries(gpus: int, native: str) -> Iterator[None]:
+    """On a rank: CUDA and NCCL are recorded, or C libraries at this path. No rule was broken."""
+    if native:
+        with importlib.import_module("native_devices").loaded(native) as library:
+            yield
+            assert library.breaches() == []
+        return
+    with importlib.import_module("recorded_cuda").with_nccl(gpus) as (cuda, nccl):
+        yield
+        assert nccl.breaches == [] and cuda.breaches == []
+
+
+@contextlib.contextmanager
+def generation(sets: list[list[int]], gpus: int = 2, native: str = "") -> Iterator[list[Any]]:
+    """On a rank: a generation in which NCCL moves the memory of the stand-in, and nothing is left."""
     device: Any = importlib.import_module("horovod.tensorflow.device")
     with contextlib.suppress(RuntimeError):  # TensorFlow has started with them
         tf.config.set_logical_device_configuration(
@@ -55,11 +68,10 @@ def generation(sets: list[list[int]], gpus: int = 2) -> Iterator[tuple[list[Any]
     device._GPUS, device._FIRST_GPU = f"device:{GPU}", GPU
     device.own._lacking = lambda: ""
     try:
-        with recorded.with_nccl(gpus) as (cuda, nccl):
+        with libraries(gpus, native):
             hvd.init(process_sets=made)
-            yield made, cuda, nccl
+            yield made
             hvd.shutdown()
-            assert nccl.breaches == [] and cuda.breaches == []
     finally:
         device._GPUS, device._FIRST_GPU, device.own._lacking = before
 
@@ -68,10 +80,11 @@ def on(job: Job, size: int, function: Callable[..., Any], *args: Any, **keywords
     """``function(*args)`` on every rank, in a generation with NCCL. Keyword ``sets``: process sets, its first argument."""
     sets = keywords.pop("sets", None)
     gpus = keywords.pop("gpus", lambda rank: 2)
+    native = keywords.pop("native", "")
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
-        with generation(sets or [], gpus(int(os.environ["HOROVOD_RANK"]))) as (found, _, _):
+        with generation(sets or [], gpus(int(os.environ["HOROVOD_RANK"])), native) as found:
             return function(*args) if sets is None else function(found, *args)
 
     result: list[Any] = job(size, run, *args, **keywords)
@@ -129,6 +142,43 @@ def test_the_same_results_as_in_host_memory(job: Job) -> None:
         assert len(found) == len(wanted) > 50
         for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
             assert np.array_equal(one, other), (number, one, other)
+
+
+def test_the_same_results_by_the_c_functions_of_cuda_and_nccl(job: Job, stand_in: str) -> None:
+    def on_device() -> list[Any]:
+        from horovod.core.lifecycle.context import running
+
+        assert running().device_engine == "nccl"
+        return everything(GPU)
+
+    on_the_device, in_host_memory = on(job, 2, on_device, native=stand_in), job(2, everything, "CPU:0")
+    for found, wanted in zip(on_the_device, in_host_memory, strict=True):
+        assert len(found) == len(wanted) > 50
+        assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+WHY_NOT = gpu_ranks.why_not_nccl(len(tf.config.list_physical_devices("GPU")))
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "it runs")
+def test_the_same_results_on_gpus_as_in_host_memory(ranks: Callable[..., RankPool]) -> None:
+    """Not on a stand-in, but on the GPUs that there are."""
+
+    def on_gpus() -> list[Any]:
+        from horovod.core.lifecycle.context import running
+
+        gpus = tf.config.list_physical_devices("GPU")
+        for gpu in gpus:  # else one rank takes all the memory
+            tf.config.experimental.set_memory_growth(gpu, True)
+        found = everything(f"GPU:{hvd.local_rank() % len(gpus)}")
+        assert running().device_engine == "nccl"
+        return found
+
+    env = {**gpu_ranks.nccl_env(len(tf.config.list_physical_devices("GPU"))), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    job = make_job(lambda size: ranks(size, env), "horovod.tensorflow")
+    for found, wanted in zip(job(2, on_gpus, timeout=180), job(2, everything, "CPU:0"), strict=True):
+        assert len(found) == len(wanted) > 50
+        assert all(np.allclose(one, other, rtol=1e-2) for one, other in zip(found, wanted, strict=True))
 
 
 def test_results_stay_on_the_gpu_and_inputs_are_not_changed(job: Job) -> None:

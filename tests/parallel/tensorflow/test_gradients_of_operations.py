@@ -67,6 +67,49 @@ def test_gradients_of_every_operation_match_their_formula(job: Any) -> None:
     job(3, check)
 
 
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "allreduce": hvd.allreduce,
+    "grouped_allreduce": lambda x: hvd.grouped_allreduce([x])[0],
+    "allgather": hvd.allgather,
+    "grouped_allgather": lambda x: hvd.grouped_allgather([x])[0],
+    "broadcast": lambda x: hvd.broadcast(x, 0),
+    "alltoall": hvd.alltoall,
+    "alltoall_with_splits": lambda x: hvd.alltoall(x, splits=tf.constant([1, 1]))[0],
+    "reducescatter": hvd.reducescatter,
+    "grouped_reducescatter": lambda x: hvd.grouped_reducescatter([x])[0],
+}
+
+
+def test_gradients_do_not_depend_on_what_is_known_of_shapes_nor_on_how_tensorflow_passes_them(job: Any) -> None:
+    """Inputs of any static shape, also of unknown rank; outputs that are gathered from, whose gradients are IndexedSlices."""
+
+    def check() -> None:
+        def rows() -> Any:
+            return tf.numpy_function(lambda: np.array([1, 0]), [], tf.int64)
+
+        def loss(operation: Any, x: Any) -> Any:
+            found = operation(tf.gather(x, rows()))
+            return tf.reduce_sum(tf.gather(found, tf.range(tf.shape(found)[0])) * 2.0)
+
+        def gradient(operation: Any, x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                value = loss(operation, x)
+            return tf.convert_to_tensor(tape.gradient(value, x))
+
+        x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+        for name, operation in OPERATIONS.items():
+            expected = gradient(operation, x).numpy()
+            assert expected.any() or hvd.rank() == 1, name  # of a broadcast, only the root has one
+            for known in ([2, 2], [None, 2], None):
+                traced = tf.function(gradient, autograph=False).get_concrete_function(
+                    operation, tf.TensorSpec(known, tf.float32)
+                )
+                np.testing.assert_allclose(traced(x=x), expected, err_msg=f"{name} {known}")
+
+    job(2, check)
+
+
 def test_a_gradient_of_a_gradient_is_right(job: Any) -> None:
     def check() -> None:
         x = tf.constant(3.0)

@@ -73,8 +73,8 @@ def splits() -> tuple[list[Any], list[Any]]:
 
 
 def names() -> tuple[list[Any], list[Any]]:
-    good = [None, "", "a name", Text("t"), np.str_("n"), "ü/ö:", "\0", "a\nb", "n" * 5000]
-    return good, [b"bytes", 1, True, ["n"], ("n",), tf.constant("n"), object(), "n" * 100_000, "\ud800"]
+    good = [None, "", "a name", Text("t"), np.str_("n"), "ü/ö:", "\0", "a\nb", "n" * 5000, 0, 1, np.int64(2)]
+    return good, [b"bytes", 1.0, True, ["n"], ("n",), tf.constant("n"), object(), "n" * 100_000, "\ud800"]
 
 
 def process_sets() -> list[Any]:
@@ -128,6 +128,9 @@ def cases() -> list[tuple[str, Any, Callable[[Any], Any], Any]]:
         [("tensors", iter([x]), lambda given: hvd.grouped_allreduce(given)[0], x)] if tf.executing_eagerly() else []
     )
     found += [("op", value, lambda given: hvd.allreduce(x, op=given), 2 * x) for value in (1, np.int64(1), Whole(1))]
+    for value, factor in ((np.bool_(True), 1), (np.bool_(False), 2), (2, 1), (0, 2), ([], 2)):
+        found += [("average", value, lambda given: hvd.allreduce(x, given), factor * x)]
+    found += [("average", np.array([1, 2]), lambda given: hvd.allreduce(x, given), REFUSED)]
     for value in ("Sum", 99, -1, 1.5, [1], object()):
         found += [("op", value, lambda given: hvd.allreduce(x, op=given), REFUSED)]
     return found

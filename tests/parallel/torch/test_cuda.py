@@ -20,6 +20,7 @@ import torch
 import torch.utils.backend_registration
 from torch import nn
 
+import gpu_ranks
 import horovod.torch as hvd
 from horovod.torch import HorovodInternalError
 from horovod.torch.device import staging
@@ -36,21 +37,30 @@ EVERYWHERE = [pytest.param(LATE, id="late", marks=NEEDS_STAND_IN), pytest.param(
 
 
 @pytest.fixture
-def job(ranks: Callable[..., RankPool]) -> Job:
+def job(ranks: Callable[..., RankPool], request: pytest.FixtureRequest) -> Job:
     """In processes of their own."""
+    if on_gpus(request):
+        return make_job(lambda _: ranks(3, gpu_ranks.HOST), "horovod.torch")
     return make_job(lambda _: ranks(3, APART, framework="torch"), "horovod.torch")
+
+
+def on_gpus(request: pytest.FixtureRequest) -> bool:
+    """Whether the test that asks for a fixture runs on GPUs."""
+    callspec = getattr(request.node, "callspec", None)
+    return callspec is not None and callspec.params.get("device", "").startswith("cuda")
 
 
 @contextlib.contextmanager
 def prepared(device: str) -> Iterator[None]:
     """On a rank: what the stand-in needs, and that nothing is left behind."""
-    late_device: Any = importlib.import_module("late_device") if HAS_PYTHON_BACKENDS else None
-    with late_device.reachable() if device.startswith("late") else contextlib.nullcontext():
+    late = device.startswith("late")
+    late_device: Any = importlib.import_module("late_device") if late else None
+    with late_device.reachable() if late else contextlib.nullcontext():
         yield
         gc.collect()  # an exception's traceback may hold some
         assert staging.pool.bytes_in_use() == 0
         hvd.shutdown()
-    if late_device is not None:
+    if late:
         late_device.drain()
         assert late_device.violations() == []
 

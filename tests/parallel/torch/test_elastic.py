@@ -5,9 +5,11 @@ The launcher's part is played by :class:`elastic_places.Places`: the test itself
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +212,127 @@ def test_a_new_process_takes_over_the_state_and_nothing_is_lost(ranks: Ranks, ro
     assert [began for _, began in found] == [[(2, 0), (3, 3), (2, 7)], [(2, 0), (3, 3)], [(3, 3), (2, 7)]]
     assert found[0][0] == pytest.approx(alone, abs=1e-9) and found[2][0] == pytest.approx(alone, abs=1e-9)
     assert found[1][0] is None
+
+
+@ROLLBACKS
+@pytest.mark.parametrize("where", ["in the step", "before the commit"])
+def test_what_reset_callbacks_set_is_kept_on_all_ranks(ranks: Ranks, rollback: str, where: str) -> None:
+    """Whether the state that all take over is the live one, or that of the last save."""
+
+    def work(rollback: str, where: str) -> Any:
+        with Places([[0, 1], [1, 0]]):
+            hvd.init()
+            training = Training(rollback)
+            model, optimizer = training.model, training.optimizer
+            rates: list[float] = []
+
+            def adapt() -> None:
+                optimizer.param_groups[0]["lr"] = 0.025
+
+            training.state.register_reset_callbacks([adapt])
+
+            @hvd.elastic.run
+            def train(state: Any) -> None:
+                rates.append(optimizer.param_groups[0]["lr"])
+                x = torch.ones(2, 3, dtype=torch.float64)
+                for number in range(4):
+                    optimizer.zero_grad()
+                    model(x).sum().backward()
+                    if len(rates) == 1 and number == 2 and where == "in the step":
+                        raise hvd.HorovodInternalError("a rank was lost")
+                    optimizer.step()
+                    if len(rates) == 1 and number == 2:
+                        raise hvd.HorovodInternalError("a rank was lost")
+                    state.commit()
+
+            train(training.state)
+            return rates, model.weight.tolist()
+
+    first, second = ranks(2, framework="torch").run(work, rollback, where)
+    assert first == second
+    assert first[0] == [0.1, 0.025]
+
+
+@pytest.mark.parametrize("where", ["forward", "step"])
+def test_a_survivor_lets_go_of_the_tensors_of_the_step_that_failed(ranks: Ranks, where: str) -> None:
+    """Beside those of the next step they would not fit into the memory of a GPU."""
+
+    def work(where: str) -> Any:
+        with Places([[0, 1], [0]]) as places:
+            hvd.init()
+            training = Training()
+            activations: list[Any] = []
+            alive: list[int] = []
+
+            def note(_: Any, __: Any, output: Any) -> None:
+                activations.append(weakref.ref(output))
+                if where == "forward" and len(activations) > 8:
+                    hvd.allreduce(output.detach().sum(), name="statistics")
+
+            def between(training: Training) -> None:
+                if (places.process, training.state.step) == (1, 3):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            training.model.register_forward_hook(note)
+            restore = training.state.restore
+
+            def restored() -> None:
+                alive.append(sum(each() is not None for each in activations))
+                restore()
+
+            training.state.restore = restored
+            gc.disable()
+            try:
+                training.run(between)
+            finally:
+                gc.enable()
+            return alive
+
+    pool = ranks(2, framework="torch")
+    try:
+        alive, dead = pool.run(work, where, dies={1})
+    finally:
+        pool.restart()
+    assert isinstance(dead, Death) and alive == [0]
+
+
+@ROLLBACKS
+def test_a_scaler_begins_anew_where_a_step_failed_between_unscaling_and_the_update(ranks: Ranks, rollback: str) -> None:
+    scaler_of = getattr(torch.amp, "GradScaler", None)
+    if scaler_of is None:
+        pytest.skip("PyTorch 2.3 and later scale gradients in host memory")
+
+    def work(rollback: str) -> Any:
+        with Places([[0, 1], [1, 0]]):
+            hvd.init()
+            model = torch.nn.Linear(3, 1)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            scaler = scaler_of("cpu", init_scale=8.0)
+            state = hvd.elastic.TorchState(model, optimizer, rollback=rollback, scaler=scaler, step=0)
+            began = []
+
+            @hvd.elastic.run
+            def train(state: Any) -> None:
+                began.append(state.step)
+                while state.step < 4:
+                    optimizer.zero_grad()
+                    scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+                    optimizer.synchronize()
+                    scaler.unscale_(optimizer)
+                    if state.step == 2 and len(began) == 1:
+                        raise hvd.HorovodInternalError("the norm of the gradients could not be averaged")
+                    with optimizer.skip_synchronize():
+                        scaler.step(optimizer)
+                    scaler.update()
+                    state.step += 1
+                    state.commit()
+
+            train(state)
+            return began, scaler.get_scale(), model.weight.tolist()
+
+    first, second = ranks(2, framework="torch").run(work, rollback)
+    assert first == second
+    assert first[:2] == ([0, 2], 8.0)
 
 
 def test_a_failure_without_an_elastic_launcher_is_told_with_its_cause(job: Any) -> None:

@@ -176,3 +176,21 @@ def test_compressors_halve_floats_leave_integers_and_restore_the_type() -> None:
         whole, context = compressor.compress(torch.tensor([3]))
         assert whole.dtype == torch.int64 and compressor.decompress(whole, context).dtype == torch.int64
     assert hvd.Compression.none.compress(source)[0] is source
+
+
+def test_the_classes_of_distributed_optimizers_have_their_private_names(job: Any) -> None:
+    def check() -> None:
+        import torch
+
+        import horovod.torch as hvd
+        from horovod.torch.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
+
+        def wrapped(op: Any) -> Any:
+            return hvd.DistributedOptimizer(torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1), op=op)
+
+        assert isinstance(wrapped(hvd.Average), _DistributedOptimizer)
+        assert not isinstance(wrapped(hvd.Average), _DistributedAdasumOptimizer)
+        assert isinstance(wrapped(hvd.Adasum), _DistributedAdasumOptimizer)
+        assert hvd.mpi_ops._basics.size() == 2
+
+    job(2, check)

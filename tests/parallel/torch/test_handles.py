@@ -116,6 +116,16 @@ def test_results_can_be_fetched_in_any_order_and_from_any_thread(job: Any) -> No
     job(2, check)
 
 
+def test_threads_take_turns_at_a_barrier(job: Any) -> None:
+    def check() -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(lambda _: hvd.barrier(), range(60))) == [None] * 60
+
+    job(2, check)
+
+
 def test_a_failed_handle_is_done(job: Any) -> None:
     def check() -> None:
         handle = hvd.allreduce_async(torch.ones(1 + hvd.rank()), name="unequal")

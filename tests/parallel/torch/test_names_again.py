@@ -1,4 +1,4 @@
-"""What travels under one name time and again: what was found out about it serves again only where it still holds."""
+"""What travels time and again by one name, or from one line: what was found out about it serves again only where it holds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def total(size: int) -> float:
     return size * (size + 1) / 2
 
 
+@pytest.mark.parametrize("name", ["wanders", None])
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_name_whose_tensor_moves_each_time_gives_right_results(job: Any, size: int) -> None:
+def test_a_name_whose_tensor_moves_each_time_gives_right_results(job: Any, size: int, name: str | None) -> None:
     def check() -> None:
         mine, everybody = 1.0 + hvd.rank(), total(size)
         kept = []  # so that no two are in the same place
@@ -24,9 +25,9 @@ def test_a_name_whose_tensor_moves_each_time_gives_right_results(job: Any, size:
             for dtype in (torch.float32, torch.bfloat16, torch.float32):
                 tensor = torch.full(shape, mine, dtype=dtype)
                 kept.append(tensor)
-                hvd.allreduce_(tensor, name="wanders", op=hvd.Sum)
+                hvd.allreduce_(tensor, name=name, op=hvd.Sum)
                 assert (tensor == everybody).all(), (shape, dtype)
-                result = hvd.allreduce(torch.full(shape, mine, dtype=dtype), name="wanders", op=hvd.Sum)
+                result = hvd.allreduce(torch.full(shape, mine, dtype=dtype), name=name, op=hvd.Sum)
                 assert (result == everybody).all() and result.shape == shape and result.dtype == dtype
 
     job(size, check)
@@ -44,20 +45,21 @@ def test_a_tensor_that_gets_other_memory_is_reduced_there(job: Any) -> None:
     job(2, check)
 
 
-def test_other_tensors_in_the_same_place_are_checked_and_reduced_as_they_are(job: Any) -> None:
+@pytest.mark.parametrize("name", ["place", None])
+def test_other_tensors_in_the_same_place_are_checked_and_reduced_as_they_are(job: Any, name: str | None) -> None:
     def check() -> None:
         base = torch.empty(24)
         for view in (base, base[:12], base.view(4, 6), base[:12], base.view(torch.int32), base[:1], base[:0], base[:0]):
             view.fill_(1 + hvd.rank())
-            hvd.allreduce_(view, name="place", op=hvd.Sum)
+            hvd.allreduce_(view, name=name, op=hvd.Sum)
             assert (view == total(2)).all()
         with pytest.raises(ValueError, match="contiguous"):
-            hvd.allreduce_(base.view(4, 6).t(), name="place", op=hvd.Sum)
+            hvd.allreduce_(base.view(4, 6).t(), name=name, op=hvd.Sum)
         transposed = torch.empty(6, 4).t().fill_(1)
         base.view(4, 6).fill_(1)
-        hvd.allreduce_(base.view(4, 6), name="place", op=hvd.Sum)
+        hvd.allreduce_(base.view(4, 6), name=name, op=hvd.Sum)
         with pytest.raises(ValueError, match="contiguous"):
-            hvd.allreduce_(transposed, name="place", op=hvd.Sum)
+            hvd.allreduce_(transposed, name=name, op=hvd.Sum)
 
     job(2, check)
 
@@ -134,5 +136,31 @@ def test_gradients_discarded_while_they_are_reduced_write_into_no_other_tensor(j
             optimizer.step()
             assert all((other == -1).all() for other in others)
         hvd.barrier()
+
+    job(2, check)
+
+
+def test_one_line_may_reduce_anything_in_any_way(job: Any) -> None:
+    """Without a name, calls are told apart by everything that their requests are made of."""
+
+    def check() -> None:
+        import random
+
+        chosen = random.Random(7)
+        ways = {hvd.Sum: 3.0, hvd.Average: 1.5, hvd.Max: 2.0, hvd.Min: 1.0, hvd.Product: 2.0}
+        under_way = []
+        for _ in range(120):
+            op, expected = chosen.choice(list(ways.items()))
+            shape = chosen.choice([(), (1,), (5,), (2, 3), (0,), (3000,)])
+            before, after = chosen.choice([(1.0, 1.0), (2.0, 1.0), (1.0, 0.5)])
+            tensor = torch.full(shape, 1.0 + hvd.rank(), dtype=chosen.choice([torch.float32, torch.float64]))
+            scaled = expected * after * (before**2 if op == hvd.Product else before)
+            start = hvd.allreduce_async_ if chosen.random() < 0.5 else hvd.allreduce_async
+            handle = start(tensor, op=op, prescale_factor=before, postscale_factor=after)
+            under_way.append((handle, scaled, tensor.shape, tensor.dtype))
+            while len(under_way) > chosen.choice([0, 3]):
+                handle, scaled, *kind = under_way.pop(chosen.randrange(len(under_way)))
+                result = hvd.synchronize(handle)
+                assert (result == scaled).all() and [result.shape, result.dtype] == kind
 
     job(2, check)

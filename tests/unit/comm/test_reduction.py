@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from horovod.comm import reduction
 from horovod.comm.datatypes import Array, DataType
-from horovod.comm.reduction import ReduceOp, Workspace, can_fold, can_scale, reduce_into, scale
+from horovod.comm.reduction import OF_BITS, ReduceOp, Workspace, can_fold, can_scale, reduce_into, scale
 
 FOLD = {
     ReduceOp.SUM: np.add,
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
 }
 workspace = Workspace()
 
@@ -26,7 +29,7 @@ def bits(array: Array) -> bytes:
 
 
 def test_operations_have_the_public_values_and_names() -> None:
-    assert {op.label: int(op) for op in ReduceOp} == {
+    assert {op.label: int(op) for op in ReduceOp if op not in OF_BITS} == {
         "Average": 0,
         "Sum": 1,
         "Adasum": 2,
@@ -52,7 +55,7 @@ numbers = st.floats(width=32, allow_nan=False)
 
 @given(
     st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=1, max_size=6),
-    st.sampled_from(list(FOLD)),
+    st.sampled_from([op for op in FOLD if op not in OF_BITS]),
     st.sampled_from([1.0, 0.5, 0.3]),
     st.sampled_from([1.0, 1 / 3]),
     st.integers(0, 6),
@@ -154,7 +157,8 @@ def test_logical_values() -> None:
         reduce_into(target, rows, op, 1.0, 1.0, workspace)
         results[op.label] = target.astype(int).tolist()
     either, both = [0, 1, 1, 1], [0, 0, 0, 1]
-    assert results == {"Sum": either, "Max": either, "Min": both, "Product": both}
+    alike = {"Sum": either, "Max": either, "Min": both, "Product": both}
+    assert results == {**alike, "Bor": either, "Band": both, "Bxor": [0, 1, 1, 0]}
     assert [data_type for data_type in DataType if not can_scale(data_type)] == [DataType.BOOL]
 
 
@@ -166,7 +170,7 @@ def test_complex_numbers_are_pairs_of_reals(dtype: type) -> None:
     assert target.tolist() == [6 - 3j, complex(np.inf, 1.5), -3j]  # no NaN beside what is infinite
     for op in ReduceOp:
         assert can_fold(op, DataType.COMPLEX64) == (op in (ReduceOp.SUM, ReduceOp.AVERAGE))
-        assert can_fold(op, DataType.FLOAT32) and can_fold(op, DataType.BOOL)
+        assert can_fold(op, DataType.FLOAT32) == (op not in OF_BITS) and can_fold(op, DataType.BOOL)
 
 
 def test_a_factor_of_one_changes_no_bit() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import select
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
+from cut_network import in_a_cut_network
+from horovod._silence import silence
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.framing import frame
 from unit.control.together import wait_until
@@ -178,34 +178,29 @@ def test_a_tcp_channel_sends_small_messages_at_once(pair: tuple[Channel, socket.
     assert not channel.socket.getblocking()
 
 
-UNREACHABLE = """
-import fcntl, select, socket, struct, time
-from horovod.control.channel import Channel, ChannelClosed
-
-def interface(flags):
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any:
-        fcntl.ioctl(any, 0x8914, struct.pack("16sh14x", b"lo", flags))  # SIOCSIFFLAGS
-
-interface(1)
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    other = socket.create_connection(listener.getsockname())
-    own, _ = listener.accept()
-channel = Channel(own, reach_seconds=0.5)
-interface(0)
-channel.send(b"are you there?")
-select.select([channel], [], [], 20)
-try:
-    print("received", channel.receive())
-except ChannelClosed as error:
-    print("closed:", error)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a network of its own")
-def test_a_host_that_acknowledges_nothing_is_gone_after_a_while() -> None:
-    """In a network of its own, whose only wire is cut."""
-    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", UNREACHABLE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if done.stderr.startswith("unshare:"):
-        pytest.skip(f"no network can be made here: {done.stderr.strip()}")
-    assert done.stdout.startswith("closed: "), done
+@pytest.mark.parametrize("silent", ["what was sent", "an idle connection"])
+@pytest.mark.parametrize("told", ["by receive", "by send"])
+def test_a_host_that_acknowledges_nothing_is_gone_after_a_while(silent: str, told: str) -> None:
+    """Whichever call the kernel tells first, the next receive names the connection."""
+    found = in_a_cut_network(
+        f"""
+        channel = Channel(own, reach_seconds=0.5)
+        if {silent == "an idle connection"}:
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        cut()
+        if {silent == "what was sent"}:
+            channel.send(b"are you there?")
+        select.select([channel], [], [], 20)
+        if {told == "by send"}:
+            try:
+                channel.send(b"and now?")
+            except ChannelClosed:
+                pass
+        try:
+            print("received", channel.receive())
+        except ChannelClosed as error:
+            print("closed:", error.silence)
+        """
+    )
+    assert found == f"closed: {silence('from 127.0.0.1 to 127.0.0.2')}\n"

@@ -41,6 +41,8 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.THREAD_AFFINITY, "3", "thread_affinity", (3,)),
     (config.START_TIMEOUT, "600", "start_timeout", timedelta(minutes=10)),
     (config.TIMEOUT_SECONDS, "1.5", "timeout", timedelta(seconds=1.5)),
+    (config.NCCL_TIMEOUT, "90", "nccl_timeout", timedelta(seconds=90)),
+    (config.NCCL_START_TIMEOUT, "60", "nccl_start_timeout", timedelta(minutes=1)),
     (config.STALL_CHECK_DISABLE, "1", "stall_check", False),
     (config.STALL_CHECK_DISABLE, "0", "stall_check", True),
     (config.STALL_CHECK_TIME, "5", "stall_warning_time", timedelta(seconds=5)),
@@ -48,6 +50,8 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.ELASTIC, "1", "elastic", True),
     (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
+    (config.FLIGHT_RECORDER_SIZE, "10", "flight_recorder_size", 10),
+    (config.FLIGHT_RECORDER_DIR, "/tmp/Recorders", "flight_recorder_dir", "/tmp/Recorders"),
     (config.LOG_LEVEL, " Debug ", "log_level", "debug"),
     (config.LOG_HIDE_TIME, "1", "log_hide_time", True),
     (config.AUTOTUNE, "1", "autotune", True),
@@ -63,8 +67,11 @@ NUMBERS = [
     config.THREAD_AFFINITY,
     config.START_TIMEOUT,
     config.TIMEOUT_SECONDS,
+    config.NCCL_TIMEOUT,
+    config.NCCL_START_TIMEOUT,
     config.STALL_CHECK_TIME,
     config.STALL_SHUTDOWN_TIME,
+    config.FLIGHT_RECORDER_SIZE,
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
 FLAGS += [config.MPI_THREADS_DISABLE]

@@ -56,6 +56,9 @@ class Watch:
 
     def __init__(self) -> None:
         self.call_sites: dict[int, str] = {}
+        self.thread_lines: dict[int, list[str]] = {}
+        self.awaited: dict[int, list[str]] = {}
+        self.dumps: list[tuple[str, str]] = []
         self.reports: list[tuple[int, str, bool]] = []
         self.complaints: list[tuple[int, str, int]] = []
         self.probes = 0
@@ -68,6 +71,12 @@ class Watch:
 
     def probe(self) -> None:
         self.probes += 1
+
+    def request_dump(self, why: str, reason: str) -> None:
+        self.dumps.append((why, reason))
+
+    def disagreed(self, reason: str) -> None:
+        self.dumps.append(("mismatch", reason))
 
 
 class Noting(Communicator):

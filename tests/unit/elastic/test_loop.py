@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -233,6 +235,53 @@ def test_a_failure_without_an_elastic_launcher_says_so() -> None:
     assert "not started by an elastic launcher" in str(caught.value)
     assert isinstance(caught.value.__cause__, HorovodInternalError)
     assert state.epoch == 1, "the state is that of the last commit"
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["failed", "interrupted"])
+def test_nothing_of_the_step_that_has_ended_a_round_is_kept(launcher: Launcher, interrupted: bool) -> None:
+    """Its tensors would lie beside those of the next step."""
+    activations: list[weakref.ref[Any]] = []
+    kept: list[BaseException] = []
+
+    class Tensors:
+        pass
+
+    def step() -> None:
+        tensors = Tensors()
+        activations.append(weakref.ref(tensors))
+        try:
+            raise OSError("the connection broke")
+        except OSError as error:
+            failed = HorovodInternalError("rank 1 failed")
+            kept.append(failed)  # as a handle does
+            raise (HostsUpdatedInterrupt(True) if interrupted else failed) from error
+
+    class Watched(Calls):
+        def save(self) -> None:
+            self.look("save")
+
+        def restore(self) -> None:
+            self.look("restore")
+
+        def look(self, what: str) -> None:
+            self.log.append(what)
+            assert activations[-1]() is None
+
+    def train(state: Any) -> str:
+        batch = Tensors()
+        if len(activations) < 2:
+            activations.append(weakref.ref(batch))
+            step()
+        return "done"
+
+    gc.disable()  # what is in cycles would go later, and the memory is needed now
+    try:
+        state = Watched()
+        assert run_fn(train, Reset(nothing, nothing))(state) == "done"
+    finally:
+        gc.enable()
+    assert state.log == ["sync", "save" if interrupted else "restore", "reset", *([] if interrupted else ["sync"])]
+    assert [each() for each in activations] == [None, None]
 
 
 def test_no_more_rounds_end_the_call(launcher: Launcher) -> None:

@@ -40,7 +40,7 @@ def test_the_file_is_valid_after_every_write_and_writes_are_short(
     timeline.end(labels)
     timeline.close()
     events = json.loads(path.read_text())
-    assert Counter(event["ph"] for event in events) == {"M": 202, "B": 300, "E": 300, "X": 100}
+    assert Counter(event["ph"] for event in events) == {"M": 203, "B": 300, "E": 300, "X": 100}
     assert len(spans) > 10
     longest = max(len(json.dumps(event)) for event in events)
     for start, stop in spans:
@@ -77,7 +77,7 @@ def test_many_threads(tmp_path: Path) -> None:
         thread.join()
     timeline.close()
     events = json.loads(path.read_text())
-    assert Counter(event["ph"] for event in events) == {"M": 2 + 80, "B": 1200, "E": 1200, "X": 400, "i": 400}
+    assert Counter(event["ph"] for event in events) == {"M": 3 + 80, "B": 1200, "E": 1200, "X": 400, "i": 400}
 
 
 def test_a_name_longer_than_a_page_and_one_of_other_letters(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_full_disk_ends_the_file_and_fills_no_memory(
         assert timeline._events.empty()
         timeline.close()
     assert caplog.text.count("No space left on device") == 1
-    assert len(json.loads((tmp_path / "t.json").read_text())) == 2
+    assert len(json.loads((tmp_path / "t.json").read_text())) == 3
 
 
 def test_names_that_never_come_again_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import horovod
 from horovod.core import config
 from horovod.runner import check_build, probes
 from horovod.runner.arguments import parse
-from horovod.runner.launch import run_commandline
+from horovod.runner.launch import main, run_commandline
 from horovod.runner.options import Options
 from horovod.runner.tunables import TUNABLES, Value
 from horovod.runner.worker_environment import from_options
@@ -215,10 +215,9 @@ def test_a_missing_file() -> None:
     ],
 )
 def test_one_clear_line_and_the_usage(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status: Any = run_commandline(words.split())
-    except SystemExit as end:
-        status = end.code
+    with pytest.raises(SystemExit) as end:  # which the parser raises, too
+        run_commandline(words.split())
+    status: Any = end.value.code
     told = capsys.readouterr()
     usage, error = told.err.strip().splitlines()
     assert status == 2
@@ -233,7 +232,8 @@ def test_one_clear_line_and_the_usage(words: str, message: str, capsys: pytest.C
     [("python train.py", "command not found: python train.py; write it without quotes"), ("", "command not found: ''")],
 )
 def test_a_command_that_is_no_word(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_commandline(["-np", "2", command]) == 2
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run_commandline(["-np", "2", command])
     assert message in capsys.readouterr().err
 
 
@@ -245,8 +245,27 @@ def test_a_script_that_is_no_command_gets_a_hint(
     script = "train.py"
     Path(script).write_text("")
     word = str(tmp_path / script) if place == "/absolute/" else place + script
-    assert run_commandline(["-np", "1", word]) == 2
+    with pytest.raises(ValueError, match="did you mean"):
+        run_commandline(["-np", "1", word])
     assert re.search(rf"did you mean `python\S* {word}`\?", capsys.readouterr().err)
+
+
+def test_the_program_ends_with_a_status_where_its_python_function_raises(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    jobs: list[tuple[list[str], int, type[Exception], str]] = [
+        (["-np", "1", "sh", "-c", "exit 3"], 3, RuntimeError, "Exit code: 3"),
+        (["-np", "1", "no-such-program"], 2, ValueError, "command not found: no-such-program"),
+    ]
+    for arguments, status, kind, text in jobs:
+        with pytest.raises(kind, match=text) as caught:
+            run_commandline(arguments)
+        assert isinstance(caught.value, SystemExit) and caught.value.code == status  # for who does not catch it
+        monkeypatch.setattr("sys.argv", ["horovodrun", *arguments])
+        assert main() == status
+    monkeypatch.setattr("sys.argv", ["horovodrun", "-np", "1", "true"])
+    assert (main(), run_commandline()) == (0, 0)
+    assert "Exit code: 3" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["-v", "--version"])

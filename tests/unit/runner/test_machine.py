@@ -69,7 +69,12 @@ def test_tensorflow_gets_the_same_share_unless_the_user_said_otherwise() -> None
 
 def test_that_ranks_keep_memory_for_the_next_step() -> None:
     limits = worker_environment.memory({"PATH": "/bin", "GLIBC_TUNABLES": "glibc.rtld.nns=2"})
-    assert set(limits) == {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "THP_MEM_ALLOC_ENABLE"}
+    assert set(limits) == {
+        "MALLOC_MMAP_THRESHOLD_",
+        "MALLOC_TRIM_THRESHOLD_",
+        "MALLOC_TOP_PAD_",
+        "THP_MEM_ALLOC_ENABLE",
+    }
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,17 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.experimental import io_callback
+from jax.extend.core import get_opaque_trace_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import Exchange
+from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import Settings
+from horovod._models import presence
+from horovod._models.arrival import Arrival
+from horovod._models.guard import ELEMENTS, some
+from horovod._models.presence import Kind
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.compression import CastCompressor, NoneCompressor
@@ -81,8 +88,27 @@ class JaxReducer(Reducer):
     """Reduces one optimizer's gradients in the computation that is being traced."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._compression = settings.compression
         self._exchange = Exchange(settings)
+        self._handed_out: Any = None  # the trace in which the script got reduced gradients that it has not applied yet
+
+    def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
+        here, self._handed_out = self._handed_out, None
+        if here is None:
+            return [_arrival(gradient) for gradient in gradients]
+        if here == _trace():
+            return [Arrival.REDUCED] * len(gradients)
+        if self._settings.op == ReduceOp.SUM:
+            raise ValueError(
+                "hvd.reduce_gradients has reduced gradients in another function than the one that applies them; "
+                "DistributedOptimizer(op=hvd.Sum) would add them up over the ranks once more. Reduce and apply in one function"
+            )
+        return [Arrival.UNKNOWN] * len(gradients)
+
+    def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        self._handed_out = _trace()
+        return list(reduced)
 
     def __call__(
         self,
@@ -92,14 +118,76 @@ class JaxReducer(Reducer):
         op: ReduceOp,
         factor: float,
     ) -> list[Any]:
-        compressed, contexts = zip(*[self._compression.compress(jnp.asarray(each)) for each in gradients], strict=True)
-        names = [f"gradient of {variable_name(variable)}" for variable in variables]
+        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        pairs = [self._compression.compress(jnp.asarray(gradients[index])) for index in present]
+        names = [f"gradient of {variable_name(variables[index])}" for index in present]
+        shapes = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
+        alike = presence.in_words([Kind.ABSENT if each is None else Kind.DENSE for each in gradients])
+        places = {index: place for place, index in enumerate(present)}
+        own_cut = None if cut is None else [[places[index] for index in each if index in places] for each in cut]
+
+        guard = None if op == ReduceOp.MAX else self.guard
+        held = _held(guard, variables)
+        if held and guard is not None:
+            guard.be_named(variables)
 
         def reduce(tensors: Sequence[Tensor]) -> None:
-            self._exchange.reduce(tensors, names, cut, op, factor)
+            if held and guard is not None and tensors[-1].ready is None:
+                _compare(guard, variables, tensors[-1].array)
+            self._exchange.reduce(tensors[: len(present)], names, own_cut, op, factor, shapes, alike)
 
-        reduced = _changed(reduce, compressed, self._exchange.reduction(op, factor))
-        return [self._compression.decompress(each, context) for each, context in zip(reduced, contexts, strict=True)]
+        reduced = _changed(reduce, [*(tensor for tensor, _ in pairs), *held], self._exchange.reduction(op, factor))
+        results: list[Any] = [None] * len(gradients)
+        for index, each, (_, context) in zip(present, reduced[: len(present)], pairs, strict=True):
+            results[index] = self._compression.decompress(each, context)
+        return results
+
+
+def _held(guard: OptimizerGuard | None, variables: Sequence[Any]) -> list[Any]:
+    """The learning rate, if there is one, and the first elements of some variables: one array of the computation.
+
+    Nothing, if the variables have no values here. They are elsewhere while a training step of the script's own runs.
+    """
+    rate = None if guard is None else guard.rate()
+    every = [*([] if rate is None else [rate]), *some(variables)]
+    if guard is None or not all(_has_value(each) for each in every):
+        return []
+    parts = [jnp.reshape(each.value, (-1,))[:ELEMENTS] for each in every]
+    return [jnp.concatenate([each.astype(jnp.result_type(float)) for each in parts])]
+
+
+def _has_value(variable: Any) -> bool:
+    scope = get_stateless_scope()
+    in_scope = scope is not None and scope.get_current_value(variable) is not None
+    return in_scope or getattr(variable, "_value", None) is not None
+
+
+def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any) -> None:
+    """Compare what :func:`_held` has put into the computation."""
+    values = np.asarray(held)
+    samples, place = [], 0 if guard.rate() is None else 1
+    for each in some(variables):
+        length = min(int(np.prod(each.shape)), ELEMENTS)
+        samples.append(values[place : place + length])
+        place += length
+    guard.compare(variables, None if guard.rate() is None else lambda: values[0], lambda: samples)
+
+
+def _trace() -> object:
+    """Stands for the computation that is being traced, or for none."""
+    return get_opaque_trace_state()  # type: ignore[no-untyped-call]  # as JAX has it
+
+
+def _arrival(gradient: Any) -> Arrival:
+    """What can be seen of a gradient in a trace: whether the operation that made it belongs to a backward pass.
+
+    Nothing can be seen of gradients outside of a trace, and with a JAX whose tracers do not know what made them.
+    """
+    operation = getattr(gradient, "parent", None)
+    names = getattr(getattr(operation, "source_info", None), "name_stack", None)
+    if names is None:
+        return Arrival.UNKNOWN
+    return Arrival.LOCAL if "transpose(" in str(names) else Arrival.CHANGED
 
 
 def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], how: Reducing) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from horovod._keras.distribution import Reducer, scaled
 from horovod._keras.settings import Settings
+from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
 from horovod.tensorflow.training import reduced_marks
@@ -27,9 +28,16 @@ class TensorFlowReducer(Reducer):
         self._settings = settings
         self._name = OptimizerName()
         self._made = reduced_marks.now()
+        reduced_marks.watch_tapes()
 
-    def reduced_before(self, gradient: Any, variable: Any) -> bool:
-        return reduced_marks.take(gradient, variable, self._settings.process_set)
+    def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
+        members = self._settings.process_set
+        pairs = zip(gradients, variables, strict=True)
+        return [reduced_marks.arrival(gradient, variable, members, self._made) for gradient, variable in pairs]
+
+    def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        reduced_marks.mark(reduced, variables, self._settings.process_set)
+        return list(reduced)
 
     def __call__(
         self,
@@ -48,9 +56,17 @@ class TensorFlowReducer(Reducer):
             predivide=settings.predivide if op == ReduceOp.AVERAGE else 1.0,
             groups=None if cut is None else [[variables[i] for i in members] for members in cut],
         )
-        signature = tuple(
-            (str(each.dtype.name), tuple(variable.shape)) for each, variable in zip(gradients, variables, strict=True)
-        )
+        signature = tuple((str(getattr(each.dtype, "name", each.dtype)), tuple(each.shape)) for each in variables)
         name = f"{self._name.of(signature)}.{op.label}"
-        results = reduce_gradients(gradients, variables, reduction, name, ignore_name_scope=True)
-        return [scaled(gradient, factor) for gradient in results]
+        guard = None if op == ReduceOp.MAX else self.guard
+        if guard is not None:
+            guard.be_named(variables)
+        results = reduce_gradients(
+            gradients,
+            variables,
+            reduction,
+            name,
+            ignore_name_scope=True,
+            at_start=None if guard is None else lambda: guard.check(variables),
+        )
+        return [None if gradient is None else scaled(gradient, factor) for gradient in results]

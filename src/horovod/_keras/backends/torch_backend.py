@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 
-from horovod._keras.distribution import Reducer
+from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.settings import Settings
+from horovod._models import presence
+from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
+from horovod.common.reductions import Reducing
+from horovod.core.errors import MismatchError
 from horovod.core.requests.handle import all_of
 from horovod.torch.compression import Compression
-from horovod.torch.ops.allreduce import grouped_allreduce_async_
+from horovod.torch.ops.allreduce import grouped_allreduce_alike
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.uncompiled import is_compiling
 
@@ -28,6 +32,30 @@ class TorchReducer(Reducer):
         self._settings = settings
         self._name = OptimizerName()
 
+    def watch(self, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            parameter = variable.value
+            if parameter.requires_grad and not hasattr(parameter, _STATE):
+                setattr(parameter, _STATE, None)
+                parameter.register_post_accumulate_grad_hook(_note_gradient)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
+        return [_arrival(gradient, each.value) for gradient, each in zip(gradients, variables, strict=True)]
+
+    def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients that were given themselves, with the reduced values, as parameters have them for clips."""
+        results = []
+        with torch.no_grad():
+            for gradient, result, variable in zip(given, reduced, variables, strict=True):
+                own = result if gradient is None or result is None else gradient.copy_(result)
+                if gradient is None and own is not None:
+                    variable.value.grad = own
+                results.append(own)
+                if own is not None:
+                    setattr(variable.value, _STATE, _REDUCED)
+        return results
+
     def __call__(
         self,
         gradients: Sequence[Any],
@@ -38,25 +66,82 @@ class TorchReducer(Reducer):
     ) -> list[Any]:
         if is_compiling():
             torch._dynamo.graph_break()  # a collective cannot be part of a compiled graph
+        if self.guard is not None and op != ReduceOp.MAX:
+            self.guard.check(variables)
+        try:
+            return self._reduce(gradients, variables, cut, op, factor)
+        except MismatchError:
+            called = f"{self._called(variables, op)}.presence"
+            together = presence.exchange(_kinds(gradients), self._settings.process_set, called)
+            if together is None:
+                raise
+        filled = [
+            torch.zeros_like(variable.value) if gradient is None and kind else gradient
+            for gradient, kind, variable in zip(gradients, together, variables, strict=True)
+        ]
+        return self._reduce(filled, variables, cut, op, factor)
+
+    def _called(self, variables: Sequence[Any], op: ReduceOp) -> str:
+        signature = tuple((str(each.value.dtype), tuple(each.value.shape)) for each in variables)
+        return f"{self._name.of(signature)}.{op.label}"
+
+    def _reduce(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        cut: Sequence[Sequence[int]] | None,
+        op: ReduceOp,
+        factor: float,
+    ) -> list[Any]:
+        """Reduce these gradients, of which every rank has the same. Raises MismatchError otherwise, and changes nothing."""
         settings = self._settings
         result: list[Any] = list(gradients)
+        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         with torch.no_grad():
-            sent = [settings.compression.compress(each.detach().contiguous()) for each in gradients]
-            signature = tuple((str(each.dtype), tuple(each.shape)) for each, _ in sent)
-            name = self._name.of(signature)
+            sent = {index: settings.compression.compress(gradients[index].detach().contiguous()) for index in present}
+            name, alike = self._called(variables, op), presence.in_words(_kinds(gradients))
             prescale, postscale = settings.scales(op, factor)
-            handles = [
-                grouped_allreduce_async_(
-                    [sent[i][0] for i in members],
-                    name=f"{name}.{op.label}.{number}",
-                    op=op,
-                    prescale_factor=prescale,
-                    postscale_factor=postscale,
-                    process_set=settings.process_set,
+            buckets = [range(len(gradients))] if cut is None else cut
+            handles = []
+            for number, members in enumerate(buckets):
+                mine = [index for index in members if index in sent]
+                # Without a gradient, a zero shows the others what this rank has.
+                tensors = [sent[index][0] for index in mine] or [torch.zeros(1, device=variables[0].value.device)]
+                labels = [f"gradient of {variable_name(variables[index])}" for index in mine] or ["no gradient"]
+                handles.append(
+                    grouped_allreduce_alike(
+                        tensors,
+                        labels,
+                        f"{name}.{number}",
+                        Reducing(op, prescale, postscale, settings.process_set),
+                        alike,
+                    )
                 )
-                for number, members in enumerate([range(len(sent))] if cut is None else cut)
-            ]
             all_of(functools.partial(synchronize, handle) for handle in handles)
-            for number, (tensor, context) in enumerate(sent):
-                result[number] = settings.compression.decompress(tensor, context)
+            for index, (tensor, context) in sent.items():
+                result[index] = settings.compression.decompress(tensor, context)
         return result
+
+
+_STATE, _REDUCED = "_horovod_gradient", "reduced"
+"""The attribute of a parameter that says what is known of its gradient: None, the version that the backward pass has left, or
+_REDUCED."""
+
+
+def _note_gradient(parameter: Any) -> None:
+    """Called when a backward pass has added to a parameter's gradient."""
+    setattr(parameter, _STATE, parameter.grad._version)
+
+
+def _arrival(gradient: Any, parameter: Any) -> Arrival:
+    state = getattr(parameter, _STATE, None)
+    setattr(parameter, _STATE, None)
+    if state is None:
+        return Arrival.UNKNOWN
+    if state == _REDUCED:
+        return Arrival.REDUCED
+    return Arrival.LOCAL if gradient is parameter.grad and gradient._version == state else Arrival.CHANGED
+
+
+def _kinds(gradients: Sequence[Any]) -> list[presence.Kind]:
+    return [presence.Kind.ABSENT if gradient is None else presence.Kind.DENSE for gradient in gradients]

@@ -1,20 +1,21 @@
 """``DistributedOptimizer`` for Keras 2 (``tf_keras``): its optimizers of TensorFlow 2.11 and newer, and the older ones.
 
-Gradients are reduced in ``minimize``, which ``fit`` calls. A custom training loop uses
-``horovod.tensorflow.DistributedGradientTape`` instead.
+Gradients are reduced in ``minimize``, which ``fit`` calls, and in ``apply_gradients`` if they are not reduced by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from horovod._keras.backends.tensorflow_backend import reduction_of
 from horovod._keras.compilation import turn_off_xla
+from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.loss_scale import unwrapped
 from horovod._keras.settings import MODULE, Settings, users_objects
+from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.common.basics import rank
 from horovod.common.local_gradients import reduce_shared
 from horovod.common.optimizer_name import OptimizerName
@@ -22,22 +23,31 @@ from horovod.common.reductions import Sum
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.training.gradients import reduce_gradients
 from horovod.tensorflow.training.local import LocalSources
-from horovod.tensorflow.training.reduced_marks import take
+from horovod.tensorflow.training.reduced_marks import arrival, mark, now, watch_tapes
+
+Apply = Callable[[Sequence[tuple[Any, Any]]], Any]
+"""Applies pairs of (gradient, variable)."""
 
 
 class LegacyDistribution:
     """The distributed part of one optimizer."""
 
-    def __init__(self, settings: Settings, kind: str) -> None:
+    def __init__(self, optimizer: Any, settings: Settings, kind: str) -> None:
+        self._optimizer = optimizer
+        self.guard = OptimizerGuard(optimizer, settings)
         self._reduction = reduction_of(settings)
         self._name = OptimizerName()
         self._kind = kind
         self._local = LocalSources(settings.process_set, settings.scale_local)
+        self._warning = ChangeWarning("apply_gradients() of the distributed optimizer")
+        self._made = now()
+        self._computed = False  # compute_gradients() was called and apply_gradients() was not
+        watch_tapes()
         self._aggregation: LocalGradientAggregationHelper | None = None
         if settings.passes > 1:
             self._aggregation = LocalGradientAggregationHelper(
                 settings.passes,
-                self.allreduce,
+                self._by_method,
                 settings.sparse_as_dense,
                 settings.average_aggregated,
                 rank(),
@@ -46,6 +56,7 @@ class LegacyDistribution:
                 settings.scale_local,
                 f"Distributed{kind}",
             )
+            self._aggregation.absent_too = True
 
     def keep_local(self, variable: Any) -> None:
         """Do not reduce the gradients of ``variable``."""
@@ -59,17 +70,50 @@ class LegacyDistribution:
         if self._aggregation is not None:
             self._aggregation.register_local_layers(layers)
 
+    def _by_method(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce gradients by the optimizer's method, which a class of the user's may override. That one gets no None."""
+        results: list[Any] = list(gradients)
+        own = type(self._optimizer)._allreduce is _InFront._allreduce
+        chosen = [index for index, gradient in enumerate(results) if own or gradient is not None]
+        reduced = self._optimizer._allreduce(
+            [results[index] for index in chosen], [variables[index] for index in chosen]
+        )
+        for index, gradient in zip(chosen, reduced, strict=True):
+            results[index] = gradient
+        return results
+
     def allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce gradients over the ranks."""
         signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
         name = f"Distributed{self._kind}_{self._name.of(signature)}"
-        return reduce_gradients(gradients, variables, self._reduction, name, ignore_name_scope=True)
+        guard = self.guard
+        guard.be_named(variables)
+        return reduce_gradients(
+            gradients,
+            variables,
+            self._reduction,
+            name,
+            ignore_name_scope=True,
+            at_start=(lambda: guard.check(variables)) if _readable(variables) else None,
+        )
 
     def reduce(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Takes pairs of (gradient, variable), and returns them with the gradients to apply."""
-        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        self._computed = True
+        return self._reduce(pairs, self._arrivals(pairs))
+
+    def _arrivals(self, pairs: Sequence[tuple[Any, Any]]) -> dict[int, Arrival]:
+        """In which state the gradients arrive, by index; those that are not None."""
         members = self._reduction.process_set
-        before = {index for index, (gradient, variable) in enumerate(pairs) if take(gradient, variable, members)}
+        return {
+            index: arrival(gradient, variable, members, self._made)
+            for index, (gradient, variable) in enumerate(pairs)
+            if gradient is not None
+        }
+
+    def _reduce(self, pairs: Sequence[tuple[Any, Any]], arrivals: Mapping[int, Arrival]) -> list[tuple[Any, Any]]:
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        before = {index for index, arrived in arrivals.items() if arrived is Arrival.REDUCED}
         if self._aggregation is not None:
             if before and self._reduction.op == Sum:
                 raise ValueError(
@@ -77,18 +121,52 @@ class LegacyDistribution:
                     "backward_passes_per_step > 1 and op=hvd.Sum would add them up over the ranks once more; pass it a "
                     "tf.GradientTape"
                 )
-            return list(zip(self._aggregation.compute_gradients(gradients, variables), variables, strict=True))
-        kept = self._local.kept(gradients, variables) | {index: gradients[index] for index in before}
-        result = reduce_shared(
-            gradients,
-            kept,
-            lambda shared: self.allreduce([gradients[i] for i in shared], [variables[i] for i in shared]),
-        )
+            result = self._aggregation.compute_gradients(gradients, variables)
+        else:
+            kept = self._local.kept(gradients, variables) | {index: gradients[index] for index in before}
+            if before and len(kept) + gradients.count(None) >= len(gradients):
+                kept.update({index: None for index, each in enumerate(gradients) if each is None})
+            result = reduce_shared(
+                gradients,
+                kept,
+                lambda shared: self._by_method([gradients[i] for i in shared], [variables[i] for i in shared]),
+            )
+        if self._reduction.active():
+            mark(result, variables, self._reduction.process_set)
         return list(zip(result, variables, strict=True))
 
-    def apply(self, optimizer: Any, apply: Callable[[], Any]) -> Any:
-        """Call ``apply``, unless gradients are still being added up over several passes."""
-        return apply() if self._aggregation is None else self._aggregation.apply_gradients(apply, optimizer)
+    def reduce_for_script(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce gradients that the script changes before it applies them."""
+        if self._aggregation is not None:
+            raise ValueError("hvd.reduce_gradients is not possible with backward_passes_per_step > 1; add up yourself")
+        return [gradient for gradient, _ in self.reduce(list(zip(gradients, variables, strict=True)))]
+
+    def apply(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]], aggregated: bool, apply: Apply) -> Any:
+        """Reduce the gradients that were not reduced yet, and call ``apply`` with the result.
+
+        Over several passes it is called only after the last.
+
+        Args:
+            aggregated: the script says that it has reduced the gradients.
+        """
+        if self._reduction.active() and not aggregated:
+            arrivals = self._arrivals(pairs)
+            local = self._local.kept([each for each, _ in pairs], [each for _, each in pairs])
+            waiting = [index for index, arrived in arrivals.items() if arrived is not Arrival.REDUCED]
+            missed = self._aggregation is not None and not self._computed
+            if missed or any(index not in local for index in waiting) or not arrivals:
+                changed = [index for index in waiting if arrivals[index] is Arrival.CHANGED and index not in local]
+                self._warning.give([str(getattr(pairs[index][1], "name", "a variable")) for index in changed])
+                pairs = self._reduce(pairs, arrivals)
+        self._computed = False
+        if self._aggregation is None:
+            return apply(pairs)
+        return self._aggregation.apply_gradients(lambda: apply(pairs), optimizer)
+
+
+def _readable(variables: Sequence[Any]) -> bool:
+    """Whether variables have values outside of graphs, unlike those of TensorFlow 1."""
+    return all(hasattr(getattr(each, "handle", None), "numpy") for each in variables)
 
 
 class _InFront:
@@ -102,13 +180,26 @@ class _InFront:
         self._horovod.keep_local(var)
 
     def _allreduce(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Reduce gradients. Every reduction of this optimizer comes through here, so a script may override it."""
+        return self._allreduce_grads(grads, vars)
+
+    def _allreduce_grads(self, grads: Sequence[Any], vars: Sequence[Any], use_generic_names: bool = False) -> list[Any]:
+        """Reduce gradients.
+
+        Args:
+            use_generic_names: accepted for compatibility. Names do not depend on the graph.
+        """
         return self._horovod.allreduce(grads, vars)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply gradients without a reduction. :meth:`minimize` passes reduced ones."""
+        """Apply gradients, after a reduction of those that are not reduced yet. :meth:`minimize` passes reduced ones."""
         base: Any = super()
-        pairs = list(grads_and_vars)
-        return self._horovod.apply(self, lambda: base.apply_gradients(pairs, *args, **kwargs))
+        aggregated = kwargs.get("skip_gradients_aggregation") or not kwargs.get(
+            "experimental_aggregate_gradients", True
+        )
+        return self._horovod.apply(
+            self, list(grads_and_vars), bool(aggregated), lambda pairs: base.apply_gradients(pairs, *args, **kwargs)
+        )
 
 
 class _New(_InFront):
@@ -186,7 +277,7 @@ def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
 def adopt(optimizer: Any, settings: Settings) -> Any:
     """Set up an instance of a derived class to reduce gradients."""
     kind = type(optimizer).__name__
-    object.__setattr__(optimizer, "_horovod", LegacyDistribution(settings, kind))
+    object.__setattr__(optimizer, "_horovod", LegacyDistribution(optimizer, settings, kind))
     object.__setattr__(optimizer, "_name", settings.name or f"Distributed{kind}")
     turn_off_xla(tf.keras.Model)
     return optimizer

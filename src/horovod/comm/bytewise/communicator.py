@@ -22,7 +22,7 @@ from horovod.comm.base import Communicator
 from horovod.comm.bytewise.base import ByteCollectives
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments, source_and_target, split, split_by_rank
+from horovod.comm.segments import Range, Segments, source_and_target, split, split_by_rank
 from horovod.comm.spans import Vectors, arrays_of
 
 PIECE_BYTES = 8 << 20
@@ -41,26 +41,11 @@ def _bytes(arrays: Sequence[Array]) -> list[Array]:
     return [array.view(np.uint8) for array in arrays]
 
 
-class _Range(NamedTuple):
-    """Elements ``[start, stop)`` of a batch."""
-
-    segments: Segments
-    start: int
-    stop: int
-
-    @property
-    def length(self) -> int:
-        return self.stop - self.start
-
-    def whole(self) -> Array | None:
-        return self.segments.whole(self.start, self.stop)
-
-
 class _Receipt(NamedTuple):
     """What is under way: what to wait for, and what to put where then."""
 
     started: Any
-    unpack: Sequence[tuple[_Range, Array]] = ()
+    unpack: Sequence[tuple[Range, Array]] = ()
 
 
 class BytewiseCommunicator(Communicator):
@@ -87,7 +72,7 @@ class BytewiseCommunicator(Communicator):
             memory = self._memory[use] = np.empty(nbytes, np.uint8)
         return memory[:nbytes].view(dtype)
 
-    def _arrays(self, use: str, dtype: np.dtype[Any], ranges: Sequence[_Range]) -> tuple[list[Array], list[int]]:
+    def _arrays(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> tuple[list[Array], list[int]]:
         """Each range as one array: where it lies, or memory of the engine; and the indices of the latter."""
         found = [each.whole() for each in ranges]
         apart = [index for index, array in enumerate(found) if array is None]
@@ -95,14 +80,14 @@ class BytewiseCommunicator(Communicator):
         staged = iter(split(memory, [ranges[index].length for index in apart]))
         return [next(staged) if array is None else array for array in found], apart
 
-    def _sources(self, use: str, dtype: np.dtype[Any], ranges: Sequence[_Range]) -> list[Array]:
+    def _sources(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> list[Array]:
         """Their contents."""
         arrays, apart = self._arrays(use, dtype, ranges)
         for index in apart:
-            ranges[index].segments.read(ranges[index].start, ranges[index].stop, arrays[index])
+            ranges[index].read(arrays[index])
         return arrays
 
-    def _gather(self, use: str, own: Array, ranges: Sequence[_Range]) -> _Receipt:
+    def _gather(self, use: str, own: Array, ranges: Sequence[Range]) -> _Receipt:
         """Start to hand ``own`` to everybody, and to receive by rank what they have; the own range is not written."""
         longest = max(each.length for each in ranges)
         others = [each if rank != self.rank else each._replace(stop=each.start) for rank, each in enumerate(ranges)]
@@ -113,9 +98,9 @@ class BytewiseCommunicator(Communicator):
     def _finish(self, receipt: _Receipt) -> None:
         self._collectives.wait(receipt.started)
         for place, array in receipt.unpack:
-            place.segments.write(place.start, place.stop, array)
+            place.write(array)
 
-    def _contributions(self, use: str, dtype: np.dtype[Any], ranges: Sequence[_Range]) -> _Contributions:
+    def _contributions(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> _Contributions:
         """Start to send each rank its range, and to receive what all others have of this rank's."""
         longest = max(each.length for each in ranges)
         sends = self._sources(f"{use} sent", dtype, ranges)
@@ -137,7 +122,7 @@ class BytewiseCommunicator(Communicator):
         nbytes = length * dtype.itemsize
         excess = (self.size - 1) * nbytes * (self.size - 2) // self.size
         if nbytes <= DIRECT_BYTES and excess <= DIRECT_EXCESS_BYTES:
-            (own,) = self._sources("own", dtype, [_Range(source, 0, length)])
+            (own,) = self._sources("own", dtype, [source.range()])
             lengths = [0 if rank == self.rank else length for rank in range(self.size)]
             everybody = split(self._stage("everybody", dtype, sum(lengths)), lengths)
             self._collectives.wait(self._collectives.gather(own.view(np.uint8), _bytes(everybody), nbytes))
@@ -154,9 +139,9 @@ class BytewiseCommunicator(Communicator):
             each = -(-min(step, length - start) // self.size)
             return [min(start + rank * each, start + step, length) for rank in range(self.size + 1)]
 
-        def ranges(segments: Segments, index: int) -> list[_Range]:
+        def ranges(segments: Segments, index: int) -> list[Range]:
             at = bounds(index)
-            return [_Range(segments, at[rank], at[rank + 1]) for rank in range(self.size)]
+            return [Range(segments, at[rank], at[rank + 1]) for rank in range(self.size)]
 
         def exchange(index: int) -> _Contributions:
             return self._contributions(f"{index % 2}", dtype, ranges(source, index))
@@ -168,7 +153,7 @@ class BytewiseCommunicator(Communicator):
             ((result,), apart) = self._arrays(f"{index % 2} result", dtype, [own])
             reduce_into(result, contributions.arrays, op, prescale, postscale, self._workspace)
             if apart:
-                target.write(own.start, own.stop, result)
+                own.write(result)
             return self._gather(f"{index % 2} results", result, places)
 
         contributions, gathering = exchange(0), None
@@ -196,15 +181,11 @@ class BytewiseCommunicator(Communicator):
         if not sources:
             return
         dtype, target = sources[0].dtype, Segments(targets)
-        shards = [Segments(views) for views in split_by_rank(sources, counts)]
+        shards = [Segments(views).range() for views in split_by_rank(sources, counts)]
         step = max(1, self._piece_bytes // dtype.itemsize // self.size)
 
         def start(index: int) -> _Contributions:
-            ranges = [
-                _Range(shard, min(index * step, shard.length), min((index + 1) * step, shard.length))
-                for shard in shards
-            ]
-            return self._contributions(f"{index % 2}", dtype, ranges)
+            return self._contributions(f"{index % 2}", dtype, [shard.piece(index, step) for shard in shards])
 
         def finish(index: int, contributions: _Contributions) -> None:
             self._collectives.wait(contributions.started)
@@ -217,7 +198,7 @@ class BytewiseCommunicator(Communicator):
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         source = Segments(inputs)
-        targets = [Segments(views) for views in split_by_rank(arrays_of(outputs), counts)]
+        targets = [Segments(views).range() for views in split_by_rank(arrays_of(outputs), counts)]
         longest = max((target.length for target in targets), default=0)
         if not longest:
             return
@@ -225,13 +206,10 @@ class BytewiseCommunicator(Communicator):
         step = max(1, self._moved_bytes // dtype.itemsize // self.size)
 
         def start(index: int) -> _Receipt:
-            ranges = [
-                _Range(target, min(index * step, target.length), min((index + 1) * step, target.length))
-                for target in targets
-            ]
+            ranges = [target.piece(index, step) for target in targets]
             own = ranges[self.rank]
             (array,) = self._sources(f"{index % 2} own", dtype, [own._replace(segments=source)])
-            own.segments.write(own.start, own.stop, array)
+            own.write(array)
             return self._gather(f"{index % 2} results", array, ranges)
 
         _in_turns(-(-longest // step), start, lambda index, receipt: self._finish(receipt))

@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from horovod.comm.base import DeviceFailure
+from horovod.comm.cuda import nvml
 
 SUCCESS = 0
 NOT_READY = 600
@@ -23,6 +28,7 @@ NOT_READY = 600
 BLOCKING_SYNC, DISABLE_TIMING = 1, 2  # CU_EVENT_BLOCKING_SYNC (a waiting thread sleeps), CU_EVENT_DISABLE_TIMING
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream
 DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 _FILE = "libcuda.so.1"
 _int, _unsigned, _size, _address = ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p
@@ -41,6 +47,8 @@ _PROTOTYPES: dict[str, list[Any]] = {
     # CUresult cuCtxPushCurrent(CUcontext ctx), cuCtxPopCurrent(CUcontext *pctx)
     "cuCtxPushCurrent_v2": [_address],
     "cuCtxPopCurrent_v2": [_pointer(_address)],
+    # CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+    "cuThreadExchangeStreamCaptureMode": [_pointer(_int)],
     # CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority)
     "cuCtxGetStreamPriorityRange": [_pointer(_int), _pointer(_int)],
     # CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
@@ -72,6 +80,21 @@ _PROTOTYPES: dict[str, list[Any]] = {
 }
 
 
+_KEEP_INTERPRETER_LOCK = frozenset(
+    {
+        "cuGetErrorString",
+        "cuCtxPushCurrent_v2",
+        "cuCtxPopCurrent_v2",
+        "cuThreadExchangeStreamCaptureMode",
+        "cuCtxGetStreamPriorityRange",
+        "cuPointerGetAttribute",
+        "cuEventQuery",
+    }
+)
+"""Calls that only look at or note something. To give up the interpreter lock costs more than such a call where another Python
+thread computes. Calls that put work on a stream give it up: they wait where the device has much queued."""
+
+
 class CudaError(DeviceFailure):
     """A call of CUDA failed."""
 
@@ -94,13 +117,15 @@ class Cuda:
             OSError: it cannot be loaded, or is too old; the message says what to do.
             CudaError: there is no device that it can use.
         """
-        functions = ctypes.CDLL(path)
+        releasing, keeping = ctypes.CDLL(path), ctypes.PyDLL(path)
+        functions = SimpleNamespace()
         for name, arguments in _PROTOTYPES.items():
             try:
-                function = getattr(functions, name)
+                function = getattr(keeping if name in _KEEP_INTERPRETER_LOCK else releasing, name)
             except AttributeError:
                 raise OSError(f"{path} has no {name}: a driver for CUDA 11.2 or newer is needed") from None
             function.restype, function.argtypes = _int, arguments
+            setattr(functions, name, function)
         cuda = cls(functions)
         cuda.call("cuInit", 0)
         return cuda
@@ -113,6 +138,19 @@ class Cuda:
             self.functions.cuGetErrorString(result, ctypes.byref(words))
             text = (words.value or b"unknown error").decode(errors="replace")
             raise CudaError(f"{name.removesuffix('_v2')}: CUDA says {text!r} (code {result})")
+
+    @contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        """A block whose calls no capture of a graph forbids, and which make none invalid, whichever thread captures.
+
+        A capture in CUDA's default mode forbids all threads to ask for events or to allocate memory.
+        """
+        mode = ctypes.c_int(RELAXED)
+        self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
     def reached(self, event: int) -> bool:
         """Whether all work before an event is done. Work that failed raises CudaError."""
@@ -145,6 +183,9 @@ def visible() -> int:
     The library is not asked: it reads CUDA_VISIBLE_DEVICES when it is first called, and scripts set that, or the devices of
     their framework, after ``hvd.init()``.
     """
+    known = nvml.visible_gpus()
+    if known is not None:
+        return len(known)
     count = sum(1 for each in Path("/dev").glob("nvidia*") if each.name.removeprefix("nvidia").isdecimal())
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
@@ -155,6 +196,7 @@ def visible() -> int:
 
 
 _loaded: list[Cuda] = []
+_loading = threading.Lock()
 
 
 def loaded() -> Cuda:
@@ -163,6 +205,7 @@ def loaded() -> Cuda:
     Raises:
         OSError, CudaError: it cannot be used; the message says why.
     """
-    if not _loaded:
-        _loaded.append(Cuda.load(_FILE))
-    return _loaded[0]
+    with _loading:
+        if not _loaded:
+            _loaded.append(Cuda.load(_FILE))
+        return _loaded[0]

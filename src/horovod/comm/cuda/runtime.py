@@ -72,7 +72,8 @@ class CudaRuntime(DeviceRuntime):
     def chosen(self) -> Iterator[None]:
         self.cuda.call("cuCtxPushCurrent_v2", self._context)
         try:
-            yield
+            with self.cuda.beside_captures():
+                yield
         finally:
             self.cuda.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 

@@ -8,7 +8,6 @@ every element is reduced in rank order either way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ import numpy as np
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import Collective, Exchange
-from horovod.comm.exchange.sharded_reduction import Part, ShardedReduction, Staging, as_bytes
+from horovod.comm.exchange.sharded_reduction import ShardedReduction, Staging, as_bytes
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments, source_and_target, split
+from horovod.comm.segments import Range, Segments, source_and_target, split, split_by_rank
 from horovod.comm.spans import Vectors, arrays_of
 
 PIECE_BYTES = 512 << 10
@@ -30,10 +29,6 @@ DIRECT_EXCESS_BYTES = 32 << 10
 """What each rank may send more so than in shards. Nothing between 2 ranks; among many it soon costs more than a latency."""
 RELAY_BYTES = 256 << 10
 """What a rank of a broadcast passes on at a time."""
-
-
-def _offsets(counts: Sequence[int]) -> list[int]:
-    return [0, *accumulate(counts)]
 
 
 class ExchangeCommunicator(Communicator):
@@ -72,10 +67,10 @@ class ExchangeCommunicator(Communicator):
             return
         step = self._piece_bytes // dtype.itemsize
         bounds = [length * r // self.size for r in range(self.size + 1)]
-        shares = [Part(source, bounds[r], bounds[r + 1], step) for r in range(self.size)]
-        results = [Part(target, bounds[r], bounds[r + 1], step) for r in range(self.size)]
+        shares = [Range(source, bounds[r], bounds[r + 1]) for r in range(self.size)]
+        results = [Range(target, bounds[r], bounds[r + 1]) for r in range(self.size)]
         ShardedReduction(
-            self._exchange, self._staging, self.rank, dtype, shares, results[self.rank], results, combine
+            self._exchange, self._staging, self.rank, dtype, step, shares, results[self.rank], results, combine
         ).run()
 
     def _is_direct(self, size: int) -> bool:
@@ -126,15 +121,10 @@ class ExchangeCommunicator(Communicator):
             return
         dtype = sources[0].dtype
         step = self._piece_bytes // dtype.itemsize
-        offsets = [_offsets(count) for count in counts]
-        shares = []
-        for r in range(self.size):
-            segments = Segments([source[at[r] : at[r + 1]] for source, at in zip(sources, offsets, strict=True)])
-            shares.append(Part(segments, 0, segments.length, step))
-        target = Segments(targets)
-        own = Part(target, 0, target.length, step)
+        shares = [Segments(views).range() for views in split_by_rank(sources, counts)]
+        own = Segments(targets).range()
         combine = self._arithmetic(op, prescale, postscale)
-        ShardedReduction(self._exchange, self._staging, self.rank, dtype, shares, own, [], combine).run()
+        ShardedReduction(self._exchange, self._staging, self.rank, dtype, step, shares, own, [], combine).run()
 
     def _arithmetic(self, op: ReduceOp, prescale: float, postscale: float) -> Callable[[Array, Sequence[Array]], None]:
         workspace = self._workspace
@@ -146,14 +136,14 @@ class ExchangeCommunicator(Communicator):
         exchange = self._exchange
         exchange.begin(Collective.ALLGATHER)
         sources, targets = arrays_of(inputs), arrays_of(outputs)
-        offsets = [_offsets(count) for count in counts]
+        if not sources:
+            return
+        places = split_by_rank(targets, counts)
         data = [as_bytes(source) for source in sources]
         marks = [exchange.send(r, *data) for r in self._peers]
-        for r in self._peers:
-            places = [as_bytes(target[at[r] : at[r + 1]]) for target, at in zip(targets, offsets, strict=True)]
-            marks.append(exchange.receive(r, *places))
-        for source, target, at in zip(sources, targets, offsets, strict=True):
-            np.copyto(target[at[self.rank] : at[self.rank + 1]], source)
+        marks += [exchange.receive(r, *map(as_bytes, places[r])) for r in self._peers]
+        for source, place in zip(sources, places[self.rank], strict=True):
+            np.copyto(place, source)
         exchange.wait(marks)
 
     def broadcast(self, vectors: Vectors, root: int) -> None:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import Exchange, Mark
-from horovod.comm.segments import Segments
+from horovod.comm.segments import Range
 
 
 def as_bytes(array: Array) -> memoryview:
@@ -43,30 +42,12 @@ class Staging:
         return memory[:size].view(dtype)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Elements ``[start, stop)`` of a batch, cut in pieces of ``step`` elements."""
-
-    segments: Segments
-    start: int
-    stop: int
-    step: int
-
-    @property
-    def pieces(self) -> int:
-        return -(-(self.stop - self.start) // self.step)
-
-    def piece(self, index: int) -> tuple[int, int]:
-        """Where piece ``index`` begins and ends; an empty range past the last one."""
-        begin = min(self.start + index * self.step, self.stop)
-        return begin, min(begin + self.step, self.stop)
-
-
 class ShardedReduction:
     """One streamed reduction. Every rank of the group makes its own with matching parts, and calls :meth:`run` once.
 
     Args:
         rank: this rank's index in the group.
+        step: how many elements a piece has; the last piece of a part may have less.
         inputs: by rank, the part of this rank's input that the rank owns; the lengths are the same on all ranks.
         target: where this rank's own part goes, of the length of ``inputs[rank]``.
         outputs: by rank, where the result of the part that it owns goes; empty if results stay with their owners.
@@ -79,9 +60,10 @@ class ShardedReduction:
         staging: Staging,
         rank: int,
         dtype: np.dtype[Any],
-        inputs: Sequence[Part],
-        target: Part,
-        outputs: Sequence[Part],
+        step: int,
+        inputs: Sequence[Range],
+        target: Range,
+        outputs: Sequence[Range],
         combine: Callable[[Array, Sequence[Array]], None],
     ) -> None:
         self._exchange = exchange
@@ -91,18 +73,17 @@ class ShardedReduction:
         # Starting behind oneself, so that not everyone sends to rank 0 first.
         self._peers = [(rank + distance) % self._size for distance in range(1, self._size)]
         self._dtype = dtype
+        self._step = step
         self._inputs = inputs
         self._target = target
         self._outputs = outputs
         self._combine = combine
         self._sent: deque[list[Mark[Any]]] = deque([[], []])  # what the last two rounds have sent
-        self._results: deque[tuple[list[Mark[Any]], list[tuple[Part, int, Array]]]] = (
-            deque()
-        )  # arriving, not yet unpacked
+        self._results: deque[tuple[list[Mark[Any]], list[tuple[Range, Array]]]] = deque()  # arriving, not yet unpacked
 
     def run(self) -> None:
         contributions = self._send_contributions(0)
-        for index in range(max(part.pieces for part in self._inputs)):
+        for index in range(-(-max(part.length for part in self._inputs) // self._step)):
             arrived = contributions
             contributions = self._send_contributions(index + 1)
             self._exchange.wait(arrived)
@@ -125,30 +106,27 @@ class ShardedReduction:
             if piece.size:
                 marks.append(self._exchange.send(r, as_bytes(piece)))
         self._sent.append(marks)
-        start, stop = self._target.piece(index)
-        if start == stop:
+        length = self._target.piece(index, self._step).length
+        if not length:
             return []
-        return [
-            self._exchange.receive(r, as_bytes(self._stage("contribution", index, r, stop - start)))
-            for r in self._peers
-        ]
+        return [self._exchange.receive(r, as_bytes(self._stage("contribution", index, r, length))) for r in self._peers]
 
     def _reduce(self, index: int) -> None:
         """Reduce piece ``index`` of our part, every contribution to which has arrived, and send the result to all."""
-        start, stop = self._target.piece(index)
-        if start == stop:
+        target = self._target.piece(index, self._step)
+        if not target.length:
             return
         contributions = [
-            self._input(r, index) if r == self._rank else self._stage("contribution", index, r, stop - start)
+            self._input(r, index) if r == self._rank else self._stage("contribution", index, r, target.length)
             for r in range(self._size)
         ]
-        result = self._target.segments.whole(start, stop)
+        result = target.whole()
         if result is not None:
             self._combine(result, contributions)
         else:
-            result = self._stage("result", index, self._rank, stop - start)
+            result = self._stage("result", index, self._rank, target.length)
             self._combine(result, contributions)
-            self._target.segments.write(start, stop, result)
+            target.write(result)
         if self._outputs:
             data = as_bytes(result)
             self._sent[-1] += [self._exchange.send(r, data) for r in self._peers]
@@ -160,13 +138,13 @@ class ShardedReduction:
         """
         marks, staged = [], []
         for r in self._peers:
-            start, stop = self._outputs[r].piece(index)
-            if start == stop:
+            output = self._outputs[r].piece(index, self._step)
+            if not output.length:
                 continue
-            array = self._outputs[r].segments.whole(start, stop)
+            array = output.whole()
             if array is None:
-                array = self._stage("result", index, r, stop - start)
-                staged.append((self._outputs[r], index, array))
+                array = self._stage("result", index, r, output.length)
+                staged.append((output, array))
             marks.append(self._exchange.receive(r, as_bytes(array)))
         self._results.append((marks, staged))
 
@@ -174,18 +152,16 @@ class ShardedReduction:
         """Wait for the oldest results under way and put them where they belong."""
         marks, staged = self._results.popleft()
         self._exchange.wait(marks)
-        for part, index, array in staged:
-            start, stop = part.piece(index)
-            part.segments.write(start, stop, array)
+        for output, array in staged:
+            output.write(array)
 
     def _input(self, rank: int, index: int) -> Array:
         """Piece ``index`` of our input to ``rank``'s part: where it lies if that is contiguous, else packed."""
-        start, stop = self._inputs[rank].piece(index)
-        segments = self._inputs[rank].segments
-        array = segments.whole(start, stop)
+        piece = self._inputs[rank].piece(index, self._step)
+        array = piece.whole()
         if array is None:
-            array = self._stage("input", index, rank, stop - start)
-            segments.read(start, stop, array)
+            array = self._stage("input", index, rank, piece.length)
+            piece.read(array)
         return array
 
     def _stage(self, use: str, index: int, rank: int, length: int) -> Array:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from itertools import count
 from typing import Any, TypeVar
 
@@ -29,6 +31,12 @@ from horovod.comm.lasting import lasting_list
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
 """Variables of which an MPI launcher sets one at least. Without one, to initialise MPI would make a world of this
 process alone, or end it."""
+
+NOT_LAUNCHED = "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"
+
+_LAUNCHERS = ("OMPI_", "PMI", "PALS_", "MPI_", "MPIR_", "HYD", "PRTE_", "SLURM_")
+"""How variables of launchers begin, which would have MPI look for the other processes of the job."""
+_PROBE_SECONDS = 60.0
 
 _TAGS = 1 << 14
 _tags = count(1)
@@ -63,8 +71,8 @@ def obstacle(where: MpiRanks, index: int, threads: bool) -> str:
         index: this rank's in the group.
         threads: whether MPI may be initialised for calls from several threads at a time.
     """
-    if "mpi4py.MPI" not in sys.modules and not any(name in os.environ for name in _LAUNCHED):
-        return "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"
+    if "mpi4py.MPI" not in sys.modules and not launched():
+        return NOT_LAUNCHED
     try:
         mpi = started(threads)
     except (ImportError, RuntimeError) as error:
@@ -84,6 +92,42 @@ def obstacle(where: MpiRanks, index: int, threads: bool) -> str:
             "started by the launcher of another MPI than the one that mpi4py loads?"
         )
     return ""
+
+
+def launched() -> bool:
+    """Whether an MPI launcher has started this process."""
+    return any(name in os.environ for name in _LAUNCHED)
+
+
+def runs() -> bool:
+    """Whether MPI has been started in this process, and not been finalized."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+@cache
+def library_supports_threads() -> bool:
+    """Whether the MPI that mpi4py loads may be called from several threads at a time.
+
+    MPI is not started in this process: that would wait until all processes of the launcher start it. Another process that is
+    alone starts and ends it.
+
+    Raises:
+        ValueError: it could not be started there, and the text says why.
+    """
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    command = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.Query_thread() == MPI.THREAD_MULTIPLE)"]
+    try:
+        done = subprocess.run(
+            command, env=alone, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"MPI did not start within {_PROBE_SECONDS:g} seconds in a process of its own") from None
+    answer = done.stdout.split()[-1:]
+    if done.returncode or answer not in (["True"], ["False"]):
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ValueError(f"mpi4py cannot start MPI: {last}")
+    return answer == ["True"]
 
 
 def started(threads: bool = True) -> Any:

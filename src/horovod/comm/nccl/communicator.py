@@ -20,7 +20,7 @@ How NCCL is called and ended is in :mod:`horovod.comm.nccl.handle`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -28,10 +28,11 @@ import numpy as np
 from horovod.comm.base import Communicator
 from horovod.comm.device import DeviceRuntime, OwnedSpans
 from horovod.comm.nccl import library
-from horovod.comm.nccl.handle import CommHandle
+from horovod.comm.nccl.factors import Scaling, scaling
+from horovod.comm.nccl.handle import CommHandle, Meanwhile, nothing
 from horovod.comm.nccl.library import NcclError
 from horovod.comm.reduction import ReduceOp
-from horovod.comm.spans import Spans, Vectors, layout_of
+from horovod.comm.spans import Layout, Spans, Vectors, layout_of
 
 PACKED_BYTES = 1 << 20
 """Vectors of an allreduce that are smaller travel in one buffer."""
@@ -44,15 +45,19 @@ _Call: TypeAlias = tuple[Any, ...]
 
 
 class NcclEvent:
-    """The completion of a collective: markers before and behind it on the communicator's stream."""
+    """The completion of a collective: markers before and behind it on the communicator's stream. It holds what was made for the
+    collective alone."""
 
-    __slots__ = ("_begin", "_end", "_handle", "_runtime")
+    __slots__ = ("_begin", "_end", "_handle", "_held", "_number", "_runtime")
 
-    def __init__(self, handle: CommHandle, runtime: DeviceRuntime, begin: Any, end: Any) -> None:
+    def __init__(self, handle: CommHandle, runtime: DeviceRuntime, begin: Any, end: Any, held: object) -> None:
         self._handle = handle
         self._runtime = runtime
         self._begin = begin
         self._end = end
+        self._held = held
+        handle.queued += 1
+        self._number = handle.queued
 
     def begun(self) -> bool:
         return self._runtime.query(self._begin)
@@ -65,7 +70,14 @@ class NcclEvent:
             self._runtime.wait(self._runtime.current_stream(), self._end)
 
     def error(self) -> BaseException | None:
-        return self._handle.failure()
+        return None if self._number <= self._handle.over else self._handle.failure()
+
+    def was_right(self) -> bool:
+        """Whether it is over while nothing is wrong. Then it was right, with all before it, whatever happens later."""
+        if not self.query() or self._handle.failure() is not None:
+            return False
+        self._handle.over = max(self._handle.over, self._number)
+        return True
 
 
 class NcclCommunicator(Communicator):
@@ -105,17 +117,32 @@ class NcclCommunicator(Communicator):
             small = []
         apart = [n for n, length in enumerate(lengths) if length and n not in set(small)]
         with self._runtime.chosen():
-            operation = self._operation(op, dtype, prescale, postscale)
+            scaled, factor, operation = self._reduction(op, dtype, prescale * postscale)
+            ends = _some(targets, apart)
+            begins = _some(sources, apart)
+            if scaled is Scaling.BEFORE:
+                self._runtime.scale(self._stream, begins, ends, factor)
+                begins = ends
             calls: list[_Call] = [
-                ("ncclAllReduce", sources.addresses[n], targets.addresses[n], lengths[n], kind, operation)
-                for n in apart
+                ("ncclAllReduce", source, target, length, kind, operation)
+                for source, target, length in zip(begins.addresses, ends.addresses, ends.layout.sizes, strict=True)
             ]
-            if not small:
-                return self._carry_out(calls)
-            packed, length = self._pack(sources, small)
-            start = packed.addresses[0]
-            calls.append(("ncclAllReduce", start, start, length, kind, operation))
-            return self._carry_out(calls, (packed, _some(targets, small)))
+            packed: Spans | None = None
+            if small:
+                packed, length = self._pack(sources, small)
+                if scaled is Scaling.BEFORE:
+                    self._runtime.scale(self._stream, packed, packed, factor)
+                start = packed.addresses[0]
+                calls.append(("ncclAllReduce", start, start, length, kind, operation))
+
+            def then() -> None:
+                for reduced in (ends, packed):
+                    if reduced is not None and scaled is Scaling.AFTER:
+                        self._runtime.scale(self._stream, reduced, reduced, factor)
+                if packed is not None:
+                    self._runtime.copy(self._stream, packed, _some(targets, small))
+
+            return self._carry_out(calls, then)
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> NcclEvent:
         sources, targets = _spans(inputs), _spans(outputs)
@@ -171,9 +198,14 @@ class NcclCommunicator(Communicator):
         sources, targets = _spans(inputs), _spans(outputs)
         dtype = sources.layout.dtype
         kind = library.DATA_TYPES[dtype]
-        with self._runtime.chosen():
-            operation = self._operation(op, dtype, prescale, postscale)
+        held: OwnedSpans | None = None
         calls: list[_Call] = []
+        with self._runtime.chosen():
+            scaled, factor, operation = self._reduction(op, dtype, prescale * postscale)
+            if scaled is Scaling.BEFORE:  # the inputs stay as they are
+                held = self._runtime.allocate(dtype, sum(sources.layout.sizes), self._stream)
+                sources = Spans(sources.layout, _consecutive(held.addresses[0], sources.layout))
+                self._runtime.scale(self._stream, _spans(inputs), sources, factor)
         for source, target, of in zip(sources.addresses, targets.addresses, counts, strict=True):
             if not any(of):
                 continue
@@ -184,24 +216,33 @@ class NcclCommunicator(Communicator):
                 if length:
                     own = target if root == self.rank else start  # others receive nothing
                     calls.append(("ncclReduce", start, own, of[root], kind, operation, root))
-        return self._carry_out(calls)
+
+        def then() -> None:
+            if scaled is Scaling.AFTER:
+                self._runtime.scale(self._stream, targets, targets, factor)
+
+        return self._carry_out(calls, then, held)
 
     def barrier(self) -> NcclEvent:
         with self._runtime.chosen():
             word = self._runtime.allocate(np.dtype(np.int32), 1, self._stream, 0)
         address = word.addresses[0]
-        return self._carry_out([("ncclAllReduce", address, address, 1, library.DATA_TYPES[word.layout.dtype], 0)])
+        calls: list[_Call] = [("ncclAllReduce", address, address, 1, library.DATA_TYPES[word.layout.dtype], 0)]
+        return self._carry_out(calls, held=word)
 
-    def _carry_out(self, calls: Sequence[_Call], unpack: tuple[Spans, Spans] | None = None) -> NcclEvent:
-        """Queue these calls as one kernel, and copies out of the buffer after it where there are any."""
+    def _carry_out(self, calls: Sequence[_Call], then: Callable[[], None] = nothing, held: object = None) -> NcclEvent:
+        """Queue these calls as one kernel, and after it what ``then`` queues.
+
+        Args:
+            held: memory that was made for the collective.
+        """
         with self._runtime.chosen():
             begin = self._runtime.record(self._stream)
             with self._handle.group():
                 for name, *arguments in calls:
                     self._handle.call(name, *arguments, self._handle.address, self._address)
-            if unpack is not None:
-                self._runtime.copy(self._stream, *unpack)
-            self._latest = NcclEvent(self._handle, self._runtime, begin, self._runtime.record(self._stream))
+            then()
+            self._latest = NcclEvent(self._handle, self._runtime, begin, self._runtime.record(self._stream), held)
             return self._latest
 
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
@@ -211,11 +252,11 @@ class NcclCommunicator(Communicator):
     # Parts
 
     def can_split(self) -> bool:
-        return self._latest is None or self._latest.query()
+        return self._latest is None or self._latest.was_right()
 
-    def split(self, members: Sequence[int], deadline: float) -> NcclCommunicator | None:
+    def split(self, members: Sequence[int], deadline: float, meanwhile: Meanwhile = nothing) -> NcclCommunicator | None:
         place = members.index(self.rank) if self.rank in members else -1
-        handle = self._handle.split(None if place < 0 else 0, max(place, 0), deadline)
+        handle = self._handle.split(None if place < 0 else 0, max(place, 0), deadline, meanwhile)
         if handle is None:
             return None
         return NcclCommunicator(place, len(members), handle, self._runtime, self._stream)
@@ -230,16 +271,18 @@ class NcclCommunicator(Communicator):
         self._latest = None
         self._scratch = None
 
-    def _operation(self, op: ReduceOp, dtype: np.dtype[Any], prescale: float, postscale: float) -> int:
-        """NCCL's number of a reduction with its factors, which become one: a sum of scaled inputs is the scaled sum."""
-        factor = prescale * postscale
+    def _reduction(self, op: ReduceOp, dtype: np.dtype[Any], factor: float) -> tuple[Scaling, float, int]:
+        """When the device multiplies and by what, and NCCL's number of the reduction. The factors of a reduction are one: a sum
+        of scaled inputs is the scaled sum."""
         if factor == 1.0:
-            return library.OPERATIONS[op]
+            return Scaling.NOT, factor, library.OPERATIONS[op]
         if op is not ReduceOp.SUM:
             raise NcclError(f"NCCL has no {op.label} with factors")
-        if prescale == 1.0 and postscale == 1.0 / self.size:
-            return library.AVERAGE
-        return self._handle.multiplied_sum(dtype, factor)
+        scaled = scaling(dtype, factor)
+        if scaled is not Scaling.NOT:
+            return scaled, factor, library.OPERATIONS[op]
+        average = factor == 1.0 / self.size
+        return Scaling.NOT, factor, library.AVERAGE if average else self._handle.multiplied_sum(dtype, factor)
 
     def _pack(self, sources: Spans, chosen: Sequence[int]) -> tuple[Spans, int]:
         """Copy some vectors into the buffer, one after another.
@@ -284,6 +327,11 @@ def _some(spans: Spans, chosen: Sequence[int]) -> Spans:
     layout = spans.layout
     sizes = tuple([layout.sizes[n] for n in chosen])
     return Spans(layout_of(layout.dtype, sizes, layout.device), [spans.addresses[n] for n in chosen])
+
+
+def _consecutive(start: int, layout: Layout) -> list[int]:
+    """Where the vectors of a layout lie one after another."""
+    return [address for address, _ in _places(start, layout.lengths.tolist())]
 
 
 def _places(start: int, lengths: Sequence[int]) -> list[tuple[int, int]]:

@@ -13,7 +13,8 @@ from horovod.comm.datatypes import COMPLEX, FLOATING, DataType
 from horovod.comm.device import DeviceRuntime
 from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
 from horovod.comm.nccl import library
-from horovod.comm.reduction import ReduceOp
+from horovod.comm.nccl.factors import device_holds, holds
+from horovod.comm.reduction import OF_BITS, ReduceOp
 
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL 2.30 and newer serve several ranks on one GPU where this is 1; for tests, as it is slow."""
@@ -69,16 +70,28 @@ class NcclEngine(Engine):
                 return str(error)
         return ""
 
-    def lacks(self, data_types: Sequence[DataType], op: ReduceOp | None, scaled: bool) -> str:
+    def lacks(
+        self,
+        data_types: Sequence[DataType],
+        op: ReduceOp | None,
+        scaled: bool,
+        factor: float = 1.0,
+        scales: bool = False,
+    ) -> str:
         if op is None:
             return ""
         if op is ReduceOp.ADASUM:
             return "NCCL has no Adasum"
+        if op in OF_BITS:
+            return "NCCL does not reduce bits"
         for data_type in data_types:
             if data_type in COMPLEX or data_type.numpy not in library.DATA_TYPES:
                 return f"NCCL does not reduce {data_type.label}"
             if scaled and data_type not in FLOATING:
                 return f"NCCL does not scale {data_type.label} as hvd.allreduce does"
+            dtype = data_type.numpy
+            if scaled and not (holds(dtype, factor) or (scales and device_holds(dtype, factor))):
+                return f"NCCL multiplies {data_type.label} by factors of that type, which does not hold {factor:g}"
         if scaled and op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             return f"NCCL has no {op.label} with factors"
         return ""
@@ -101,7 +114,7 @@ class NcclEngine(Engine):
         limit = group.settings.stall_timeout.total_seconds()
         try:
             handle = CommHandle.create(
-                library.loaded(), runtime, group.rank, group.size, bootstrap.data, deadline, limit
+                library.loaded(), runtime, group.rank, group.size, bootstrap.data, deadline, limit, group.meanwhile
             )
         except DeviceFailure as error:
             raise EngineError(f"{error}. The device is {runtime.device}.") from error

@@ -5,6 +5,9 @@ it connects to a peer), the caller asks from time to time, within a limit, and g
 
 **Abort.** NCCL allows ``ncclCommAbort`` while kernels run, but not while another thread is inside a call. All calls are made
 under one lock, which nobody holds while he waits. ``ncclCommAbort`` may itself take long, so a thread of its own calls it.
+
+**What NCCL writes later.** It notes the address of a new communicator when that is made, which may be after the caller has
+given up. So the place for it is freed only when NCCL has said that it is done with the call.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from horovod.comm.base import Aborted, DeviceFailure
 from horovod.comm.device import DeviceRuntime
+from horovod.comm.lasting import lasting_list
 from horovod.comm.nccl import library
 from horovod.comm.nccl.library import Nccl, NcclError
 
@@ -32,6 +37,20 @@ _YIELD_SECONDS = 200e-6
 """How long the caller yields its core between questions before it sleeps between them: NCCL mostly needs less."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 5e-3
+
+SUMS = 32
+"""How many sums with a factor a communicator keeps in NCCL. Each is 16 bytes or so there, and a call to make."""
+
+Meanwhile: TypeAlias = Callable[[], None]
+"""Called from time to time while a communicator is made, as other ranks must hear of this one."""
+
+
+def nothing() -> None:
+    """Nobody must hear of this rank."""
+
+
+_places = lasting_list()
+"""Where NCCL may still write the address of a communicator, each with the configuration that it was given."""
 
 _log = logging.getLogger("horovod.comm")
 
@@ -46,10 +65,13 @@ class CommHandle:
 
     Attributes:
         address: as NCCL's functions take it.
+        queued: how many collectives were queued.
+        over: how many of them are known to have succeeded.
     """
 
     def __init__(self, nccl: Nccl, runtime: DeviceRuntime, rank: int, address: int, limit: float) -> None:
         self.address = address
+        self.queued = self.over = 0
         self._nccl = nccl
         self._c = nccl.functions
         self._runtime = runtime
@@ -60,12 +82,19 @@ class CommHandle:
         self._aborting = False
         self._aborted = threading.Event()
         self._closed = False
-        self._parts: list[object] = []  # where NCCL writes the address of a part, maybe after the limit
-        self._sums: dict[tuple[np.dtype[Any], float], int] = {}
+        self._sums: OrderedDict[tuple[np.dtype[Any], float], int] = OrderedDict()  # the one unused for longest is first
 
     @classmethod
     def create(
-        cls, nccl: Nccl, runtime: DeviceRuntime, rank: int, size: int, unique_id: bytes, deadline: float, limit: float
+        cls,
+        nccl: Nccl,
+        runtime: DeviceRuntime,
+        rank: int,
+        size: int,
+        unique_id: bytes,
+        deadline: float,
+        limit: float,
+        meanwhile: Meanwhile = nothing,
     ) -> CommHandle:
         """A new communicator of ``size`` ranks, which all call this.
 
@@ -76,8 +105,9 @@ class CommHandle:
         Raises:
             NcclError: it cannot be made.
         """
-        made, config = ctypes.c_void_p(), library.Config.non_blocking()
+        made, config = place = ctypes.c_void_p(), library.Config.non_blocking()
         identity = library.UniqueId.from_buffer_copy(unique_id)
+        _places.append(place)
         with runtime.chosen():
             result = nccl.functions.ncclCommInitRankConfig(
                 ctypes.byref(made), size, identity, rank, ctypes.byref(config)
@@ -85,10 +115,11 @@ class CommHandle:
         if result not in (library.SUCCESS, library.IN_PROGRESS) or not made.value:
             raise NcclError(f"ncclCommInitRankConfig: {nccl.words(result)}")
         handle = cls(nccl, runtime, rank, made.value, limit)
-        handle._await_made("ncclCommInitRankConfig", result, deadline)
+        handle._await_made("ncclCommInitRankConfig", result, deadline, meanwhile)
+        _forget(place)
         return handle
 
-    def split(self, part: int | None, place: int, deadline: float) -> CommHandle | None:
+    def split(self, part: int | None, place: int, deadline: float, meanwhile: Meanwhile = nothing) -> CommHandle | None:
         """A communicator of some of this one's ranks, all of which call this, while nothing called on it is under way.
 
         The two share nothing, so each can be aborted and ended without the other.
@@ -104,31 +135,34 @@ class CommHandle:
             NcclError: it cannot be made.
             Aborted: this one was aborted meanwhile.
         """
-        made, config = ctypes.c_void_p(), library.Config.non_blocking()
-        self._parts.append((made, config))
+        made, config = written = ctypes.c_void_p(), library.Config.non_blocking()
+        _places.append(written)
         with self._runtime.chosen():
             with self._lock:
                 self._check()
                 color = library.NO_COLOR if part is None else part
                 result = self._c.ncclCommSplit(self.address, color, place, ctypes.byref(made), ctypes.byref(config))
             try:
-                self._settle("ncclCommSplit", result, deadline)  # NCCL is busy with the whole until the part is made
+                # NCCL is busy with the whole until the part is made.
+                self._settle("ncclCommSplit", result, deadline, meanwhile)
             except BaseException:
                 if made.value:
                     CommHandle(self._nccl, self._runtime, place, made.value, self._limit)._give_up()
                 raise
         if part is None:
+            _forget(written)
             return None
         if not made.value:
             raise NcclError("ncclCommSplit has made nothing")
         handle = CommHandle(self._nccl, self._runtime, place, made.value, self._limit)
-        handle._await_made("ncclCommSplit", library.IN_PROGRESS, deadline)
+        handle._await_made("ncclCommSplit", library.IN_PROGRESS, deadline, meanwhile)
+        _forget(written)
         return handle
 
-    def _await_made(self, call: str, result: int, deadline: float) -> None:
+    def _await_made(self, call: str, result: int, deadline: float, meanwhile: Meanwhile) -> None:
         try:
             with self._runtime.chosen():
-                self._settle(call, result, deadline)
+                self._settle(call, result, deadline, meanwhile)
         except BaseException:
             self._give_up()
             raise
@@ -143,7 +177,7 @@ class CommHandle:
         """One call, whose result shows at once or at the end of the group."""
         result = getattr(self._c, name)(*arguments)
         if result not in (library.SUCCESS, library.IN_PROGRESS):
-            raise NcclError(f"{name}: {self._nccl.words(result, self.address)}")
+            raise NcclError(f"{name}: {self._nccl.words(result)}")
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -158,13 +192,15 @@ class CommHandle:
         self._settle("ncclGroupEnd", result, time.monotonic() + self._limit)
 
     def multiplied_sum(self, dtype: np.dtype[Any], factor: float) -> int:
-        """NCCL's number of the sum of elements that are multiplied with ``factor`` before; made once."""
-        known = self._sums.get((dtype, factor))
+        """NCCL's number of the sum of elements that are multiplied with ``factor`` before, kept for a while. Not in a group."""
+        known = self._sums.pop((dtype, factor), None)
         if known is None:
             made = ctypes.c_int()
             value = library.scalar(factor, dtype)
             with self._lock:
                 self._check()
+                while len(self._sums) >= SUMS:  # no call with it is under way
+                    self.call("ncclRedOpDestroy", self._sums.popitem(last=False)[1], self.address)
                 result = self._c.ncclRedOpCreatePreMulSum(
                     ctypes.byref(made),
                     ctypes.cast(value, ctypes.c_void_p),
@@ -172,18 +208,19 @@ class CommHandle:
                     library.residence(),
                     self.address,
                 )
-            self._nccl.check("ncclRedOpCreatePreMulSum", result, self.address)
-            known = self._sums[dtype, factor] = made.value
+            self._nccl.check("ncclRedOpCreatePreMulSum", result)
+            known = made.value
+        self._sums[dtype, factor] = known
         return known
 
     def _check(self) -> None:
         if self._aborting:
             raise Aborted("the communicator was aborted")
 
-    def _settle(self, call: str, result: int, deadline: float) -> None:
+    def _settle(self, call: str, result: int, deadline: float, meanwhile: Meanwhile = nothing) -> None:
         """Return when NCCL is no longer busy with a call that returned ``result``."""
         if result not in (library.SUCCESS, library.IN_PROGRESS):
-            raise NcclError(f"{call}: {self._nccl.words(result, self.address)}")
+            raise NcclError(f"{call}: {self._nccl.words(result)}")
         pause, yields_until = _FIRST_PAUSE, time.monotonic() + _YIELD_SECONDS
         while result == library.IN_PROGRESS:
             with self._lock:
@@ -192,7 +229,7 @@ class CommHandle:
             if result == library.SUCCESS:
                 return
             if result != library.IN_PROGRESS:
-                raise NcclError(f"{call}: {self._nccl.words(result, self.address)}")
+                raise NcclError(f"{call}: {self._nccl.words(result)}")
             now = time.monotonic()
             if now > deadline:
                 raise NcclError(
@@ -202,6 +239,7 @@ class CommHandle:
             if now < yields_until:  # NCCL tells nobody when it is done: it can only be asked
                 os.sched_yield()
                 continue
+            meanwhile()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -221,7 +259,7 @@ class CommHandle:
             state = self._nccl.async_error(self.address)
             if state in (library.SUCCESS, library.IN_PROGRESS):
                 return None
-            return NcclError(self._nccl.words(state, self.address))
+            return NcclError(self._nccl.words(state))
         except NcclError as error:
             return error
         finally:
@@ -267,8 +305,8 @@ class CommHandle:
 
     def _finish(self) -> None:
         with self._runtime.chosen():
-            for operation in self._sums.values():
-                self.call("ncclRedOpDestroy", operation, self.address)
+            while self._sums:
+                self.call("ncclRedOpDestroy", self._sums.popitem()[1], self.address)
             with self._lock:
                 result = self._c.ncclCommFinalize(self.address)
             self._settle("ncclCommFinalize", result, time.monotonic() + END_SECONDS)
@@ -276,3 +314,8 @@ class CommHandle:
                 result = self._c.ncclCommDestroy(self.address)
             if result != library.IN_PROGRESS:
                 self._nccl.check("ncclCommDestroy", result)
+
+
+def _forget(place: object) -> None:
+    """NCCL is done with it."""
+    _places[:] = [each for each in _places if each is not place]

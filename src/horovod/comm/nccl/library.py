@@ -224,15 +224,18 @@ class Nccl:
         self.check("ncclGetUniqueId", self.functions.ncclGetUniqueId(ctypes.byref(made)))
         return made.data()
 
-    def check(self, call: str, result: int, communicator: int | None = None) -> None:
+    def check(self, call: str, result: int) -> None:
         """Raises NcclError, in NCCL's words, unless ``result`` is success."""
         if result != SUCCESS:
-            raise NcclError(f"{call}: {self.words(result, communicator)}")
+            raise NcclError(f"{call}: {self.words(result)}")
 
-    def words(self, result: int, communicator: int | None = None) -> str:
-        """What a result code means, with what NCCL says of the circumstances."""
+    def words(self, result: int) -> str:
+        """What a result code means, with what NCCL says of the circumstances.
+
+        NCCL is asked without a communicator: it does not use it, and another thread may have ended it.
+        """
         text = (self.functions.ncclGetErrorString(result) or b"").decode(errors="replace")
-        more = (self.functions.ncclGetLastError(communicator) or b"").decode(errors="replace").strip()
+        more = (self.functions.ncclGetLastError(None) or b"").decode(errors="replace").strip()
         return f"NCCL says {text!r} (code {result}){f': {more}' if more else ''}"
 
     def async_error(self, communicator: int) -> int:
@@ -243,7 +246,7 @@ class Nccl:
         """
         state = _int(0)
         result = self.functions.ncclCommGetAsyncError(communicator, ctypes.byref(state))
-        self.check("ncclCommGetAsyncError", result, communicator)
+        self.check("ncclCommGetAsyncError", result)
         return state.value
 
 

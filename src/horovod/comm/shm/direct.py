@@ -22,11 +22,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from horovod.comm.base import PeerFailure
-from horovod.comm.datatypes import HALF_PRECISION, Array
-from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments, shard_bounds
+from horovod.comm.datatypes import Array
+from horovod.comm.reduction import HALVES, ReduceOp, Workspace, reduce_into
+from horovod.comm.segments import PLACE_BYTES, Segments, copy_plan, shard_bounds
 from horovod.comm.shm import cross_memory
-from horovod.comm.shm.copy_plan import PLACE_BYTES, copy_plan
 from horovod.comm.shm.words import WORD
 from horovod.comm.spans import Layout, address_of
 
@@ -91,9 +90,6 @@ def exchange_rank_infos(rank: int, exchange: Exchange) -> list[int] | None:
 
 def _place(address: int, nbytes: int) -> Array:
     return np.array([[address, nbytes]], np.uintp)
-
-
-_HALVES = {data_type.numpy for data_type in HALF_PRECISION}
 
 
 class Direct:
@@ -219,7 +215,7 @@ class Direct:
         buffers = [self._workspace.array(3 + peer, dtype, longest) for peer in range(self._size)]
         into = np.array([[address_of(buffer), 0] for buffer in buffers], np.uintp)
         # 16-bit floats are folded faster into memory that is none of the contributions.
-        aside = dtype in _HALVES and target is source
+        aside = dtype in HALVES and target is source
         most = longest if postscale == 1.0 else _SCALED // dtype.itemsize
         for step in way.steps:
             into[:, 1] = step.nbytes

@@ -141,7 +141,11 @@ class Large:
         if self._reading == "always":
             if_readable()
         else:
-            self._prefer(self._preferences.setdefault((kind, nbytes.bit_length()), Preference()), streamed, if_readable)
+            call = kind, nbytes.bit_length()
+            preference = self._preferences.get(call)
+            if preference is None:
+                preference = self._preferences[call] = Preference()
+            self._prefer(preference, streamed, if_readable)
 
     def _prefer(self, preference: Preference, *ways: Callable[[], None]) -> None:
         """Go one of two ways, as the ranks prefer, and time it if they do not know yet."""

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from horovod.comm.datatypes import Array
-from horovod.comm.reduction import ReduceOp, Workspace
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.segments import Segments
 from horovod.comm.shm import futex
 from horovod.comm.shm.memory import SharedMemory, in_pages
@@ -105,7 +105,9 @@ class Proposals:
         outcome = self._words.values[self._outcome]
         number = (outcome >> 1) + 1
         self._slot = slot = ~outcome & 1  # this rank has taken part in every success so far
-        if vectors:
+        if len(vectors) == 1:
+            np.copyto(self._contributions((vector := vectors[0]).dtype)[self._rank][: vector.size], vector)
+        elif vectors:
             source = Segments(vectors)
             source.read(0, source.length, self._contributions(source.dtype)[self._rank][: source.length])
         head = self._heads[slot][self._rank]
@@ -129,8 +131,8 @@ class Proposals:
         return self._words.values[self._outcome] & 1 == self._slot
 
     def await_outcome(self, number: int, spins: int, seconds: float) -> bool:
-        """Whether the try is over; looks ``spins`` times in a row, then sleeps for so long at most."""
-        return self._await(self._outcome, 2 * number, spins, seconds)
+        """Whether the try is over; looks ``spins`` times in a row, then sleeps for so long at most, or less."""
+        return self._words.await_value(self._outcome, 2 * number, spins, seconds)
 
     def stop_waiting(self, number: int) -> bool:
         """Have the leader send a message if the try succeeds from now on. Returns whether it is over already."""
@@ -144,11 +146,14 @@ class Proposals:
 
     def reduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float, first: int = 0) -> None:
         """After a success: reduce everybody's contribution, from element ``first`` on, into ``outputs``, as an engine does."""
-        if not outputs:
-            return
-        target = Segments(outputs)
-        contributions = [each[first : first + target.length] for each in self._contributions(target.dtype)]
-        target.reduce(0, target.length, contributions, op, prescale, postscale, self._workspace)
+        if len(outputs) == 1:
+            only = outputs[0]
+            contributions = [each[first : first + only.size] for each in self._contributions(only.dtype)]
+            reduce_into(only, contributions, op, prescale, postscale, self._workspace)
+        elif outputs:
+            target = Segments(outputs)
+            contributions = [each[first : first + target.length] for each in self._contributions(target.dtype)]
+            target.reduce(0, target.length, contributions, op, prescale, postscale, self._workspace)
 
     def broadcast(self, outputs: Vectors, root: int) -> None:
         """After a success: copy the contribution of ``root`` into ``outputs``."""
@@ -178,8 +183,8 @@ class Proposals:
     # For the leader.
 
     def await_proposal(self, peer: int, number: int, spins: int, seconds: float) -> bool:
-        """Whether a peer takes part in the try; looks ``spins`` times in a row, then sleeps for so long at most."""
-        return self._await(word_index(peer, PROPOSAL), number, spins, seconds)
+        """Whether a peer takes part in the try; looks ``spins`` times in a row, then sleeps for so long at most, or less."""
+        return self._words.await_value(word_index(peer, PROPOSAL), number, spins, seconds)
 
     def alike(self, peer: int, identity: bytes) -> bool:
         """Whether a peer that takes part wants what this rank wants."""
@@ -230,18 +235,6 @@ class Proposals:
     def reopen(self) -> None:
         """The leader uses the fast path again."""
         self._words.values[self._closed] = 0
-
-    def _await(self, index: int, value: int, spins: int, seconds: float) -> bool:
-        """Whether a word has reached ``value``. The sleep may end early."""
-        values = self._words.values
-        for _ in range(spins):
-            if values[index] >= value:
-                return True
-        if seconds:
-            seen = values[index]
-            if seen < value:
-                self._words.sleep(index, seen, seconds)
-        return values[index] >= value
 
     def _contributions(self, dtype: np.dtype[Any]) -> list[Array]:
         key = (self._slot, dtype)

@@ -99,6 +99,18 @@ class Words:
         finally:
             values[self._asleep] = 0
 
+    def await_value(self, index: int, value: int, spins: int, seconds: float) -> bool:
+        """Whether a word has reached ``value``; looks ``spins`` times in a row, then sleeps for so long at most, or less."""
+        values = self.values
+        for _ in range(spins):
+            if values[index] >= value:
+                return True
+        if seconds:
+            seen = values[index]
+            if seen < value:
+                self.sleep(index, seen, seconds)
+        return values[index] >= value
+
     def read_fence(self) -> None:
         """What is read from now on is not older than the word that was looked at before."""
         if futex.weakly_ordered:

@@ -6,11 +6,13 @@ for.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections import deque
 from itertools import islice
 
+from horovod._silence import ends_of, is_silence, silence
 from horovod.comm.base import PeerFailure
 from horovod.comm.exchange.base import mismatch
 
@@ -58,6 +60,7 @@ class Link:
 
     __slots__ = (
         "blocked",
+        "ends",
         "fd",
         "headers",
         "incoming",
@@ -74,6 +77,7 @@ class Link:
         self.rank = rank
         self.socket = connection
         self.fd = connection.fileno()
+        self.ends = ends_of(connection)
         self.outgoing = Flow(self)
         self.incoming = Flow(self)
         self.headers: deque[tuple[int, bytearray, bytes]] = deque()  # place in incoming, buffer, what it must hold
@@ -82,15 +86,6 @@ class Link:
         self.blocked = False  # the kernel took less than was offered
         self.stamp = 0.0  # when bytes last moved, a wait for this peer began, or its silence was told
         self.stalls = 0  # how often that was
-
-    @property
-    def ends(self) -> str:
-        """Both addresses, for messages; "" where it stays on one machine."""
-        try:
-            own, other = self.socket.getsockname()[0], self.socket.getpeername()[0]
-        except (OSError, IndexError):
-            return ""
-        return f"from {own} to {other}" if self.socket.family != socket.AF_UNIX and own != other else ""
 
     def lost(self) -> bool:
         """Whether what was sent does not arrive: the kernel sends it again and again, and the peer's host is silent.
@@ -105,6 +100,20 @@ class Link:
             return False
         retransmissions: int = _TCP_INFO.unpack(state)[2]
         return retransmissions >= _RETRANSMISSIONS
+
+    def silent(self) -> PeerFailure:
+        """The peer's host is silent: another rank may know more."""
+        return PeerFailure(self.rank, silence(self.ends), suspected=True)
+
+    def failure(self, error: OSError | None = None) -> PeerFailure:
+        """Why the connection has ended: as the kernel says now, or has said with ``error``."""
+        if error is None:
+            number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            error = OSError(number, os.strerror(number))
+        if self.ends and is_silence(error):
+            return self.silent()
+        why = f"the connection to it was lost ({error.strerror})" if error.errno else "it closed its connection"
+        return PeerFailure(self.rank, why)
 
     def expect(self, header: bytes) -> None:
         """Queue the receipt of this header; whatever comes in its place is a failure of the peer."""
@@ -129,7 +138,7 @@ class Link:
                 self.blocked = True
                 return
             except OSError as error:
-                raise PeerFailure(self.rank, f"the connection to it was lost ({error.strerror})") from error
+                raise self.failure(error) from error
             self.outgoing.advance(count)
             if count < offered:
                 self.blocked = True
@@ -151,9 +160,9 @@ class Link:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise PeerFailure(self.rank, f"the connection to it was lost ({error.strerror})") from error
+                raise self.failure(error) from error
             if count == 0:
-                raise PeerFailure(self.rank, "it closed its connection")
+                raise self.failure()
             flow.advance(count)
             headers = self.headers
             while headers and headers[0][0] <= flow.done:

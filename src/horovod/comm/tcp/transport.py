@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import cycle
 
-from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall, give_up
+from horovod.comm.base import Aborted, OnStall, Stall, give_up
 from horovod.comm.exchange.base import Exchange, Mark
 from horovod.comm.tcp.link import Flow, Link, tune
 
@@ -134,11 +134,7 @@ class TcpExchange(Exchange[Flow]):
         if silent.stalls >= _STALLS:
             for link in self._by_fd.values():
                 if link.rank == silent.rank and link.lost():
-                    raise PeerFailure(
-                        link.rank,
-                        f"its host is silent on the connection {link.ends}, where nothing arrives: that network is broken",
-                        suspected=True,
-                    )
+                    raise link.silent()
         self._on_stall(Stall(silent.rank, seconds, silent.stalls, silent.ends))
 
     def _watch(self, link: Link) -> None:
@@ -159,7 +155,7 @@ class TcpExchange(Exchange[Flow]):
     def _ignore(self, link: Link, event: int) -> None:
         """Something arrived of which nothing is wanted yet: a peer ahead of us, or one that is done and has left."""
         if event & select.EPOLLRDHUP and link.outgoing.buffers:
-            raise PeerFailure(link.rank, "it closed its connection")
+            raise link.failure()
         if event & (select.EPOLLHUP | select.EPOLLERR) and not link.outgoing.buffers:
             self._epoll.unregister(link.fd)  # the only way to ask epoll not to report this
             link.registered = False

@@ -15,22 +15,20 @@ import hmac
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import ClassVar
 
 import msgspec
 
 from horovod.control.dial import Address
 from horovod.control.rendezvous.client import RendezvousClient
-from horovod.control.rendezvous.interface import AllGather, Rendezvous, all_gather_by
+from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_by_a_rank
 from horovod.control.rendezvous.messages import RendezvousError, ServerGoneError
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
-from horovod.core.config import RENDEZVOUS_PORT, START_TIMEOUT
+from horovod.core.config import RENDEZVOUS_PORT
 
 _LOOPBACK = "127.0.0.1"
-_LOOK_AGAIN_SECONDS = 0.1
-"""Between two looks at a directory whose entry led nowhere."""
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
@@ -130,15 +128,47 @@ class RendezvousAtRank0(Rendezvous):
                 f"launcher rank 0 runs the rendezvous server, at {self._directory.place}. Start the job with horovodrun, or "
                 "with torchrun, where any ranks can form a job"
             )
+        directory = self._directory
         deadline = time.monotonic() + seconds
-        with ExitStack() as stack:
-            stack.callback(self._directory.close)
-            if (members[rank] if members else rank) == 0:
-                server, client = self._serve(stack, deadline)
-                yield self._with_secret(all_gather_by(client, rank, size, members), rank)
-                server.wait_until_left(deadline)
-            else:
-                yield self._with_secret(self._join(stack, rank, size, members, deadline), rank)
+        server = members.index(0) if members else 0
+        key = b"" if directory.port else make_secret()
+        port, reason = 0, "it has not said where it listens"
+
+        def publish(made: RendezvousServer) -> None:
+            nonlocal port
+            port = made.address[1]
+            directory.publish(port, key)
+
+        def enter(limit: float) -> RendezvousClient:
+            nonlocal reason
+            if rank == server:
+                return RendezvousClient((_LOOPBACK, port), self._handshake_secret(key), limit)
+            entry = directory.look_up(deadline)
+            if entry is None:
+                raise ServerGoneError(reason)
+            try:
+                limit = min(limit, directory.entry_timeout)
+                return RendezvousClient(list(entry.addresses), self._handshake_secret(entry.key), limit)
+            except ServerGoneError as error:
+                reason = str(error)
+                raise
+
+        try:
+            with served_by_a_rank(
+                lambda: self._server(key),
+                enter,
+                rank,
+                size,
+                seconds,
+                members,
+                server,
+                publish,
+                directory.place,
+                look_again=True,
+            ) as all_gather:
+                yield self._with_secret(all_gather, rank)
+        finally:
+            directory.close()
 
     def _with_secret(self, all_gather: AllGather, rank: int) -> AllGather:
         """The same; without a secret of the user's, rank 0's first value brings one to all ranks."""
@@ -157,67 +187,16 @@ class RendezvousAtRank0(Rendezvous):
 
         return with_secret
 
-    def _serve(self, stack: ExitStack, deadline: float) -> tuple[RendezvousServer, RendezvousClient]:
-        directory = self._directory
-        key = b"" if directory.port else make_secret()
+    def _server(self, key: bytes) -> RendezvousServer:
         try:
-            server = RendezvousServer(self._handshake_secret(key), "0.0.0.0", directory.port)
+            return RendezvousServer(self._handshake_secret(key), "0.0.0.0", self._directory.port)
         except OSError as error:
             raise RendezvousError(
-                f"rank 0 cannot listen at {directory.place}, where the other ranks look for it: {error.strerror}. If the "
-                "script's own torch.distributed listens there, call hvd.init() before it, or set "
+                f"rank 0 cannot listen at {self._directory.place}, where the other ranks look for it: {error.strerror}. If "
+                "the script's own torch.distributed listens there, call hvd.init() before it, or set "
                 f"{RENDEZVOUS_PORT} to another port, the same on all ranks"
             ) from None
-        server.start()
-        stack.callback(server.stop)
-        port = server.address[1]
-        directory.publish(port, key)
-        client = RendezvousClient((_LOOPBACK, port), self._handshake_secret(key), _left(deadline))
-        return server, stack.enter_context(client)
-
-    def _join(self, stack: ExitStack, rank: int, size: int, members: Sequence[int], deadline: float) -> AllGather:
-        """The first entry may be of a rank 0 that has been restarted since, or is just about to end an earlier rendezvous.
-
-        So a server counts as found only once it has answered.
-        """
-        directory = self._directory
-        found: AllGather | None = None
-
-        def all_gather(subject: str, value: bytes, seconds: float) -> list[bytes]:
-            nonlocal found
-            if found is not None:
-                return found(subject, value, seconds)
-            reason = "it has not said where it listens"
-            while time.monotonic() < deadline:
-                entry = directory.look_up(deadline)
-                if entry is None:
-                    break
-                try:
-                    limit = min(_left(deadline), directory.entry_timeout)
-                    with ExitStack() as attempt:
-                        client = attempt.enter_context(
-                            RendezvousClient(list(entry.addresses), self._handshake_secret(entry.key), limit)
-                        )
-                        candidate = all_gather_by(client, rank, size, members)
-                        values = candidate(subject, value, _left(deadline))
-                        stack.enter_context(attempt.pop_all())
-                        found = candidate
-                        return values
-                except ServerGoneError as error:
-                    reason = str(error)
-                    time.sleep(min(_LOOK_AGAIN_SECONDS, _left(deadline)))
-            call = f"hvd.init(comm={list(members)})" if members else "hvd.init()"
-            raise TimeoutError(
-                f"rank 0 of this job, at {directory.place}, could not be reached in {call}. Look at its output; if "
-                f"it only needs more time to start, raise {START_TIMEOUT} ({reason})"
-            )
-
-        return all_gather
 
     def _handshake_secret(self, key: bytes) -> bytes:
         """The secret of the server's handshake."""
         return hmac.digest(self._user_secret, b"rendezvous" + key, hashlib.sha256)
-
-
-def _left(deadline: float) -> float:
-    return max(0.1, deadline - time.monotonic())

@@ -7,15 +7,18 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
 from horovod.control.dial import Address
 from horovod.control.rendezvous.client import RendezvousClient
-from horovod.control.rendezvous.messages import RendezvousError
+from horovod.control.rendezvous.messages import RendezvousError, ServerGoneError
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.core.config import START_TIMEOUT
+
+_LOOK_AGAIN_SECONDS = 0.1
+"""Between two looks for a server that was gone."""
 
 AllGather = Callable[[str, bytes, float], list[bytes]]
 """``all_gather(subject, value, seconds)``: every rank gives a value for the same subject, and gets those of all, by rank.
@@ -101,14 +104,40 @@ class OnThisHost(Rendezvous):
         address = f"{self.address}-{calls}"
         if members:
             address += "-" + hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:32]
-        with server_of_rank_0(
+        with served_by_a_rank(
             lambda: RendezvousServer(b"", name=address, same_user=True),
-            lambda: RendezvousClient(address, b"", seconds, same_user=True),
+            lambda limit: RendezvousClient(address, b"", limit, same_user=True),
             rank,
+            size,
             seconds,
             members,
-        ) as client:
-            yield all_gather_by(client, rank, size, members)
+        ) as all_gather:
+            yield all_gather
+
+
+class WithoutServer(Rendezvous):
+    """All-gathers by what has started the ranks, or by a library that connects them."""
+
+    def __init__(self) -> None:
+        self.secret = b""
+
+    @abstractmethod
+    def gather(self, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
+        """One all-gather of all ranks. Raises TimeoutError if not all have called it within ``seconds``."""
+
+    @contextmanager
+    def session(
+        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
+    ) -> Iterator[AllGather]:
+        yield lambda subject, value, seconds: self.gather(rank, size, value, seconds)
+
+
+def not_all_came(ranks: str, call: str, seconds: float) -> TimeoutError:
+    """The error where it is not known which ranks are missing."""
+    return TimeoutError(
+        f"not all {ranks} called {call} within {seconds:.3g} seconds. Look at their output; if they only need more time to "
+        f"start, raise {START_TIMEOUT}"
+    )
 
 
 def all_gather_by(
@@ -125,39 +154,76 @@ def all_gather_by(
 
 
 @contextmanager
-def server_of_rank_0(
+def served_by_a_rank(
     make_server: Callable[[], RendezvousServer],
-    make_client: Callable[[], RendezvousClient],
+    enter: Callable[[float], RendezvousClient],
     rank: int,
+    size: int,
     seconds: float,
     members: Sequence[int],
-) -> Iterator[RendezvousClient]:
-    """A client of a server that rank 0 runs until all have left it; every rank must enter it.
+    server: int = 0,
+    publish: Callable[[RendezvousServer], None] = lambda _: None,
+    place: str = "",
+    look_again: bool = False,
+) -> Iterator[AllGather]:
+    """All-gathers through a server that one rank runs until all have left it; every rank must enter it.
+
+    Args:
+        server: the rank that runs it.
+        make_server: called on that rank; the server is started here.
+        enter: connects to the server within so many seconds; called in the first all-gather.
+        publish: called when the server has been started.
+        place: where the others look for it, for an error.
+        look_again: a server that is gone before it has answered may be of a process that was restarted since, or one that is
+            just about to end an earlier rendezvous: it counts as found only once it has answered.
 
     Raises:
         TimeoutError, horovod.control.rendezvous.messages.RendezvousError: as :meth:`Rendezvous.session`.
     """
     deadline = time.monotonic() + seconds
-    server = None
-    if rank == 0:
-        server = make_server()
-        server.start()
-    try:
-        with _client(make_client, seconds, members) as client:
-            yield client
-            if server is not None:
-                server.wait_until_left(deadline)
-    finally:
-        if server is not None:
-            server.stop()
+    found: AllGather | None = None
+    with ExitStack() as stack:
+        own = None
+        if rank == server:
+            own = make_server()
+            own.start()
+            stack.callback(own.stop)
+            publish(own)
+
+        def all_gather(subject: str, value: bytes, limit: float) -> list[bytes]:
+            nonlocal found
+            while found is None:
+                entered = False
+                try:
+                    with ExitStack() as attempt:
+                        client = attempt.enter_context(enter(_left(deadline)))
+                        entered = True
+                        by_server = all_gather_by(client, rank, size, members)
+                        values = by_server(subject, value, min(limit, _left(deadline)))
+                        stack.enter_context(attempt.pop_all())
+                    found = by_server
+                    return values
+                except ServerGoneError as error:
+                    if entered and not look_again:
+                        raise
+                    if time.monotonic() >= deadline - _LOOK_AGAIN_SECONDS:
+                        raise _unreached(members, server, place, seconds, error) from error
+                    time.sleep(_LOOK_AGAIN_SECONDS)
+            return found(subject, value, limit)
+
+        yield all_gather
+        if own is not None:
+            own.wait_until_left(deadline)
 
 
-def _client(make: Callable[[], RendezvousClient], seconds: float, members: Sequence[int]) -> RendezvousClient:
-    try:
-        return make()
-    except RendezvousError as error:
-        first, call = (members[0], f"hvd.init(comm={list(members)})") if members else (0, "hvd.init()")
-        raise TimeoutError(
-            f"rank {first} of this job did not call {call} within {seconds:.3g} seconds. Look at its output; if it only "
-            f"needs more time to start, raise {START_TIMEOUT} ({error})"
-        ) from error
+def _unreached(members: Sequence[int], server: int, place: str, seconds: float, error: RendezvousError) -> TimeoutError:
+    missing, call = (members[server], f"hvd.init(comm={list(members)})") if members else (server, "hvd.init()")
+    at = f", at {place}," if place else ""
+    return TimeoutError(
+        f"rank {missing} of this job{at} did not call {call} within {seconds:.3g} seconds, or cannot be reached. Look at its "
+        f"output; if it only needs more time to start, raise {START_TIMEOUT} ({error})"
+    )
+
+
+def _left(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())

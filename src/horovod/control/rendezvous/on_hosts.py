@@ -27,7 +27,7 @@ from typing import ClassVar
 from horovod.control.dial import Address, receive_exactly
 from horovod.control.handshake import HandshakeError
 from horovod.control.rendezvous.client import RendezvousClient
-from horovod.control.rendezvous.interface import AllGather, Rendezvous, all_gather_by, server_of_rank_0
+from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_by_a_rank
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.munge import Munge, MungeError
 from horovod.control.rendezvous.server import RendezvousServer
@@ -107,18 +107,19 @@ class RendezvousOnHosts(Rendezvous):
                 f"{reason.strerror}"
             )
 
-        def enter() -> RendezvousClient:
+        def enter(limit: float) -> RendezvousClient:
             if rank == 0:
                 hosts = [_LOOPBACK]
             else:  # of a part of the job, the first rank may be anywhere
                 known = self._first and not (members and members[0])
                 hosts = [self._resolve(host) for host in ([self._first] if known else self._hosts)]
             addresses: list[Address] = [(host, port) for port in ports for host in hosts]
-            return RendezvousClient(addresses, self.secret if self._key else sealed.read, seconds)
-
-        with server_of_rank_0(serve, enter, rank, seconds, members) as client:
+            client = RendezvousClient(addresses, self.secret if self._key else sealed.read, limit)
             self.secret = self.secret or sealed.secret
-            yield all_gather_by(client, rank, size, members)
+            return client
+
+        with served_by_a_rank(serve, enter, rank, size, seconds, members) as all_gather:
+            yield all_gather
 
 
 def candidates(name: str) -> list[int]:

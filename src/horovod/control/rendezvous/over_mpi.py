@@ -14,14 +14,12 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from horovod.control.rendezvous.interface import AllGather, Rendezvous
-from horovod.core.config import START_TIMEOUT
+from horovod.control.rendezvous.interface import WithoutServer, not_all_came
 
 _abandoned: list[Any] = []
 """Requests that timed out. MPI cannot cancel a collective, and may still write to the memory that these hold."""
@@ -30,25 +28,25 @@ _POLL_SECONDS = 1e-3
 """Between two tests of a request. A blocking wait in MPI polls without pause, and without a timeout."""
 
 
-class RendezvousOverMpi(Rendezvous):
+class RendezvousOverMpi(WithoutServer):
     """All-gathers over a communicator.
 
     Args:
-        communicator: gives the ``mpi4py.MPI.Comm``; called in the session.
+        communicator: gives the ``mpi4py.MPI.Comm``; called in the first all-gather.
         call: what the ranks of the script have called, for errors.
     """
 
     def __init__(self, communicator: Callable[[], Any], call: str = "hvd.init(comm=...)") -> None:
+        super().__init__()
         self._communicator = communicator
+        self._found: Any = None
         self._call = call
-        self.secret = b""
 
-    @contextmanager
-    def session(
-        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
-    ) -> Iterator[AllGather]:
-        communicator = self._communicator()
-        yield lambda subject, value, seconds: exchange(communicator, value, seconds, self._call)
+    def gather(self, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
+        """As :meth:`WithoutServer.gather`."""
+        if self._found is None:
+            self._found = self._communicator()
+        return exchange(self._found, value, seconds, self._call)
 
 
 def is_running() -> bool:
@@ -130,8 +128,5 @@ def _await(request: Any, size: int, deadline: float, seconds: float, call: str) 
     while not request.Test():
         if time.monotonic() >= deadline:
             _abandoned.append(request)
-            raise TimeoutError(
-                f"not all {size} ranks of the communicator called {call} within {seconds:.3g} seconds. Look at "
-                f"their output; if they only need more time to start, raise {START_TIMEOUT}"
-            )
+            raise not_all_came(f"{size} ranks of the communicator", call, seconds)
         time.sleep(_POLL_SECONDS)

@@ -17,11 +17,9 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-from horovod.control.rendezvous.interface import AllGather, Rendezvous
-from horovod.core.config import START_TIMEOUT
+from horovod.control.rendezvous.interface import WithoutServer, not_all_came
 
 DESCRIPTOR = "PMI_FD"
 """The environment variable that holds the socket's number."""
@@ -75,10 +73,7 @@ class Client:
         try:
             self._ask("barrier_in", deadline)
         except TimeoutError:
-            raise TimeoutError(
-                f"not all {size} ranks called hvd.init() within {seconds:.3g} seconds. Look at their output; if they only "
-                f"need more time to start, raise {START_TIMEOUT}"
-            ) from None
+            raise not_all_came(f"{size} ranks", "hvd.init()", seconds) from None
         return [value if other == rank else self._fetch(other, deadline) for other in range(size)]
 
     def finish(self) -> None:
@@ -135,7 +130,11 @@ class Client:
         return line.decode(errors="replace").strip()
 
 
-class RendezvousOverPmi(Rendezvous):
+_clients: dict[int, Client] = {}
+"""By process id: a forked child must not speak on its parent's connection."""
+
+
+class RendezvousOverPmi(WithoutServer):
     """All-gathers of all processes that Hydra has launched.
 
     Args:
@@ -143,38 +142,22 @@ class RendezvousOverPmi(Rendezvous):
     """
 
     def __init__(self, descriptor: int) -> None:
+        super().__init__()
         self._descriptor = descriptor
-        self.secret = b""
 
-    @contextmanager
-    def session(
-        self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
-    ) -> Iterator[AllGather]:
-        yield lambda subject, value, seconds: exchange(self._descriptor, rank, size, value, seconds)
-
-
-_clients: dict[int, Client] = {}
-"""By process id: a forked child must not speak on its parent's connection."""
-
-
-def exchange(descriptor: int, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
-    """All-gather ``value`` over all processes that Hydra has launched; every one must call it. Returns the values by rank.
-
-    Raises:
-        TimeoutError: not all came within ``seconds``.
-        PMIError: the process manager is gone, or speaks another protocol.
-    """
-    client = _clients.get(os.getpid())
-    if client is None:
-        client = _clients[os.getpid()] = Client(descriptor, time.monotonic() + seconds)
-        atexit.register(_finish, os.getpid())
-    try:
-        return client.exchange(rank, size, value, seconds)
-    except BaseException:
-        # What it still answers belongs to no question any more.
-        del _clients[os.getpid()]
-        client.close()
-        raise
+    def gather(self, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
+        """As :meth:`WithoutServer.gather`. Raises PMIError where the process manager is gone, or speaks another protocol."""
+        client = _clients.get(os.getpid())
+        if client is None:
+            client = _clients[os.getpid()] = Client(self._descriptor, time.monotonic() + seconds)
+            atexit.register(_finish, os.getpid())
+        try:
+            return client.exchange(rank, size, value, seconds)
+        except BaseException:
+            # What it still answers belongs to no question any more.
+            del _clients[os.getpid()]
+            client.close()
+            raise
 
 
 def _finish(process: int) -> None:

@@ -17,13 +17,10 @@ from datetime import timedelta
 from horovod.comm.base import Communicator
 from horovod.comm.device import GPU, DeviceRuntime
 from horovod.comm.engine import EngineError, Group, Settings
-from horovod.core.engines.engine_building import ExchangeOverCommunicator, build_for_members
+from horovod.core.engines.engine_building import ExchangeOverCommunicator, SplitError, build_for_members
 from horovod.core.requests import devices
 
 _log = logging.getLogger("horovod.core")
-
-_PART_OF_TIMEOUT = 0.9
-"""So that NCCL's reason is known before ranks that wait for the others complain of them."""
 
 
 class DeviceEngines:
@@ -33,7 +30,7 @@ class DeviceEngines:
         engine: the name of the engine.
         rank, size: this rank's place in the job.
         host: the communicator of all ranks, of whose worker thread this is part.
-        timeout: how long NCCL may be busy with one call, or with building a communicator.
+        timeout: how long the engine may be busy with one call, or with building a communicator.
     """
 
     def __init__(self, engine: str, rank: int, size: int, host: Communicator, timeout: timedelta) -> None:
@@ -73,7 +70,7 @@ class DeviceEngines:
                 settings=Settings(stall_timeout=self._timeout),
                 runtime=self._runtime(),
             )
-        deadline = time.monotonic() + self._timeout.total_seconds() * _PART_OF_TIMEOUT
+        deadline = time.monotonic() + self._timeout.total_seconds()
         made: Communicator | str | None
         try:
             exchange = ExchangeOverCommunicator(self._host)
@@ -83,6 +80,8 @@ class DeviceEngines:
             )
         except EngineError as error:
             made = str(error)
+            if isinstance(error, SplitError):
+                self._give_up(tuple(range(self._size)))
         with self._lock:
             self._built[ranks] = made
             if self._aborted and isinstance(made, Communicator):
@@ -91,6 +90,14 @@ class DeviceEngines:
             _log.info(
                 "%d ranks exchange the memory of GPUs by %s, this one with %s", len(ranks), self.engine, group.runtime
             )
+
+    def _give_up(self, ranks: tuple[int, ...]) -> None:
+        """A communicator cannot be used any more, on all its ranks. The next collective of these ranks builds a new one."""
+        with self._lock:
+            known = self._built.pop(ranks, None)
+        if isinstance(known, Communicator):
+            known.abort()
+            known.close()
 
     def _runtime(self) -> DeviceRuntime | None:
         provider = devices.provider()

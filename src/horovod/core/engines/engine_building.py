@@ -8,6 +8,7 @@ members choose from the same data by the same rule, so the choice itself is not 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -32,6 +33,10 @@ from horovod.core.config import GPU_OPERATIONS
 _log = logging.getLogger("horovod.core")
 
 LONGEST_MESSAGE = 1 << 24
+
+_MEETING_SECONDS = 0.5
+_BUILDS, _DONE, _FAILED = b"builds", b"done", b"failed: "
+"""What a rank tells the others in a meeting."""
 
 
 class MemberExchange(Protocol):
@@ -214,8 +219,8 @@ def build_engine(
         communicator, failure = _try(engine(name, device), group, exchange, deadline)
         if communicator is not None:
             if group.rank == 0:
-                why = _why(failures, support[exchange.ranks[0]].obstacles, name)
-                _log.info(
+                why = communicator.chosen_because = _why(failures, support[exchange.ranks[0]].obstacles, name)
+                _log.debug(
                     "a process set of %d ranks exchanges %s memory by %s%s",
                     group.size,
                     "host" if device == HOST else device,
@@ -271,19 +276,26 @@ def build_for_members(
         whole: the engine's communicator of all ranks of the exchange, if there is one. It is split where that can be done now.
 
     Raises:
-        EngineError: it could not be built on a member; on all ranks of the exchange.
+        EngineError: it could not be built on a member; on all ranks of the exchange. A :class:`SplitError` where ``whole`` was
+            to be split.
     """
     communicator, obstacle = None, ""
-    if whole is not None and all(exchange.allgather(b"splits" if whole.can_split() else b"")):
-        try:
-            communicator = whole.split(members, deadline)
-        except DeviceFailure as error:
-            obstacle = str(error)
-    else:
-        communicator, obstacle = _build_anew(name, group, members, exchange, deadline, device)
-    failure = _first_failure(communicator, obstacle, exchange)
+    meetings = _Meetings(exchange)
+    splits = whole is not None and all(exchange.allgather(b"splits" if whole.can_split() else b""))
+    try:
+        if whole is not None and splits:
+            communicator = whole.split(members, deadline, meetings.meet)
+        else:
+            if group is not None:
+                group = dataclasses.replace(group, meanwhile=meetings.meet)
+            communicator, obstacle = _build_anew(name, group, members, exchange, deadline, device)
+    except DeviceFailure as error:
+        obstacle = str(error)
+    except _OtherFailed:
+        obstacle = _GAVE_UP
+    failure = meetings.end(communicator, obstacle)
     if failure is not None:
-        raise EngineError(
+        raise (SplitError if splits else EngineError)(
             f"{name} could not be set up for the memory of GPUs: rank {failure[0]}: {failure[1]}. With "
             f"{GPU_OPERATIONS}=HOST copies in host memory travel instead."
         )
@@ -300,6 +312,61 @@ def _build_anew(
     if group is None or message.obstacle:
         return None, message.obstacle
     return _build(kind, group, Bootstrap(message.data), deadline)
+
+
+class SplitError(EngineError):
+    """A communicator could not be split, and may be half split on some ranks, so it cannot be used any more either."""
+
+
+_GAVE_UP = "another rank failed"
+
+
+class _OtherFailed(Exception):
+    """Another rank could not build its part, so this one need not wait for it."""
+
+
+class _Meetings:
+    """Small collectives of all ranks while some of them build, which may take minutes. A rank that waited for the others in one
+    collective would take them for stuck; and a rank that fails need not be waited for."""
+
+    def __init__(self, exchange: MemberExchange) -> None:
+        self._exchange = exchange
+        self._next = time.monotonic() + _MEETING_SECONDS
+
+    def meet(self) -> None:
+        """Called often by a rank that builds.
+
+        Raises:
+            _OtherFailed: another rank has failed.
+        """
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _MEETING_SECONDS
+            if any(each.startswith(_FAILED) for each in self._exchange.allgather(_BUILDS)):
+                raise _OtherFailed
+
+    def end(self, built: Communicator | None, obstacle: str) -> tuple[int, str] | None:
+        """Meet until all ranks are done. The first that failed, and why; then what this one built is released.
+
+        Args:
+            obstacle: why this rank failed, "" where it did not.
+        """
+        own = _DONE if obstacle in ("", _GAVE_UP) else _FAILED + obstacle.encode()
+        failed: list[tuple[int, str]] | None = None
+        try:
+            everybody = [_BUILDS]
+            while _BUILDS in everybody:
+                everybody = self._exchange.allgather(own)
+            failed = [
+                (rank, each.removeprefix(_FAILED).decode())
+                for rank, each in zip(self._exchange.ranks, everybody, strict=True)
+                if each.startswith(_FAILED)
+            ]
+        finally:
+            if built is not None and failed != []:
+                built.abort()
+                built.close()
+        return failed[0] if failed else None
 
 
 def _try(

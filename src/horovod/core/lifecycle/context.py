@@ -12,6 +12,8 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from horovod.core.config import Config
@@ -24,6 +26,7 @@ from horovod.core.lifecycle.world import choose
 from horovod.observe import logging as observe_logging
 
 if TYPE_CHECKING:
+    from horovod.control.rendezvous.interface import Rendezvous
     from horovod.environments import Identity
 
 _log = logging.getLogger("horovod.core")
@@ -35,14 +38,35 @@ _calls: Counter[tuple[int, ...]] = Counter()
 """How often ``init()`` was called with the same ranks."""
 _lock = threading.Lock()
 _hooked = False
+_asked_for = False
+"""Whether the script itself has called ``init()`` for the running generation."""
 
 
-def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = (), comm: Any = None) -> None:
+@dataclass(frozen=True)
+class Foundation:
+    """What a process group of another interface starts the runtime on.
+
+    Attributes:
+        rendezvous: how the ranks find each other; None: as the launcher has it.
+        time_limit: after which a collective that some ranks have not submitted ends the job, if the user's settings do not say.
+    """
+
+    rendezvous: Rendezvous | None
+    time_limit: timedelta
+
+
+def init(
+    identify: Callable[[], Identity],
+    process_sets: Sequence[ProcessSet] = (),
+    comm: Any = None,
+    foundation: Foundation | None = None,
+) -> None:
     """Start the runtime. Every rank must call it. A second call while it runs only looks up the process sets.
 
     Args:
         identify: finds out which rank the launcher started this process as; called where the runtime does not run yet.
         comm: which processes make up the job; see :func:`horovod.core.lifecycle.world.choose`.
+        foundation: given where a process group starts the runtime, which :func:`release` may end; None for the script.
 
     Raises:
         ValueError: the environment, ``comm`` or the process sets are wrong; the text begins "Horovod initialization failed"
@@ -50,19 +74,22 @@ def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = 
         NotImplementedError: a set is made from an mpi4py communicator, and the job is not.
         TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
     """
-    global _running, _latest
+    global _running, _latest, _asked_for
     with _lock:
         sets = list(process_sets)
         if _running is not None and _running.process == os.getpid():
             if comm is not None and choose(comm, _running.world.launched) != _running.world:
                 _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
+            _asked_for = _asked_for or foundation is None
             initial_process_sets.look_up(sets, _running.world)
             return
         process = elastic_process.this_process()
         generation, settled = (
-            _start(identify, sets, comm) if process is None else _start_elastic(process, identify, sets, comm)
+            _start(identify, sets, comm, foundation)
+            if process is None
+            else _start_elastic(process, identify, sets, comm, foundation)
         )
-        _running, _latest = generation, generation.generation
+        _running, _latest, _asked_for = generation, generation.generation, foundation is None
         _hook()
         _register(sets, settled, generation)
         if settled.duplicate is not None:
@@ -73,11 +100,14 @@ def init(identify: Callable[[], Identity], process_sets: Sequence[ProcessSet] = 
 
 
 def _start(
-    identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any
+    identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any, foundation: Foundation | None
 ) -> tuple[Generation, initial_process_sets.StaticSets]:
     launched = identify()
     config = Config.from_env()
     world = choose(comm, launched)
+    if foundation is not None:
+        world = replace(world, rendezvous=foundation.rendezvous)
+        config = config.limited_to(foundation.time_limit)
     requested_sets = initial_process_sets.requested_sets(sets, world)
     observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
     crash.forget()
@@ -91,7 +121,11 @@ def _start(
 
 
 def _start_elastic(
-    process: ElasticProcess, identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any
+    process: ElasticProcess,
+    identify: Callable[[], Identity],
+    sets: Sequence[ProcessSet],
+    comm: Any,
+    foundation: Foundation | None,
 ) -> tuple[Generation, initial_process_sets.StaticSets]:
     """Begin the round that the launcher has a place for this process in; the next one if a rank is lost meanwhile."""
     if comm is not None:
@@ -101,7 +135,7 @@ def _start_elastic(
     while True:
         process.take_place()
         try:
-            started = _start(identify, sets, comm)
+            started = _start(identify, sets, comm, foundation)
         except NotImplementedError:
             raise  # a RuntimeError, but of the arguments: another round would fail, too
         except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
@@ -143,6 +177,12 @@ def shutdown() -> None:
             membership.clear()
             global_process_set.ranks = []
             global_process_set.mpi_comm = None
+
+
+def release() -> None:
+    """End the runtime as :func:`shutdown`, if a process group has started it and the script has not called ``init()``."""
+    if not _asked_for:
+        shutdown()
 
 
 def is_initialized() -> bool:

@@ -26,10 +26,10 @@ def unhandled() -> str:
     return f"it raised {type(error).__name__}{text}" + (f" (at {line})" if line else "")
 
 
-def ended_by_the_job() -> bool:
-    """Whether this process ends by an uncaught :class:`HorovodInternalError`."""
+def failed_collective() -> HorovodInternalError | None:
+    """The uncaught error of a collective that ends this process; None if there is none."""
     error = _last()
-    return isinstance(error, HorovodInternalError) and error is not _seen_before
+    return error if isinstance(error, HorovodInternalError) and error is not _seen_before else None
 
 
 def _last() -> BaseException | None:

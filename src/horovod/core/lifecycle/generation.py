@@ -8,6 +8,7 @@ Then everything is released.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import socket
@@ -26,14 +27,15 @@ from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.control.processes import why_not_running
 from horovod.control.reachability import UnreachableError
-from horovod.control.rendezvous.interface import AllGather
+from horovod.control.rendezvous.interface import AllGather, LauncherServer
 from horovod.control.secret import make_secret
 from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines
-from horovod.core.errors import SHUT_DOWN, HorovodInternalError
+from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process
 from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
@@ -50,11 +52,14 @@ from horovod.core.negotiation.messages import Operation
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
-from horovod.observe import call_site
+from horovod.observe import call_site, threads
 
 _log = logging.getLogger("horovod.core")
 
 LIVENESS = "liveness"
+
+_MOST_HOSTS = 8
+"""How many hosts the log line of ``init()`` names."""
 
 
 class Generation:
@@ -81,6 +86,7 @@ class Generation:
         device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
         joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
+        last_by_members: the highest number of a process set that its members have made alone.
         process: the id of the process that started it; in a forked child the generation cannot be used.
     """
 
@@ -102,9 +108,11 @@ class Generation:
         self.joins = 0
         self.freed: list[int] = []
         self.changes = 0
+        self.last_by_members = 1 << 20
         self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._monitor: LivenessMonitor | None = None
+        self._dumper: Dumper | None = None
         self._abandoned = False
         self._sockets: list[socket.socket] = []
 
@@ -148,13 +156,29 @@ class Generation:
         membership.ranks = groups
         if self.config.autotune and self.identity.rank == 0:
             _log.warning("%s is set, but this version has no autotuning; it is ignored", AUTOTUNE)
+        if self.identity.rank == 0:
+            _log.info("%s", self._summary())
         return sets
+
+    def _summary(self) -> str:
+        """The job in one line: its ranks, hosts and engines, and why these."""
+        counts = Counter(endpoint.host for endpoint in self._endpoints)
+        shown = ", ".join(f"{host}: {number}" for host, number in list(counts.items())[:_MOST_HOSTS])
+        more = f" and {len(counts) - _MOST_HOSTS} more" if len(counts) > _MOST_HOSTS else ""
+        size, hosts = self.identity.size, len(counts)
+        communicator = self.workers[0].communicator
+        why = f" ({communicator.chosen_because})" if communicator.chosen_because else ""
+        device = f", memory of GPUs by {self.device_engine}" if self.device_engine else ""
+        return (
+            f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)} ({shown}{more}); host memory travels by "
+            f"{communicator.name}{why}{device}"
+        )
 
     def _mesh(self) -> Mesh | None:
         if self.identity.size == 1:
             return None  # no other rank to connect to
         identity, interfaces = self.identity, self.config.network_interfaces
-        self.termination.point = rendezvous_of(self.world)
+        self.termination.point = self.world.rendezvous or rendezvous_of(self.world)
         return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
 
     def _session(self) -> AbstractContextManager[AllGather]:
@@ -228,6 +252,9 @@ class Generation:
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
         sockets: dict[ConnectionKey, socket.socket] = {}
+        if self.config.flight_recorder_size:
+            self._dumper = self._make_dumper()
+            self.termination.write_down = self._dumper.failed
 
         def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
             assert mesh is not None
@@ -257,9 +284,11 @@ class Generation:
         if self.device_engine:
             all_ranks = self.workers[0]
             all_ranks.executor.devices = DeviceEngines(
-                self.device_engine, rank, size, all_ranks.communicator, self.config.timeout
+                self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self.recording.begin()
+        if self._dumper is not None:
+            self._dumper.start()
         if self._monitor is not None:
             self._monitor.start()
         for worker in self.workers.values():
@@ -280,6 +309,29 @@ class Generation:
             self._look,
             self.termination.describe,
             self.termination.fail,
+            threads.lines,
+            lambda: [name for worker in list(self.workers.values()) for name in worker.awaited()],
+            self._dumper.request if self._dumper is not None else lambda why, reason: None,
+        )
+
+    def _make_dumper(self) -> Dumper:
+        endpoints, rank = self._endpoints, self.identity.rank
+        members = Members(
+            hashlib.sha256(self.secret or f"{endpoints[0].host}-{endpoints[0].pid}".encode()).hexdigest()[:12],
+            f"{endpoints[0].host}-{endpoints[0].pid}",
+            self.generation,
+            rank,
+            [endpoint.host for endpoint in endpoints],
+            neighbours_of(rank, [(endpoint.process_namespace, endpoint.pid) for endpoint in endpoints]),
+            isinstance(self.termination.point, LauncherServer),
+        )
+        return Dumper(
+            self.config,
+            members,
+            self.workers,
+            self._look,
+            lambda why, reason: self.watch.request_dump(why, reason),
+            lambda: {} if self._monitor is None else self._monitor.no_progress,
         )
 
     def _look(self, rank: int) -> str | None:
@@ -294,6 +346,8 @@ class Generation:
         self.recording.stop()
         if self._monitor is not None:
             self._monitor.leave()
+        if self._dumper is not None:
+            self._dumper.close()
         for made in self._sockets:
             made.close()
 
@@ -303,15 +357,24 @@ class Generation:
         if raised and self._monitor is not None and self.stopped is None:
             self._monitor.report(self.identity.rank, raised, cause=RAISED)
             self.termination.failed.wait(5.0)
-        if crash.ended_by_the_job():
+        elif raised:
+            self.termination.ended_by(raised)
+        error = crash.failed_collective()
+        if isinstance(error, RankLostError):
             self.termination.blame_leaver()
+        elif error is not None:
+            self.termination.ended_by(f"{type(error).__name__}: {error}")
         deadline = time.monotonic() + self.config.timeout.total_seconds()
         for worker in self.workers.values():
             worker.leave("it left the job (hvd.shutdown() or the end of its script)")
         for worker in self.workers.values():
             self._await_end(worker, deadline)
+        for companion in self.termination.companions:
+            companion.close()
         if self._monitor is not None:
             self._monitor.leave()
+        if self._dumper is not None:
+            self._dumper.close()
         self.recording.stop()
         for worker in self.workers.values():
             worker.close()
@@ -382,8 +445,12 @@ class Generation:
             return  # in a child of a forked child these numbers may be files of its own
         self._abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
+        descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
         if self._monitor is not None:
             descriptors += self._monitor.descriptors()
+        if self._dumper is not None:
+            descriptors += self._dumper.descriptors()
+            self._dumper.abandon()
         for descriptor in descriptors:
             try:
                 os.close(descriptor)

@@ -10,6 +10,8 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from horovod.core.errors import NOT_INITIALIZED
 from horovod.core.lifecycle.world import is_communicator
 
@@ -60,7 +62,7 @@ class ProcessSet:
             self.mpi_comm = ranks_or_comm
             return
         try:
-            ranks = list(ranks_or_comm)
+            ranks = [int(each) if isinstance(each, np.integer) else each for each in ranks_or_comm]
         except TypeError:
             raise ValueError(f"{_INVALID}, not {type(ranks_or_comm).__name__}") from None
         for rank in ranks:

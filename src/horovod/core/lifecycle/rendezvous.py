@@ -150,7 +150,7 @@ def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezv
             f"the host of rank 0, {RENDEZVOUS_PORT} to a port that is free there, and {USER_SECRET} to a secret, the same on "
             "all ranks."
         )
-    return RendezvousAtRank0(directory, _user_secret(variables, needed=bool(address)))
+    return RendezvousAtRank0(directory, user_secret(variables, needed=bool(address)))
 
 
 def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
@@ -175,7 +175,7 @@ def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
 
 def _secret_of_environment(variables: Mapping[str, str]) -> bytes:
     key = variables.get(SECRET_KEY, "")
-    return decode_secret(key) if key else _user_secret(variables, needed=False)
+    return decode_secret(key) if key else user_secret(variables, needed=False)
 
 
 def _on_hosts(launched: Identity, listed: HostList, secret: bytes) -> RendezvousOnHosts:
@@ -212,7 +212,7 @@ def _port(variables: Mapping[str, str]) -> int:
     return int(text or 0)
 
 
-def _user_secret(variables: Mapping[str, str], needed: bool) -> bytes:
+def user_secret(variables: Mapping[str, str], needed: bool) -> bytes:
     """The secret that the user has given the ranks; b"" if none.
 
     Where another launcher provides the rendezvous, a secret is the user's choice: these launchers trust their network. A user

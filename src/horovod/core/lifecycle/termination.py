@@ -11,7 +11,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from horovod.comm.mpi import runtime as mpi
 from horovod.control.failure import LOST, Cause, FailureKind
@@ -43,6 +44,23 @@ _KINDS: Mapping[FailureKind, type[HorovodInternalError]] = {
 }
 
 
+class Companion(Protocol):
+    """What a binding adds to a generation, and ends with it."""
+
+    def fail(self, error: HorovodInternalError, orderly: bool) -> None:
+        """The generation has ended by ``error``: fail what is under way, when no thread uses its memory any more. Any thread.
+
+        Args:
+            orderly: a rank has left in good order; otherwise one has failed.
+        """
+
+    def close(self) -> None:
+        """Release everything, and end all threads. Called once."""
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that a forked child must close."""
+
+
 class Termination:
     """How one generation has ended, if it has.
 
@@ -57,6 +75,8 @@ class Termination:
         failed: set once everything in flight has failed and the launcher has been told.
         point: the rendezvous server; None if the job has none. The launcher is told there, if it runs the server.
         rank_infos: of all ranks, by rank; empty until they are known.
+        write_down: has this rank write down what it did, before anything fails.
+        companions: what else fails with the generation.
     """
 
     def __init__(self, rank: int, workers: Mapping[int, WorkerThread], seconds: float) -> None:
@@ -69,6 +89,8 @@ class Termination:
         self.failed = threading.Event()
         self.point: Rendezvous | None = None
         self.rank_infos: Sequence[RankInfo] = ()
+        self.write_down: Callable[[int, str, Cause], None] = lambda rank, reason, cause: None
+        self.companions: list[Companion] = []
 
     def fail(self, rank: int, reason: str, cause: Cause = LOST) -> None:
         """Fail everything in flight, because ``rank`` failed first; not before all threads have left all tensors.
@@ -76,6 +98,7 @@ class Termination:
         The launcher is told last, usually while the script runs on. This process does not end before, because ``shutdown()``
         waits for the thread that this runs on.
         """
+        self.write_down(rank, reason, cause)
         self.failure = self.error = _KINDS[cause.kind](
             f"Horovod: {self.describe(rank)} failed: {reason.rstrip('.')}. Every collective of this job has ended with this "
             "error, on all ranks.",
@@ -95,6 +118,8 @@ class Termination:
             _log.error("rank %d: %s", self._rank, self.failure)
         for worker in workers:
             worker.fail(self.failure)
+        for companion in list(self.companions):
+            companion.fail(self.failure, orderly=False)
         if self._rank in (0, rank) or rank == 0:
             self._tell_launcher(rank, reason)
         self.failed.set()
@@ -111,9 +136,13 @@ class Termination:
         """Note that ``rank`` has shut down; ``interrupted``: this rank was still waiting for a collective."""
         if interrupted and rank != self._rank and elastic_process.this_process() is None:
             self._tell_launcher(rank, reason)
+        if interrupted:
+            self.write_down(rank, reason, LOST)
         if self.error is None:
             self._leaver = (rank, reason)
             self.error = shut_down_by(rank, reason)
+            for companion in list(self.companions):
+                companion.fail(self.error, orderly=True)
 
     def cannot_begin(self, rank: int, reason: str) -> None:
         """The job ends before it has begun, because of ``rank`` or its host. Every rank may say so; the first is heard."""
@@ -124,6 +153,12 @@ class Termination:
         elastic = elastic_process.this_process() is not None  # its launcher sees by itself who leaves, and how
         if self._leaver is not None and self._leaver[0] != self._rank and not elastic:
             self._tell_launcher(*self._leaver)
+
+    def ended_by(self, reason: str) -> None:
+        """Tell the launcher that this process ends by an error of its own, or by one that other ranks raise, too, such as a
+        mismatch: before this rank leaves, so that no other rank can report that it has left."""
+        if elastic_process.this_process() is None:
+            self._tell_launcher(self._rank, reason)
 
     def _launched(self, rank: int) -> int:
         return self.rank_infos[rank].launched if rank < len(self.rank_infos) else rank
@@ -157,6 +192,8 @@ class NoPeers:
 
     def __init__(self, termination: Termination) -> None:
         self.call_sites: dict[int, str] = {}
+        self.thread_lines: dict[int, list[str]] = {}
+        self.awaited: dict[int, list[str]] = {}
         self._termination = termination
 
     def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
@@ -166,4 +203,10 @@ class NoPeers:
         pass
 
     def probe(self) -> None:
+        pass
+
+    def request_dump(self, why: str, reason: str) -> None:
+        pass
+
+    def disagreed(self, reason: str) -> None:
         pass

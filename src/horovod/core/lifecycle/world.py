@@ -11,10 +11,11 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from horovod.control.rendezvous.interface import Rendezvous
     from horovod.environments import Identity
 
 FAILED = "Horovod initialization failed"
@@ -30,12 +31,14 @@ class World:
         launched: this process in the launched job.
         listed: the ranks' numbers in the launched job, by rank; empty for all launched ranks and for a communicator.
         communicator: the mpi4py communicator the job consists of, or None.
+        rendezvous: how the ranks find each other, where that is not left to the launcher.
     """
 
     identity: Identity
     launched: Identity
     listed: tuple[int, ...] = ()
     communicator: Any = None
+    rendezvous: Rendezvous | None = field(default=None, compare=False)
 
     @property
     def is_launched_job(self) -> bool:

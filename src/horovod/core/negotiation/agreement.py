@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec
 
+MISMATCHED = "Mismatched requests"
+"""How the error begins if ranks differ in ``Request.alike``."""
+
 _SAME_SHAPE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.BROADCAST, Operation.REDUCESCATTER}
 _ROWS = {Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER}
 _SCALED = {Operation.ALLREDUCE, Operation.ADASUM, Operation.REDUCESCATTER}
@@ -24,7 +27,7 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
     """
     present = [request for request in requests if request is not None]
     first = present[0]
-    alike = len(present) == len(requests) and all(request is first for request in present)
+    alike = requests.count(first) == len(requests)
     if alike and (first.operation not in _ROWS or all(tensor.shape for tensor in first.tensors)):
         return ""
     reason = _mismatch(first, present)
@@ -40,6 +43,9 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
 def _mismatch(first: Request, present: list[Request]) -> str:
     """The first mismatch, in the order in which the public interface checks."""
     operation = first.operation
+    for other in present:
+        if other.alike != first.alike:
+            return f"{MISMATCHED}: One rank has {first.alike}, but another rank has {other.alike}."
     for other in present:
         if len(other.tensors) != len(first.tensors):
             return (
@@ -72,7 +78,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
             return f"Mismatched reduction operation: One rank requested {one}, but another rank requested {two}."
         if other.root != first.root:
             return (
-                f"Mismatched BROADCAST root ranks: One rank specified root rank {first.root}, "
+                f"Mismatched {operation.name} root ranks: One rank specified root rank {first.root}, "
                 f"but another rank specified root rank {other.root}."
             )
         if other.device != first.device:
@@ -145,12 +151,14 @@ def describe(request: Request) -> str:
         if len(request.tensors) > 4:
             shown.append(f"... {len(request.tensors)} tensors")
         parts.append(", ".join(shown))
+    if request.alike:
+        parts.append(f"of {request.alike}")
     if request.prescale != 1.0:
         parts.append(f"prescaled by {request.prescale:g}")
     if request.postscale != 1.0:
         parts.append(f"postscaled by {request.postscale:g}")
-    if operation is Operation.BROADCAST:
-        parts.append(f"from root {request.root}")
+    if request.root >= 0:
+        parts.append(f"{'from' if operation is Operation.BROADCAST else 'with'} root {request.root}")
     if request.device != HOST:
         parts.append(f"on {request.device}")
     if request.caller:

@@ -54,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
         members: the global ranks that take part in a request on device memory of another process set than the one whose
             coordinator gets it; empty for all.
         unnamed: the call has no name, and has not been counted yet: its name lacks its number. Never sent.
+        alike: what else must agree on all ranks, in words that errors quote.
     """
 
     # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
@@ -70,6 +71,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     transient: bool = False
     members: tuple[int, ...] = ()
     unnamed: bool = False
+    alike: str = ""
 
     @cached_property
     def identity(self) -> bytes:
@@ -87,6 +89,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.postscale,
                 self.root,
                 self.device,
+                self.alike,
             )
         )
 
@@ -150,10 +153,14 @@ class Announce(msgspec.Struct, tag=0, array_like=True):
 
     Attributes:
         proposal: the number of the fast path's proposal of the first request, which this rank has given up; 0 for none.
+        sent: by the member's clock (``time.monotonic``), for the timeline.
+        ages: how long ago each request was submitted, in seconds; empty if all were a moment ago.
     """
 
     items: list[int | Definition]
     proposal: int = 0
+    sent: float = 0.0
+    ages: list[float] = []
 
 
 class Leave(msgspec.Struct, tag=1, array_like=True):

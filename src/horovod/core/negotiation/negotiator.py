@@ -175,6 +175,21 @@ class Negotiator:
             found.append(Waiting(next(iter(self._joined.values())), self._moved, joined, missing))
         return sorted(found, key=lambda waiting: waiting.since)
 
+    def apart(self) -> list[Waiting]:
+        """The incomplete names, oldest first, if every member that has not joined has announced one of them; else none.
+
+        If nothing else is announced, they stay incomplete for ever.
+        """
+        found = self.waiting() if self._pending else []
+        announced = {rank for waiting in found for rank in waiting.announced}
+        everyone = all(rank in announced or member in self._joined for member, rank in enumerate(self._ranks))
+        return found if everyone and len(found) > 1 else []
+
+    @property
+    def moved(self) -> float:
+        """When something was announced last."""
+        return self._moved
+
     def oldest(self) -> float | None:
         """Since when the oldest of :meth:`waiting` has been incomplete."""
         default = self._moved if self._joined else None

@@ -58,7 +58,11 @@ Batch = Sequence[tuple[Decision, Entry | None]]
 
 def size_of(batch: Batch) -> int:
     """Bytes that this rank contributes to a batch, or receives where it contributes nothing."""
-    return sum(entry.size() for _, entry in batch if entry is not None)
+    total = 0
+    for _, entry in batch:
+        if entry is not None:
+            total += entry.size()
+    return total
 
 
 def shard_rows(rows: int, size: int) -> list[int]:
@@ -173,22 +177,27 @@ def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | No
     op, prescale, postscale = scaling(request, communicator.size)
     # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
     # decisions, or in none.
-    unlike_sum = op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+    unlike_sum = op != ReduceOp.SUM
     scale_here = first.template is not None and unlike_sum and prescale != 1.0
-    entries = [entry or _stand_in(communicator, decision) for decision, entry in batch]
+    entries: list[Entry] = []
+    parts: list[Vectors] = []
+    targets: list[Vectors] = []
+    in_place = not scale_here
+    for decision, own in batch:
+        entry = own or _stand_in(communicator, decision)
+        vectors = entry.inputs
+        in_place = in_place and entry.outputs is vectors
+        if scale_here and own is not None:
+            vectors = [_scaled(array, prescale) for array in vectors]
+        entries.append(entry)
+        parts.append(vectors)
+        targets.append(entry.outputs)
     if held is not None:
         held.append(entries)
-    parts = [entry.inputs for entry in entries]
-    in_place = all(entry.outputs is entry.inputs for entry in entries)
-    targets = parts if in_place else [entry.outputs for entry in entries]
     if scale_here:
-        parts = [
-            vectors if own is None else [_scaled(array, prescale) for array in vectors]
-            for (_, own), vectors in zip(batch, parts, strict=True)
-        ]
         prescale = 1.0
     completion: Completion = None
-    for inputs, outputs in _by_type(parts, targets):
+    for inputs, outputs in _by_type(parts, parts if in_place else targets):
         if op == ReduceOp.ADASUM:
             adasum(communicator, arrays_of(inputs), arrays_of(outputs), prescale, postscale)
         else:
@@ -205,6 +214,8 @@ def _scaled(array: Array, factor: float) -> Array:
 
 def _by_type(inputs: Sequence[Vectors], outputs: Sequence[Vectors]) -> Sequence[tuple[Vectors, Vectors]]:
     """Join what is of one type, in the order in which types first appear (the same on all ranks)."""
+    if len(inputs) == 1 and isinstance(inputs[0], Spans):
+        return [(inputs[0], outputs[0])]
     if len({part.layout.dtype for part in inputs if isinstance(part, Spans)}) < 2:
         together = joined(inputs)
         if isinstance(together, Spans) or len({array.dtype for array in together}) == 1:

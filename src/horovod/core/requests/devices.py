@@ -55,11 +55,21 @@ class Reduction(Protocol):
     def scaled(self) -> bool:
         """Whether elements are multiplied or divided."""
 
+    @property
+    def factor(self) -> float:
+        """By what, in all."""
 
-def carries_out(engine: str, data_types: Sequence[DataType], reduction: Reduction | None) -> bool:
-    """Whether an engine for the memory of GPUs has a collective on elements of these types; None: it only moves them."""
-    op, scaled = (None, False) if reduction is None else (reduction.op, reduction.scaled)
-    return not engine_called(engine, GPU).lacks(data_types, op, scaled)
+
+def carries_out(engine: str, data_types: Sequence[DataType], reduction: Reduction | None, scales: bool = False) -> bool:
+    """Whether an engine for the memory of GPUs has a collective on elements of these types; None: it only moves them.
+
+    Args:
+        scales: the device multiplies vectors (:meth:`~horovod.comm.device.DeviceRuntime.scale`).
+    """
+    chosen = engine_called(engine, GPU)
+    if reduction is None:
+        return not chosen.lacks(data_types, None, False)
+    return not chosen.lacks(data_types, reduction.op, reduction.scaled, reduction.factor, scales)
 
 
 _provider: Provider | None = None

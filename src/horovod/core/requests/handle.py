@@ -7,12 +7,14 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
 
 from horovod.comm.base import Event
 from horovod.core.errors import HorovodInternalError
+from horovod.observe.flight_recorder import Record
 
 _log = logging.getLogger("horovod.core")
 
@@ -27,12 +29,7 @@ class Driver(Protocol):
         """Have the worker thread carry the collective out at once: no other thread will."""
 
 
-def drive_plainly(driver: Driver, handle: Handle) -> None:
-    """The call that :func:`drive_by` replaces."""
-    driver.drive(handle)
-
-
-_drive: Callable[[Driver, Handle], None] = drive_plainly
+_drive: Callable[[Driver, Handle], None] | None = None
 
 
 def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
@@ -59,6 +56,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         event: set before completion, where a device carries the collective out: a stream that uses the outputs must wait for
             it. None: the outputs are complete.
         driver: the worker that a waiting thread may drive to carry out this collective; None if it may not.
+        record: what the flight recorder notes of it.
         end: is called just before completion, with the error; it returns the error that waiting threads get. An exception that
             it raises is the error, too.
     """
@@ -68,6 +66,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     error: BaseException | None = None
     result: Any = None
     event: Event | None = None
+    record: Record | None = None
     _finished: bool = False
     _next: list[Callable[[], None]] | None = None
 
@@ -89,6 +88,11 @@ class Handle(msgspec.Struct, eq=False, gc=False):
                 error = error or HorovodInternalError(f"what follows a collective failed: {failure!r}")
                 _log.exception("what follows a collective failed")
         self.error = error
+        record = self.record
+        if record is not None:
+            record.ended = monotonic()  # not by a method: each call costs
+            if error is not None:
+                record.fail(error)
         self._finished = True
         self.driver = None
         if self._next:
@@ -135,7 +139,10 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         driver = self.driver
         if driver is not None and timeout < 0:
             try:
-                _drive(driver, self)
+                if _drive is None:
+                    driver.drive(self)
+                else:
+                    _drive(driver, self)
             except BaseException:  # of a signal handler, perhaps before anything was announced
                 self.leave_to_worker()
                 raise

@@ -79,6 +79,18 @@ def whole_numbers(values: Any, what: str) -> list[int]:
     return [whole_number(element, f"{what}[{index}]") for index, element in enumerate(elements)]
 
 
+def loose_truth(value: Any, what: str) -> bool:
+    """Whether a value of any kind is true, as ``if`` has it: what scripts have passed for a flag that took anything.
+
+    Raises:
+        TypeError: the value is neither true nor false, such as an array of several elements.
+    """
+    try:
+        return bool(value)
+    except Exception:
+        raise _wrong(value, what, "True or False") from None
+
+
 def truth(value: Any, what: str) -> bool:
     """A flag: a bool, also of NumPy or of a tensor without dimensions; 0 or 1.
 
@@ -96,16 +108,19 @@ def truth(value: Any, what: str) -> bool:
 
 
 def full_name(prefix: str, name: Any) -> str:
-    """The name that identifies a collective: ``<prefix>.<name>``; "" where ``name`` is None or "".
+    """The name that identifies a collective: ``<prefix>.<name>``; "" where ``name`` is None or "". A number is a name, too.
 
     Raises:
-        TypeError: the name is not a string.
+        TypeError: the name is neither a string nor a whole number.
         ValueError: the name is too long, or not valid Unicode.
     """
     if name is None:
         return ""
     if not isinstance(name, str):
-        raise TypeError(f"name={shown(name)}: the name of a collective is a string, not {_kind(name)}")
+        try:
+            name = str(whole_number(name, "name"))
+        except TypeError:
+            raise TypeError(f"name={shown(name)}: the name of a collective is a string, not {_kind(name)}") from None
     text = str.__str__(name)  # the value of an enumeration's member
     if not text:
         return ""

@@ -20,6 +20,8 @@ Common errors:
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Sequence
 
 from horovod.comm.reduction import ReduceOp
@@ -56,6 +58,7 @@ __all__ = [
     "reducescatter",
     "submit",
     "submit_arrays",
+    "wait_at_barrier",
 ]
 
 
@@ -190,9 +193,21 @@ def reducescatter(
 
 
 def barrier(process_set_id: int | None = 0, awaited: bool = False) -> Handle:
-    """Done when every member has called it."""
+    """Done when every member has called it. A process set has one barrier at a time, since all have one name."""
     request = Request(Operation.BARRIER, "barrier.noname", caller=caller(), transient=True)
     return submit(process_set_id, request, awaited=awaited)
+
+
+_turns: dict[int | None, threading.Lock] = {}
+"""By process set, held by the thread that waits at its barrier."""
+
+os.register_at_fork(after_in_child=_turns.clear)
+
+
+def wait_at_barrier(process_set_id: int | None = 0) -> None:
+    """Return when every member has called it. Threads of one rank take turns: the n-th calls of all members belong together."""
+    with _turns.setdefault(process_set_id, threading.Lock()):
+        barrier(process_set_id, awaited=True).wait()
 
 
 def join() -> Handle:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from horovod.comm.datatypes import Array, DataType
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
-from horovod.core.config import DYNAMIC_PROCESS_SETS
+from horovod.core.config import DYNAMIC_PROCESS_SETS, Config
 from horovod.core.errors import SHUT_DOWN
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.context import current
@@ -89,7 +89,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         worker, failure = None, None
         if identity.rank in ranks:
             try:
-                worker = _assemble(context, group, ranks, [change.endpoint for change in changes], mesh)
+                generation = f"{context.generation}.{context.changes}"
+                known = {change.endpoint.rank: change.endpoint for change in changes if change.endpoint is not None}
+                worker = assemble_set(context, group, ranks, known, mesh, generation, context.config)
             except Exception as error:
                 failure = error
     finally:
@@ -107,7 +109,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     wanted.process_set_id = group
     if worker is not None:
         worker.registration = context.changes
-        _start(context, group, worker)
+        start_set(context, group, worker)
     return wanted
 
 
@@ -207,30 +209,41 @@ def _exchange(context: Generation, change: _Change) -> list[_Change]:
     ]
 
 
-def _assemble(
-    context: Generation, group: int, ranks: Sequence[int], endpoints: Sequence[Endpoint | None], mesh: Mesh
+def assemble_set(
+    context: Generation,
+    group: int,
+    ranks: Sequence[int],
+    known: Mapping[int, Endpoint],
+    mesh: Mesh,
+    generation: str,
+    config: Config,
 ) -> WorkerThread:
-    """Connect to the other members and make this rank's worker of the set."""
-    known = [endpoint for endpoint in endpoints if endpoint is not None]
-    generation = f"{context.generation}.{context.changes}"
-    deadline = time.monotonic() + context.config.start_timeout.total_seconds()
+    """Connect to the other members and make this rank's worker of a set. Every member calls it.
+
+    Args:
+        ranks: the members, in set order.
+        known: the endpoints of all members, by rank.
+        generation: tells these connections from those of other sets.
+        config: the settings of this set.
+    """
+    nowhere = Endpoint(-1, "", 0, 0, (), "")
+    endpoints = [known.get(rank, nowhere) for rank in range(context.identity.size)]
+    deadline = time.monotonic() + config.start_timeout.total_seconds()
 
     def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
-        return mesh.connect(known, keys, generation, context.secret, deadline)
+        return mesh.connect(endpoints, keys, generation, context.secret, deadline)
 
-    sockets = mesh.connect(
-        known, control_connections(group, ranks, context.identity.rank), generation, context.secret, deadline
-    )
+    sockets = connect(control_connections(group, ranks, context.identity.rank))
     try:
         return assemble(
             group,
             ranks,
             context.identity.rank,
             context.placement,
-            known,
+            endpoints,
             sockets,
             connect,
-            context.config,
+            config,
             context.watch,
             lambda *_: None,
             deadline,
@@ -242,7 +255,8 @@ def _assemble(
         raise
 
 
-def _start(context: Generation, group: int, worker: WorkerThread) -> None:
+def start_set(context: Generation, group: int, worker: WorkerThread) -> None:
+    """Start the worker of a set that all members have made."""
     context.workers[group] = worker
     context.recording.follow(worker)
     worker.start()

@@ -7,7 +7,7 @@ nothing but the place of its tensors. The ranks announce one request object in f
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,16 +63,19 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
 
 _CAPACITY = 4096
 
-_by_name: dict[str, Prepared] = {}
+_by_name: dict[Hashable, Prepared] = {}
 
 
-def recall(name: str, key: object) -> Prepared | None:
-    """The prepared collective of the last call by this name, if it was made of the same ``key``."""
+def recall(name: Hashable, key: object) -> Prepared | None:
+    """The prepared collective of the last call by this name, if it was made of the same ``key``.
+
+    Calls without a name may be remembered by their keys.
+    """
     found = _by_name.get(name)
     return found if found is not None and found.key == key else None
 
 
-def remember(name: str, prepared: Prepared) -> Prepared:
+def remember(name: Hashable, prepared: Prepared) -> Prepared:
     """Keep a prepared collective for :func:`recall`, in place of an older one of that name; returns it.
 
     A script that never repeats a name fills the table; then the table is emptied.

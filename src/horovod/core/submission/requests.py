@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
-from horovod.comm.reduction import ReduceOp, can_fold, can_scale
+from horovod.comm.reduction import OF_BITS, ReduceOp, can_fold, can_scale
 from horovod.core.lifecycle.context import running
 from horovod.core.negotiation.messages import HOST, UNNAMED, Operation, Request, TensorSpec, encode
 from horovod.core.requests.tensor import Tensor
@@ -45,12 +43,45 @@ def allreduce_request(
     Raises:
         TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
     """
-    prescale, postscale = factors(prescale, postscale)
-    check_reduction("Allreduce", [(each, data_type) for each, data_type, _ in tensors], op, prescale, postscale)
+    return _allreduce(name, tensors, op, *factors(prescale, postscale), line, device, transient)
+
+
+def _allreduce(
+    name: str,
+    tensors: Sequence[Described],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    line: str,
+    device: str,
+    transient: bool = False,
+    unnamed: bool = False,
+    alike: str = "",
+) -> Request:
+    """The same, of finite factors.
+
+    Args:
+        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
+    """
+    called = [(name.partition(UNNAMED)[0] if unnamed else each, data_type) for each, data_type, _ in tensors]
+    check_reduction("Allreduce", called, op, prescale, postscale)
     specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
     operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
-    request = Request(operation, name, specs, op, prescale, postscale, device=device, caller=line, transient=transient)
-    return sendable(request)
+    return sendable(
+        Request(
+            operation,
+            name,
+            specs,
+            op,
+            prescale,
+            postscale,
+            device=device,
+            caller=line,
+            transient=transient,
+            unnamed=unnamed,
+            alike=alike,
+        )
+    )
 
 
 def allreduce_call(
@@ -73,10 +104,8 @@ def allreduce_call(
     prescale, postscale = factors(prescale, postscale)
     if called:
         return prepared_allreduce(called, _described(called, tensors), op, prescale, postscale, line, device).request
-    check_reduction(prefix, [(prefix, tensor.data_type) for tensor in tensors], op, prescale, postscale)
     called = prefix + UNNAMED
-    request = allreduce_request(called, _described(called, tensors), op, prescale, postscale, line, True, device)
-    return msgspec.structs.replace(request, unnamed=True)
+    return _allreduce(called, _described(called, tensors), op, prescale, postscale, line, device, True, unnamed=True)
 
 
 def prepared_allreduce(
@@ -87,16 +116,19 @@ def prepared_allreduce(
     postscale: float,
     line: str,
     device: str = HOST,
+    alike: str = "",
 ) -> Prepared:
-    """What the last call with these arguments prepared; made with :func:`allreduce_request` if there is none.
+    """What the last call with these arguments prepared; made like :func:`allreduce_request` if there is none.
 
     Args:
         tensors: must not be changed afterwards.
+        prescale, postscale: finite floats.
+        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
     """
-    key = (tensors, op, prescale, postscale, line, device)
+    key = (tensors, op, prescale, postscale, line, device, alike)
     prepared = recall(name, key)
     if prepared is None:
-        request = allreduce_request(name, tensors, op, prescale, postscale, line, device=device)
+        request = _allreduce(name, tensors, op, prescale, postscale, line, device, alike=alike)
         prepared = remember(name, Prepared(key, request))
     return prepared
 
@@ -207,6 +239,11 @@ def check_reduction(
             raise ValueError(
                 f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with Adasum; it takes "
                 "floating-point types only"
+            )
+        if op in OF_BITS and not can_fold(op, data_type):
+            raise ValueError(
+                f"{operation} of {name!r}: elements of type {data_type.label} cannot be reduced with {op.label}; it takes "
+                "integers and bools"
             )
         if not can_fold(op, data_type):
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,10 +14,10 @@ import msgspec
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.failure import Cause, FailureKind
 from horovod.core.config import Config
-from horovod.core.negotiation.agreement import describe
+from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.messages import (
-    Decision,
+    Announce,
     Leave,
     Listener,
     MessageError,
@@ -33,11 +34,13 @@ from horovod.core.requests.devices import engine_of
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
 from horovod.observe.activities import activity
-from horovod.observe.stall import Stalled, StallInspector
+from horovod.observe.stall import Stalled, StallInspector, apart_in_words
 from horovod.observe.timeline import TensorLabel, Timeline
 
 _log = logging.getLogger("horovod.core")
 
+_HINT_SECONDS = 1.0
+"""After so long without an announcement, it is looked whether ranks wait for different names."""
 _TIME_TO_ANSWER = 0.2
 """Seconds between asking the ranks where they are and reporting a stall. A rank that does not answer is reported without."""
 
@@ -46,16 +49,6 @@ def labels(request: Request) -> list[TensorLabel]:
     """The tensors of a request as the timeline shows them; the request's name if it has none."""
     found = [TensorLabel(each.name, each.data_type.label, each.shape) for each in request.tensors]
     return found or [TensorLabel(request.name, "", ())]
-
-
-def _said(item: ReadyRequest) -> int | Decision:
-    """What a member is sent that takes part like all others."""
-    return item.decision if item.fresh else item.decision.identifier
-
-
-def _is_divided(item: ReadyRequest) -> bool:
-    """Whether each member is sent a part of its own."""
-    return item.fresh and bool(item.received)
 
 
 class Coordinator(Role):
@@ -101,17 +94,23 @@ class Coordinator(Role):
                 config.stall_shutdown_time,
                 config.stall_warning_time,
             )
+        self._least_lag: dict[
+            int, float
+        ] = {}  # by member: its clock's difference from this rank's, and a message's way
         self._next_inspection = 0.0
         self._asked_where = False
+        self._looked_at = self._asked_about = (
+            0.0  # the state of announcements that was looked at, and asked about, last
+        )
         self.timeline: Timeline | None = None
         """Another thread may set it at any moment, so each use reads it once."""
 
     # Messages
 
-    def announce(self, requests: Sequence[Request]) -> None:
+    def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
         if self._proposals is not None:
             self._proposals.shut()
-        self._count(0, requests)
+        self._count(0, requests, since)
 
     def receive(self, member: int, body: bytes) -> None:
         message = decode_from_member(body)
@@ -121,7 +120,7 @@ class Coordinator(Role):
         requests = self._listeners[member].requests(message.items)
         if message.proposal and self._had_succeeded(member, message.proposal):
             del requests[:1]  # the member has been told (FastPath)
-        self._count(member, requests)
+        self._count(member, requests, self._submitted(member, message, len(requests)))
         if self._proposals is not None and not self.fast_path_open():
             self._proposals.shut()  # a member that has announced or joined proposes nothing
 
@@ -135,12 +134,28 @@ class Coordinator(Role):
             self._connections.send(member, body)
         self._connections.flush_all(self._config.timeout.total_seconds() / 3)
 
-    def _count(self, member: int, requests: Sequence[Request]) -> None:
+    def _submitted(self, member: int, message: Announce, count: int) -> Sequence[float]:
+        """When the member has submitted its last ``count`` requests, by this rank's clock; empty where nobody records.
+
+        The message may have waited in its socket, while a collective ran here. Of all messages of the member, one that did not
+        wait shows the difference of the clocks.
+        """
+        now = time.monotonic()
+        lag = now - message.sent
+        least = self._least_lag[member] = min(lag, self._least_lag.get(member, lag))
+        if self.timeline is None:
+            return ()
+        sent = now - (lag - least)
+        ages = message.ages[-count:] if len(message.ages) >= count else [0.0] * count
+        return [sent - age for age in ages]
+
+    def _count(self, member: int, requests: Sequence[Request], since: Sequence[float]) -> None:
         timeline = self.timeline
         if timeline is not None:
-            for request in requests:
+            for place, request in enumerate(requests):
                 if request.operation != Operation.JOIN:
-                    timeline.ready(request.operation.name, labels(request), member)
+                    at = since[place] if place < len(since) else time.monotonic()
+                    timeline.ready(request.operation.name, labels(request), member, at)
         self._negotiator.announce(member, requests, time.monotonic())
 
     def _had_succeeded(self, member: int, proposal: int) -> bool:
@@ -154,6 +169,7 @@ class Coordinator(Role):
     # The fast path
 
     def fast_path_open(self) -> bool:
+        """Whether small collectives may run without an order now."""
         return self._negotiator.idle and self.timeline is None
 
     def settled(self) -> None:
@@ -169,7 +185,8 @@ class Coordinator(Role):
             if timeline is not None:
                 timeline.cycle()
             self._order(batches)
-            self._schedule.batches.extend([[item.decision for item in batch] for batch in batches])
+            for batch in batches:
+                self._schedule.batches.append([item.decision for item in batch])
 
     def _in_window(self) -> bool:
         """Whether to wait for more requests: in the window (``HOROVOD_CYCLE_TIME``) that the first ready one opens."""
@@ -187,21 +204,27 @@ class Coordinator(Role):
         members = self._connections.members()
         if not members:
             return
-        if not any(_is_divided(item) for batch in batches for item in batch):
-            body = encode(Order([[_said(item) for item in batch] for batch in batches]))
+        orders: list[list[Any]] = []
+        divided: list[tuple[list[Any], int, ReadyRequest]] = []
+        for batch in batches:
+            order: list[Any] = []
+            for item in batch:
+                if item.fresh and item.received:
+                    divided.append((order, len(order), item))
+                order.append(item.decision if item.fresh else item.decision.identifier)
+            orders.append(order)
+        if not divided:
+            body = encode(Order(orders))
             for member in members:
                 self._connections.send(member, body)
             return
         # What all get is encoded once; of an alltoall each gets its part alone, as a table of all parts grows with the square.
-        same: list[list[Any]] = [
-            [None if _is_divided(item) else msgspec.Raw(encode(_said(item))) for item in batch] for batch in batches
-        ]
+        for order in orders:
+            order[:] = [msgspec.Raw(encode(each)) for each in order]
         for member in members:
-            own = [
-                [item.decision_of(member) if known is None else known for known, item in zip(*each, strict=True)]
-                for each in zip(same, batches, strict=True)
-            ]
-            self._connections.send(member, encode(Order(own)))
+            for order, index, item in divided:
+                order[index] = item.decision_of(member)
+            self._connections.send(member, encode(Order(orders)))
 
     # The timeline
 
@@ -236,6 +259,7 @@ class Coordinator(Role):
         if oldest is None:
             return None
         now = time.monotonic()
+        hint = self._look_whether_apart(now)
         due = max(oldest + self._warning_seconds, self._next_inspection)
         if now >= due and not self._asked_where:
             self._watch.probe()  # so that the report can say where the missing ranks are
@@ -244,7 +268,27 @@ class Coordinator(Role):
         elif now >= due:
             self._asked_where = False
             due = self._next_inspection = now + max(1.0, self._inspect(now))
-        return max(1.0, (due - now) * 1000)
+        return max(1.0, (min(due, hint) - now) * 1000)
+
+    def _look_whether_apart(self, now: float) -> float:
+        """Say at once if ranks wait for different names, which then stay incomplete for ever. Returns when to look next."""
+        state = self._negotiator.moved
+        if state == self._looked_at:
+            return math.inf
+        if now < state + _HINT_SECONDS:
+            return state + _HINT_SECONDS
+        apart = self._negotiator.apart()
+        if apart and state != self._asked_about:
+            self._watch.probe()
+            self._asked_about = state
+            return now + _TIME_TO_ANSWER
+        self._looked_at = state
+        awaited = self._watch.awaited
+        if apart and all(set(awaited.get(rank, ())) & {each.request.name for each in apart} for rank in self._ranks):
+            by_rank = [(each.announced, each.request.name, describe(each.request)) for each in apart]
+            _log.warning("%s", apart_in_words(by_rank))
+            self._watch.request_dump("stall", "ranks wait for different collectives")
+        return math.inf
 
     def _inspect(self, now: float) -> float:
         """Report stalls. Returns the seconds until the next inspection."""
@@ -252,9 +296,11 @@ class Coordinator(Role):
             Stalled(waiting.request.name, describe(waiting.request), waiting.since, waiting.announced, waiting.missing)
             for waiting in self._negotiator.waiting()
         ]
-        text, blamed = self._inspector.report(stalled, now, self._watch.call_sites)
+        text, blamed = self._inspector.report(stalled, now, self._watch.call_sites, self._watch.thread_lines)
         if text:
             _log.log(logging.ERROR if blamed >= 0 else logging.WARNING, "%s", text)
+        if text and blamed < 0:  # else the failure has the ranks write
+            self._watch.request_dump("stall", f"{stalled[0].name} waits for {list_ranks(stalled[0].missing)}")
         if blamed >= 0:
             late = stalled[0]
             places = {rank: place for rank, place in self._watch.call_sites.items() if rank in late.missing}

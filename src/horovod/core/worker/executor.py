@@ -16,6 +16,7 @@ from horovod.core.requests.devices import moves
 from horovod.core.worker.cpu_affinity import Placement
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.open_events import OpenEvents
+from horovod.observe.flight_recorder import FlightRecorder
 
 _PLACED_BYTES = 4 << 20
 """For a larger batch the worker thread moves to cores of its own. The move takes some microseconds."""
@@ -34,11 +35,14 @@ class Executor:
         requests: of the worker.
         placement: the cores that the worker thread runs on.
         seconds: how long a device may take for a collective that it has come to.
-        settled: called when nothing is in flight any more, before the last handle is completed.
+        recorder: notes what is carried out; None: nothing does.
+        disagreed: called with the reason when ranks disagree about a collective.
 
     Attributes:
+        settled: called when nothing is in flight any more, before the last handle is completed; set before the first batch.
         devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
             set before the worker's thread starts.
+        agreed: when the ranks had agreed on what is carried out now; whoever drives the worker sets it.
     """
 
     def __init__(
@@ -48,14 +52,18 @@ class Executor:
         requests: InFlight,
         placement: Placement,
         seconds: float,
-        settled: Callable[[], None],
+        recorder: FlightRecorder | None = None,
+        disagreed: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        self.agreed = 0.0
+        self.recorder = recorder
+        self.settled: Callable[[], None]
         self.devices: DeviceEngines | None = None
         self._ranks = ranks
         self._communicator = communicator
         self._requests = requests
         self._placement = placement
-        self._settled = settled
+        self._disagreed = disagreed
         self._open_events = OpenEvents(seconds)
 
     def carry_out(self, batch: Batch, driven: bool) -> None:
@@ -83,12 +91,6 @@ class Executor:
         """
         request = entry.request
         self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
-
-    def complete_alone(self, entry: Entry) -> None:
-        """Complete a request that ran without an order and without the engine."""
-        for known in self._requests.finish([entry.request.name]):
-            if known is not None:  # else an abort has completed it
-                known.handle.complete(known.error)
 
     def look_at_devices(self) -> float | None:
         """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work.
@@ -139,19 +141,28 @@ class Executor:
         failure: HorovodInternalError | None = None
         completion: Completion = None
         held: list[object] = []
+        recorder = self.recorder
         if first.error:
+            if recorder is not None:
+                recorder.begins(batch, "", self.agreed)
             failure = MismatchError(first.error, ranks=first.call_sites, tensor=first.name, call_sites=first.call_sites)
         else:
             try:
                 communicator, ranks = self._serving(first)
             except EngineError as error:
+                if recorder is not None:
+                    recorder.begins(batch, "", self.agreed)
                 failure = EngineFailureError(str(error), tensor=first.name)
             else:
+                if recorder is not None:
+                    recorder.begins(batch, communicator.name if communicator is not None else "", self.agreed)
                 if communicator is None:  # the batch is of other ranks alone
                     self._settle()
                     return
                 completion = execute(communicator, ranks, batch, held)
         self._complete(batch, failure, completion, held)
+        if first.error:
+            self._disagreed(first.error)
 
     def _serving(self, decision: Decision) -> tuple[Communicator | None, Sequence[int]]:
         """The communicator that carries out a decision, and its ranks; None where this rank does not take part."""
@@ -173,4 +184,4 @@ class Executor:
 
     def _settle(self) -> None:
         if self._requests.none():
-            self._settled()
+            self.settled()

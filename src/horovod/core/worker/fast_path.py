@@ -18,7 +18,8 @@ The set's first rank leads; it is also the rank of the coordinator. Proposal n r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from horovod.comm.shm.proposals import Proposals, fits
 from horovod.comm.spans import Vectors, arrays_of, vector_of
@@ -37,13 +38,21 @@ OPERATIONS = _BY_ROWS | {Operation.ALLREDUCE, Operation.BROADCAST, Operation.BAR
 """What each rank knows all about from its own request, and from the numbers of rows in the others' proposals."""
 
 
+FAST_PATH = "fast path"
+"""What the flight recorder calls the engine of collectives that run here alone."""
+
+
 class FastPath:
     """The proposals of one rank. All methods are for the thread that drives the worker.
 
     Args:
         ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
         polls: how often to poll before sleeping.
-        executor: runs what is not small, and completes requests.
+        executor: runs what is not small.
+
+    Attributes:
+        is_open: on the leader, whether small collectives may run without an order now; None on the others, which learn it
+            from the proposals.
     """
 
     def __init__(
@@ -66,6 +75,7 @@ class FastPath:
         self._last = 0
         self._contributed = False  # whether this rank's contribution is in its last proposal
         self._unresolved: tuple[int, Entry] | None = None
+        self.is_open: Callable[[], bool] | None = None
 
     def carry_out(self, handle: Handle) -> bool:
         """Run the quick collective of ``handle`` and complete it, if nothing else is in flight and all ranks agree in time.
@@ -75,6 +85,8 @@ class FastPath:
         Raises:
             PeerFailure, Aborted: the engine could not run it.
         """
+        if self.is_open is not None and not self.is_open():
+            return False
         entry = self._requests.take_alone(handle)
         if entry is None:
             return False
@@ -106,7 +118,10 @@ class FastPath:
         request = entry.request
         if request.operation in _BY_ROWS:
             return self._all_fit([_rows(request)], request)
-        return entry.size() <= self._proposals.data_bytes and _of_one_type(request)
+        if entry.size() > self._proposals.data_bytes:
+            return False
+        tensors = request.tensors
+        return len(tensors) < 2 or all(each.data_type is tensors[0].data_type for each in tensors[1:])
 
     def _all_fit(self, notes: Sequence[Sequence[int]], request: Request) -> bool:
         """Whether the rows that each rank contributes, the sum of its notes, fit into its proposal."""
@@ -119,15 +134,31 @@ class FastPath:
         Raises:
             PeerFailure, Aborted: the engine could not run it.
         """
+        self._executor.agreed = time.monotonic()
         if entry.request.operation is Operation.ALLGATHER:
             self._finish_allgather(entry)
         elif entry.request.operation is Operation.ALLTOALL:
             self._finish_alltoall(entry)
-        elif self._contributed:
-            self._compute(entry)
-            self._executor.complete_alone(entry)
-        else:
+        elif not self._contributed:
             self._executor.carry_out_alone(entry)
+        else:
+            request = entry.request
+            if request.operation is Operation.ALLREDUCE:
+                self._proposals.reduce(entry.outputs, *scaling(request, len(self._ranks)))
+            elif request.operation is Operation.REDUCESCATTER:
+                self._compute_shards(entry)
+            elif request.operation is Operation.BROADCAST:
+                self._proposals.broadcast(entry.outputs, self._ranks.index(request.root))
+            self._complete(entry)
+
+    def _complete(self, entry: Entry) -> None:
+        """Complete a request that ran without the engine."""
+        recorder = self._executor.recorder
+        if recorder is not None:
+            recorder.ran(entry.handle.record, FAST_PATH, self._executor.agreed)
+        known = self._requests.finish_one(entry.request.name)
+        if known is not None:  # else an abort has completed it
+            known.handle.complete(known.error)
 
     def _finish_allgather(self, entry: Entry) -> None:
         notes = self._proposals.notes(1)
@@ -139,7 +170,7 @@ class FastPath:
         output = arrays_of(output_of(entry, 0, sum(rows)))[0]
         row_elements = _row_elements(entry.request)
         self._proposals.allgather(output, [row_elements * each for each in rows])
-        self._executor.complete_alone(entry)
+        self._complete(entry)
 
     def _finish_alltoall(self, entry: Entry) -> None:
         splits = self._proposals.notes(len(self._ranks))
@@ -151,7 +182,7 @@ class FastPath:
         output = arrays_of(output_of(entry, 0, sum(received)))[0]
         row_elements = _row_elements(entry.request)
         self._proposals.alltoall(output, [[row_elements * each for each in row] for row in splits])
-        self._executor.complete_alone(entry)
+        self._complete(entry)
 
     def _disturbed(self) -> bool:
         """Whether there is something else to do than to wait for a proposal."""
@@ -161,10 +192,11 @@ class FastPath:
         proposals = self._proposals
         proposals.reopen()
         number = self._propose(entry, identity)
-        success = all(
-            self._proposes_in_time(peer, number) and proposals.alike(peer, identity)
-            for peer in range(1, len(self._ranks))
-        )
+        success = True
+        for peer in range(1, len(self._ranks)):
+            if not self._proposes_in_time(peer, number) or not proposals.alike(peer, identity):
+                success = False
+                break
         for member in proposals.decide(success):
             self._connections.send(member, encode(Succeeded(number)))
         return success
@@ -249,15 +281,6 @@ class FastPath:
         self._last = self._proposals.propose(identity, vectors, _rows(request))
         return self._last
 
-    def _compute(self, entry: Entry) -> None:
-        request = entry.request
-        if request.operation is Operation.ALLREDUCE:
-            self._proposals.reduce(entry.outputs, *scaling(request, len(self._ranks)))
-        elif request.operation is Operation.REDUCESCATTER:
-            self._compute_shards(entry)
-        elif request.operation is Operation.BROADCAST:
-            self._proposals.broadcast(entry.outputs, self._ranks.index(request.root))
-
     def _compute_shards(self, entry: Entry) -> None:
         start, size = 0, len(self._ranks)
         how = scaling(entry.request, size)
@@ -278,8 +301,3 @@ def _rows(request: Request) -> tuple[int, ...]:
 
 def _row_elements(request: Request) -> int:
     return math.prod(request.tensors[0].shape[1:])
-
-
-def _of_one_type(request: Request) -> bool:
-    tensors = request.tensors
-    return len(tensors) < 2 or all(each.data_type is tensors[0].data_type for each in tensors[1:])

@@ -15,18 +15,37 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
+from horovod.core.errors import HorovodInternalError
 from horovod.core.negotiation.messages import UNNAMED, Request, numbered, numbered_name
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Driver, Handle
 from horovod.core.worker.progress import is_quick
-from horovod.core.worker.waiting import COALESCE_MILLISECONDS, WorkerState, must_wake
+from horovod.core.worker.waiting import COALESCE_MILLISECONDS, COALESCE_SECONDS, WorkerState
+from horovod.observe.flight_recorder import FlightRecorder
 
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
     "being processed. If you want to request another tensor, use a different tensor name."
 )
 
+_WITHDRAWN = HorovodInternalError("its inputs did not arrive on this rank")
+
 _AWAKE = WorkerState.AWAKE  # an attribute of an enumeration takes longer to look up than everything else _wakes() does
+
+
+def must_wake(state: WorkerState, driven: bool, awaited: bool, seconds: float) -> bool:
+    """Whether a submission wakes the worker thread.
+
+    Args:
+        driven: a thread that waits for the handle may drive the worker.
+        awaited: the submitting thread waits for the handle next.
+        seconds: the time since the last announcement.
+    """
+    if state is WorkerState.ASLEEP:
+        return not (driven and awaited)
+    if state is WorkerState.COALESCING:
+        return seconds > COALESCE_SECONDS
+    return state is WorkerState.STANDBY and not driven
 
 
 class InFlight:
@@ -34,6 +53,7 @@ class InFlight:
 
     Args:
         driver: the worker that threads which wait for a quick request may drive; None if they must not.
+        recorder: notes every submission; None: nothing does.
 
     Attributes:
         closed: no request is taken any more, and none that is in flight may be begun; set once.
@@ -42,12 +62,13 @@ class InFlight:
         latest: the handle of the last submission.
     """
 
-    def __init__(self, driver: Driver | None) -> None:
+    def __init__(self, driver: Driver | None, recorder: FlightRecorder | None = None) -> None:
         self.closed = False
         self.error: BaseException | None = None
         self.failed = threading.Event()
         self.latest = Handle()
         self._driver = driver
+        self._recorder = recorder
         self._lock = threading.Lock()
         self._known: dict[str, Entry] = {}
         self._counts: dict[str, int] = {}  # of calls without a name
@@ -90,10 +111,12 @@ class InFlight:
                 self._known[name] = entry
                 if held:
                     entry.held = True
-                    return False
-                handle.driver = driver
-                queue(entry)
-                return self._wakes(entry, awaited)
+                else:
+                    handle.driver = driver
+                    queue(entry)
+                if self._recorder is not None:
+                    handle.record = self._recorder.submitted(request, entry.since)
+                return not held and self._wakes(entry, awaited)
         self.failed.wait()
         assert self.error is not None
         raise copy.copy(self.error)
@@ -134,6 +157,9 @@ class InFlight:
                 del self._known[name]
                 for unnumbered in last:
                     self._counts[unnumbered] -= 1
+        if known and entry.handle.record is not None:
+            entry.handle.record.ended = time.monotonic()
+            entry.handle.record.fail(_WITHDRAWN)
         return known
 
     def number(self, request: Request) -> Request:
@@ -182,6 +208,11 @@ class InFlight:
         with self._lock:
             return next(iter(self._known.values()), None)
 
+    def awaited(self) -> list[str]:
+        """The names of those that a thread of the script waits for."""
+        with self._lock:
+            return [name for name, entry in self._known.items() if entry.handle.awaited()]
+
     # For the thread that drives the worker.
 
     def waiting(self) -> bool:
@@ -216,6 +247,11 @@ class InFlight:
         """Like :meth:`find`; the requests are not in flight any more."""
         with self._lock:
             return [self._known.pop(name, None) for name in names]
+
+    def finish_one(self, name: str) -> Entry | None:
+        """Like :meth:`finish`, for one name."""
+        with self._lock:
+            return self._known.pop(name, None)
 
     def none(self) -> bool:
         """Whether nothing is in flight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from horovod.core.negotiation.messages import (
@@ -19,6 +20,9 @@ from horovod.core.negotiation.messages import (
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.role import Role, Schedule
+
+_MOMENT_SECONDS = 1e-3
+"""What was submitted so short a time ago is announced without saying when."""
 
 
 class Member(Role):
@@ -46,9 +50,13 @@ class Member(Role):
         self._announcer = Announcer(capacity)
         self._decisions: dict[int, Decision] = {}
 
-    def announce(self, requests: Sequence[Request]) -> None:
+    def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
+        now = time.monotonic()
+        ages = [now - each for each in since] if since and now - since[0] > _MOMENT_SECONDS else []
         proposal = self._fast_path.given_up(requests[0]) if self._fast_path is not None else 0
-        self._connections.send(0, encode(Announce([self._announcer.item(request) for request in requests], proposal)))
+        self._connections.send(
+            0, encode(Announce([self._announcer.item(request) for request in requests], proposal, now, ages))
+        )
 
     def leave(self, reason: str) -> None:
         self._connections.send(0, encode(Leave(reason)))

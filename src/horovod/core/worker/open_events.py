@@ -11,7 +11,7 @@ from collections import deque
 from typing import NamedTuple
 
 from horovod.comm.base import DeviceFailure, Event
-from horovod.core.config import TIMEOUT_SECONDS
+from horovod.core.config import NCCL_TIMEOUT
 
 FIRST_LOOK_MILLISECONDS = 1.0
 LOOK_MILLISECONDS = 100.0
@@ -75,6 +75,6 @@ class OpenEvents:
         if self._open and now - self._progress > self._seconds:
             raise DeviceFailure(
                 f"{self._open[0].names} is not over on the device {now - self._progress:.3g} seconds after the device came to "
-                f"it: the device of another rank has not come to it. If that computes for so long, raise {TIMEOUT_SECONDS}",
+                f"it: the device of another rank has not come to it. If that computes for so long, raise {NCCL_TIMEOUT}",
                 timed_out=True,
             )

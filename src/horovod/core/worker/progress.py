@@ -15,7 +15,6 @@ from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.batch import Batch, Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import NOTHING, Connections, ReadyConnections
-from horovod.core.worker.signal_deferral import with_signals_deferred
 from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, STANDBY_MILLISECONDS, Polls
 
 SLOW = frozenset({Operation.JOIN, Operation.ADASUM})
@@ -54,21 +53,20 @@ class Progress:
         self._driven = self._seen = 0
 
     def drive(
-        self, handle: Handle, try_fast_path: Callable[[Handle], bool], step: Callable[[ReadyConnections], bool]
+        self,
+        handle: Handle,
+        try_fast_path: Callable[[Handle], bool] | None,
+        step: Callable[[ReadyConnections], bool],
     ) -> None:
         """Drive the worker on the calling thread until ``handle`` is done, or until only the worker thread can go on.
 
-        The worker thread is woken for everything that this thread leaves undone.
+        The worker thread is woken for everything that this thread leaves undone. Signal handlers must be deferred
+        (:mod:`horovod.core.worker.signal_deferral`).
 
         Args:
-            try_fast_path: carries the collective out by the fast path, and returns whether it has.
+            try_fast_path: carries the collective out by the fast path, and returns whether it has; None if there is none.
             step: does everything that is quick, and returns whether anything is left for the worker thread.
         """
-        with_signals_deferred(self._drive, handle, try_fast_path, step)
-
-    def _drive(
-        self, handle: Handle, try_fast_path: Callable[[Handle], bool], step: Callable[[ReadyConnections], bool]
-    ) -> None:
         if not self._lock.acquire(blocking=False):
             self._connections.wake()  # the driving thread may not have seen the submission
             return
@@ -78,7 +76,7 @@ class Progress:
                 return  # the worker has failed; that will fail the handle, too
             self._driven += 1
             with np.errstate(all="ignore"):
-                finished = try_fast_path(handle) or self._until_done(handle, step)
+                finished = (try_fast_path is not None and try_fast_path(handle)) or self._until_done(handle, step)
         except Exception as error:
             self._failure, self._open = error, False
         except BaseException as error:  # another thread has raised it in this one: signal handlers are deferred

@@ -22,9 +22,13 @@ class Watch(Protocol):
 
     Attributes:
         call_sites: by rank, where in the script it was when it last answered.
+        thread_lines: by rank, where its other threads were.
+        awaited: by rank, the collectives that its threads waited for.
     """
 
     call_sites: dict[int, str]
+    thread_lines: dict[int, list[str]]
+    awaited: dict[int, list[str]]
 
     def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
         """Report that ``rank`` has failed; ``suspected``: perhaps through the fault of another rank."""
@@ -34,6 +38,12 @@ class Watch(Protocol):
 
     def probe(self) -> None:
         """Ask all ranks whether they answer."""
+
+    def request_dump(self, why: str, reason: str) -> None:
+        """Have all ranks write down what they did."""
+
+    def disagreed(self, reason: str) -> None:
+        """Have this rank write down what it did: a collective fails on all ranks, as they have submitted different things."""
 
 
 class Schedule:
@@ -61,8 +71,12 @@ class Role(ABC):
     announces_between_batches: bool
 
     @abstractmethod
-    def announce(self, requests: Sequence[Request]) -> None:
-        """Tell the coordinator what this rank has submitted."""
+    def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
+        """Tell the coordinator what this rank has submitted.
+
+        Args:
+            since: when, by ``time.monotonic``, the earliest first; empty: now.
+        """
 
     @abstractmethod
     def receive(self, member: int, body: bytes) -> None:
@@ -91,10 +105,6 @@ class Role(ABC):
     @abstractmethod
     def stop(self, rank: int, reason: str) -> None:
         """Do what is left to do when everything scheduled has run and ``rank`` has left."""
-
-    def fast_path_open(self) -> bool:
-        """Whether small collectives may run without an order now."""
-        return True
 
     def milliseconds(self) -> float | None:
         """After what time the worker must take a step though nothing happens; None: never."""

@@ -70,7 +70,8 @@ class _Deferral:
             self._over = True
             if self in _under_way:
                 _under_way.remove(self)
-            self._deliver()
+            if self._came:
+                self._deliver()
 
     def end_in_child(self) -> None:
         """In a forked child: restore the handlers, and forget the signals that came to the parent."""

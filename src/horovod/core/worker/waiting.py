@@ -77,18 +77,3 @@ def polls(spins: bool) -> Polls:
         spins: whether this rank, and every rank that may use its cores, can have a core to itself.
     """
     return WITH_OWN_CORE if spins else WITH_SHARED_CORE
-
-
-def must_wake(state: WorkerState, driven: bool, awaited: bool, seconds: float) -> bool:
-    """Whether a submission wakes the worker thread.
-
-    Args:
-        driven: a thread that waits for the handle may drive the worker.
-        awaited: the submitting thread waits for the handle next.
-        seconds: the time since the last announcement.
-    """
-    if state is WorkerState.ASLEEP:
-        return not (driven and awaited)
-    if state is WorkerState.COALESCING:
-        return seconds > COALESCE_SECONDS
-    return state is WorkerState.STANDBY and not driven

@@ -39,7 +39,9 @@ from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
 from horovod.core.worker.progress import Progress, may_drive
 from horovod.core.worker.role import Role, Schedule, Watch
+from horovod.core.worker.signal_deferral import with_signals_deferred
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
+from horovod.observe.flight_recorder import FlightRecorder
 
 _log = logging.getLogger("horovod.core")
 
@@ -73,6 +75,7 @@ class WorkerThread:
         unnamed: how many calls without a name were made on this process set, by kind.
         registration: a number that tells its process set from another of the same ranks, the same on all members.
         executor: what carries out batches.
+        recorder: the last collectives of these ranks; None if nothing is to be recorded.
     """
 
     def __init__(
@@ -99,7 +102,9 @@ class WorkerThread:
         self._placement = placement
         self._polls = polls(placement.spins)
         self._connections = Connections(channels)
-        self._requests = InFlight(None if config.cycle_time else self)
+        size = config.flight_recorder_size
+        self.recorder = FlightRecorder(size) if size else None
+        self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
         self._progress = Progress(self._connections, self._polls, index == 0)
         self._proposals = proposals
@@ -108,19 +113,26 @@ class WorkerThread:
             communicator,
             self._requests,
             placement,
-            config.timeout.total_seconds(),
-            lambda: self.role.settled(),
+            config.nccl_timeout.total_seconds(),
+            self.recorder,
+            watch.disagreed,
         )
-        self._fast_path: FastPath | None = None
+        fast_path: FastPath | None = None
         if proposals is not None:
-            self._fast_path = FastPath(
+            fast_path = FastPath(
                 proposals, self._requests, self.ranks, index, self._connections, self._polls, self.executor
             )
-        self.role: Role = (
-            Coordinator(self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name)
-            if index == 0
-            else Member(self._connections, self._schedule, self._fast_path, config.cache_capacity)
-        )
+        self._fast_path = fast_path
+        self.role: Role
+        if index == 0:
+            self.role = coordinator = Coordinator(
+                self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name
+            )
+            if fast_path is not None:
+                fast_path.is_open = coordinator.fast_path_open
+        else:
+            self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity)
+        self.executor.settled = self.role.settled
         self._left = threading.Event()
         self._leaving: str | None = None
         self._said_leave = False
@@ -182,6 +194,10 @@ class WorkerThread:
         """Forget a held request; False if it has failed or was released already."""
         return self._requests.withdraw(entry)
 
+    def awaited(self) -> list[str]:
+        """The names of the collectives that a thread of the script waits for."""
+        return self._requests.awaited()
+
     def leave(self, reason: str) -> None:
         """Ask for an orderly end: what is decided still runs, the rest fails. Then the thread ends, on every rank."""
         self._leaving = reason
@@ -238,16 +254,14 @@ class WorkerThread:
 
     def drive(self, handle: Handle) -> None:
         """Carry out a quick collective on the calling thread, which waits for it; or return before it is done."""
-        self._progress.drive(handle, self._try_fast_path, self._quick_step)
+        fast_path = self._fast_path
+        try_fast_path = None if fast_path is None else fast_path.carry_out
+        with_signals_deferred(self._progress.drive, handle, try_fast_path, self._quick_step)
 
     def take_over(self, handle: Handle) -> None:
         """Have the worker thread carry out a collective that no waiting thread will."""
         if self._requests.leave_to_worker(handle):
             self._connections.wake()
-
-    def _try_fast_path(self, handle: Handle) -> bool:
-        """Carry out a quick collective without an order, if nothing else is in flight; whether it is done."""
-        return self._fast_path is not None and self.role.fast_path_open() and self._fast_path.carry_out(handle)
 
     def _quick_step(self, ready: ReadyConnections) -> bool:
         """A step of a waiting thread; whether anything is left for the worker thread."""
@@ -357,6 +371,8 @@ class WorkerThread:
             self._said_leave = True
             self.role.leave(self._leaving or "")
         self.role.decide()
+        if self._schedule.batches:
+            self.executor.agreed = time.monotonic()
         while self._schedule.batches:
             batch = self._batch(self._schedule.batches[0])
             if driven and not (self.communicator.any_thread and may_drive(batch)):
@@ -374,7 +390,7 @@ class WorkerThread:
         """Announce what was submitted since the last time; False if nothing was."""
         submitted = self._requests.take()
         if submitted:
-            self.role.announce([entry.request for entry in submitted])
+            self.role.announce([entry.request for entry in submitted], [entry.since for entry in submitted])
         return bool(submitted)
 
     def _receive(self, member: int) -> bool:
@@ -383,7 +399,7 @@ class WorkerThread:
             for body in self._connections.receive(member):
                 self.role.receive(member, body)
         except ChannelClosed as error:
-            self._lost(member, f"its control connection broke ({error})")
+            self._lost(member, error.silence or f"its control connection broke ({error})")
             return False
         except (MessageError, NegotiationError) as error:
             self._lost(member, f"it broke the protocol ({error})")

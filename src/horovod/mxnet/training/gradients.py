@@ -6,10 +6,11 @@ reduction and update, gradients are therefore sums, as existing scripts expect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from horovod._models.guard import ELEMENTS, Guard, digests, labels, numbers, some
 from horovod.common.buckets import bucket_limit, cut, cut_by_groups
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reduction_settings import ReductionSettings
@@ -51,6 +52,30 @@ class Gradients:
             predivide=predivide, groups=groups or None, process_set=process_set, line=caller()
         )
         self._name = OptimizerName()
+        self._guard = Guard(process_set, self._settings.line)
+
+    def compare(self, optimizer: Any, weights: Mapping[str, Any]) -> None:
+        """Compare hyper-parameters and a sample of the weights with the other ranks', once in each step, before :meth:`reduce`.
+
+        Args:
+            weights: by name. They are read in the second step alone.
+
+        Raises:
+            MismatchError: ranks differ, and ``HOROVOD_CHECK=error``.
+        """
+        chosen = some(list(weights))
+
+        def hyperparameters() -> dict[str, str]:
+            values = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
+            counts = {name for name in values if name.endswith("num_update")}
+            return numbers({**{name: values[name] for name in set(values) - counts}, "lr": optimizer.learning_rate})
+
+        def parameters() -> dict[str, str]:
+            return digests([weights[name].reshape(-1)[:ELEMENTS].asnumpy() for name in chosen])
+
+        named = dict(zip(labels(len(chosen)), (f"parameter {name}" for name in chosen), strict=True))
+        with of_both_kinds():
+            self._guard.step(self._kind, hyperparameters, parameters, named)
 
     def active(self) -> bool:
         """Whether this rank reduces gradients; see :meth:`ReductionSettings.active`."""

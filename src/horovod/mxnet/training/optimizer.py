@@ -9,7 +9,7 @@ import mxnet as mx
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.mxnet.training.gradients import Gradients
 
-_OWN = {"_optimizer", "_gradients", "_settings"}
+_OWN = {"_optimizer", "_gradients", "_settings", "_first"}
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # untyped base
@@ -48,6 +48,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
         self._settings = predivide, num_groups, own_set = settings
         kind = f"DistributedOptimizer.{type(optimizer).__name__}"
         self._gradients = Gradients(kind, predivide, num_groups, own_set or global_process_set)
+        self._first: Any = None  # the index whose update begins a step
 
     def unwrap(self) -> Any:
         """The wrapped optimizer, to be used without this one."""
@@ -75,18 +76,23 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
     def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
         return self._optimizer.create_state_multi_precision(index, weight)
 
-    def _reduce(self, index: Any, grad: Any) -> None:
+    def _reduce(self, index: Any, weight: Any, grad: Any) -> None:
         if self._gradients.active():
             several = isinstance(index, list | tuple)
-            indices, gradients = (index, grad) if several else ([index], [grad])
+            indices, weights, gradients = (index, weight, grad) if several else ([index], [weight], [grad])
+            if self._first is None:
+                self._first = indices[0]
+            if indices[0] == self._first:
+                named = {str(each): of for each, of in zip(indices, weights, strict=True)}
+                self._gradients.compare(self._optimizer, named)
             self._gradients.reduce([str(each) for each in indices], gradients)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        self._reduce(index, grad)
+        self._reduce(index, weight, grad)
         self._optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        self._reduce(index, grad)
+        self._reduce(index, weight, grad)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
     def set_learning_rate(self, lr: float) -> None:

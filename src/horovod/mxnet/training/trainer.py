@@ -76,6 +76,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         """Called by ``step`` and ``allreduce_grads``."""
         if not self._gradients.active():
             return
+        weights = {parameter.name: parameter.data() for parameter in self._params if parameter.grad_req != "null"}
+        self._gradients.compare(self._optimizer, weights)
         names, gradients = [], []
         for number, parameter in enumerate(self._params):
             if parameter.grad_req != "null":

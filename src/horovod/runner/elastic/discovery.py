@@ -5,11 +5,15 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from horovod.control.wakeup import WakeUp
+from horovod.runner.elastic.host_discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
+
+__all__ = ["PERIOD_SECONDS", "Discovery", "FixedHosts", "Found", "HostDiscovery", "HostDiscoveryScript"]
 
 PERIOD_SECONDS = 1.0
 
@@ -17,8 +21,21 @@ Found = Sequence[HostInfo] | str
 """The hosts of this moment, or why they could not be found out."""
 
 
+def confirmed(before: Sequence[HostInfo], now: Sequence[HostInfo]) -> list[HostInfo]:
+    """The hosts to go by after two answers of the script in a row: what only one of them lacks is not withdrawn. Pure.
+
+    So a host that is away for a moment costs no round, and one that is withdrawn is given up a second later.
+    """
+    earlier = {host.hostname: host for host in before}
+    slots = {name: host.slots for name, host in earlier.items()}
+    found = {host.hostname: replace(host, slots=max(host.slots, slots.get(host.hostname, 0))) for host in now}
+    return list({**earlier, **found}.values())  # in the order of before
+
+
 class Discovery:
     """Polls ``script`` on a thread of its own, since it may take its time. A context manager.
+
+    New hosts and slots are passed on at once, others are withdrawn once two answers in a row lack them.
 
     At the end a script that still runs is ended, so a script that hangs does not hold up the end of a job.
 
@@ -36,6 +53,7 @@ class Discovery:
         self._loop = loop
         self._found = found
         self._last: Found = list(first)
+        self._answer: Sequence[HostInfo] = list(first)
         self._lock = threading.Lock()
         self._new: list[Found] = []
         self._wake_up = WakeUp()
@@ -58,7 +76,8 @@ class Discovery:
         while not self._stopped(PERIOD_SECONDS):
             found: Found
             try:
-                found = self._script.hosts(self._ranks, self._stop.fileno())
+                answer = self._script.hosts(self._ranks, self._stop.fileno())
+                found, self._answer = confirmed(self._answer, answer), answer
             except (ValueError, OSError) as error:
                 if self._stopped(0.0):
                     return

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import ClassVar
 
 from horovod.core import config
 from horovod.runner.agent.base import Agent, HostFacts
@@ -173,6 +174,8 @@ class ElasticJob(Job):
         shared = self._shared(start.host.hostname, facts, here, rendezvous, secret, start.host.slots)
         own = self._own_environment(start.number, start.place)
         return shared, [ProcessPlan(start.number, self._command(facts), own)]
+
+    ranks_are_fixed: ClassVar[bool] = False
 
     def _own_environment(self, number: int, slot: SlotInfo) -> dict[str, str]:
         return {

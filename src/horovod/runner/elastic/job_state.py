@@ -35,14 +35,16 @@ class Limits(NamedTuple):
     fixed: bool
 
 
-# What a process is doing.
+# What a process is doing. Not tuples, of which two kinds with the same content would be equal.
 
 
-class Starting(NamedTuple):
+@dataclass(frozen=True)
+class Starting:
     """It has not asked for a place yet."""
 
 
-class Waiting(NamedTuple):
+@dataclass(frozen=True)
+class Waiting:
     """It has asked for a place in the next round.
 
     Attributes:
@@ -53,14 +55,16 @@ class Waiting(NamedTuple):
     kept: int | None = None
 
 
-class Training(NamedTuple):
+@dataclass(frozen=True)
+class Training:
     """It has its place in a round, and is not known to have left it."""
 
     round: int
     rank: int
 
 
-class Dismissed(NamedTuple):
+@dataclass(frozen=True)
+class Dismissed:
     """It has no place any more, and ends."""
 
 
@@ -83,27 +87,31 @@ class Process:
 # What the job is doing.
 
 
-class Gathering(NamedTuple):
+@dataclass(frozen=True)
+class Gathering:
     """No round runs: processes are awaited for the next one."""
 
     number: int
     """How many rounds have ended."""
 
 
-class Running(NamedTuple):
+@dataclass(frozen=True)
+class Running:
     """A round runs, or begins."""
 
     announced: bool
     """Whether its ranks were told that hosts have changed, so that it ends soon."""
 
 
-class Finishing(NamedTuple):
+@dataclass(frozen=True)
+class Finishing:
     """A process has done its work: no further round begins."""
 
     process: int
 
 
-class Ending(NamedTuple):
+@dataclass(frozen=True)
+class Ending:
     """The job cannot go on."""
 
     why: str
@@ -126,6 +134,9 @@ class JobState:
         has_state: whether a process has ever had a state that others can lack, and that must not get lost.
         overdue: whether the first round has stopped waiting for processes that have not called ``init()``.
         settled: whether new processes that are ready have stopped waiting for others that start.
+        short: whether there are too few ranks for a round, and more can come.
+        shortages: how often that has begun.
+        said: what the user was told last of what the job waits for.
     """
 
     limits: Limits
@@ -142,6 +153,9 @@ class JobState:
     has_state: bool = False
     overdue: bool = False
     settled: bool = False
+    short: bool = False
+    shortages: int = 0
+    said: str = ""
 
     @property
     def over(self) -> bool:
@@ -163,11 +177,22 @@ class JobState:
         self.processes[process.number] = process
         return process
 
-    def is_wanted(self, process: Process) -> bool:
-        """Whether the slot of a process is still the job's, and the process stays."""
+    def wanted(self) -> frozenset[int]:
+        """The processes that have a place in the next round, by number: their slots are the job's, and they stay.
+
+        Where there are more than the user allows, as when a withdrawn host comes back, those that have trained stay, and
+        the oldest of the others.
+        """
+        found = [process for process in self.processes.values() if self._has_slot(process)]
+        if self.limits.most is not None and len(found) > self.limits.most:
+            found = sorted(found, key=lambda each: (not each.trained, each.number))[: self.limits.most]
+        return frozenset(process.number for process in found)
+
+    def _has_slot(self, process: Process) -> bool:
         host = self.hosts.get(process.host)
         finishing = isinstance(self.phase, Finishing) and not process.trained
-        return host is not None and process.slot < host.slots and not process.leaving and not finishing
+        gone = process.leaving or finishing or isinstance(process.state, Dismissed)
+        return host is not None and process.slot < host.slots and not gone
 
     def training(self) -> list[Process]:
         """Those of the last round that have neither asked for a place in the next one nor ended."""
@@ -192,6 +217,27 @@ class JobState:
         """Whether a host's cool-down will end."""
         return self.blacklist.ends and any(name in self.blacklist for name in self.hosts)
 
+    def is_hopeless(self) -> bool:
+        """Whether no process can come to those that wait for a place.
+
+        Hosts on which processes have failed get no new ones. Where a script may name other hosts, ranks that have the state of
+        the job wait for these; others do not, since what failed there fails elsewhere.
+        """
+        for process in self.processes.values():
+            if isinstance(process.state, Starting | Dismissed):
+                return False  # it may come, or end and free its slot
+        if self.hosts_come_back():
+            return False
+        return self.limits.fixed or (
+            bool(self.hosts) and not self.has_state and all(name in self.blacklist for name in self.hosts)
+        )
+
+    def all_failed(self) -> bool:
+        """Whether no process is left that could take part in a round. Called when one has failed."""
+        return isinstance(self.phase, Gathering) and all(
+            isinstance(process.state, Dismissed) for process in self.processes.values()
+        )
+
     # As the user reads it
 
     def describe(self, process: Process) -> str:
@@ -199,7 +245,8 @@ class JobState:
         return f"Process {process.number} ({rank}on {process.host})"
 
     def how_many(self) -> str:
-        there = len(self.waiting())
+        wanted = self.wanted()
+        there = sum(process.number in wanted for process in self.waiting())
         return f"{count(there, 'rank')} of at least {self.limits.least} {'is' if there == 1 else 'are'} left"
 
     def too_few(self) -> str:
@@ -209,6 +256,15 @@ class JobState:
         failed = [name for name in self.hosts if name in self.blacklist]
         where = f": processes have failed on {', '.join(failed[:16])}" if failed else ""
         return f"{self.how_many()}, and no more can be started{where}"
+
+    def awaited(self) -> str:
+        """What a job waits for that has not begun to train."""
+        if self.started:
+            return f"waiting for at least {self.limits.least} ranks; {count(len(self.waiting()), 'rank')} there"
+        hosts = self.usable_hosts()
+        there = ", ".join(f"{host.hostname}:{host.slots}" for host in hosts[:16]) or "none"
+        slots = count(sum(host.slots for host in hosts), "slot")
+        return f"waiting for at least {self.limits.start} slots; {slots} there ({there})"
 
     def too_few_slots(self) -> str:
         return (

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from horovod.control.elastic_messages import Connected, Leaving, RankFailed, Ready, Told
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
-from horovod.runner.elastic.decisions import ElasticDecision, EndRound, Kill
+from horovod.runner.elastic.decisions import ElasticDecision, EndRound, Kill, Stop
 from horovod.runner.elastic.job_state import (
     Dismissed,
     Ending,
@@ -101,9 +101,9 @@ class ElasticPolicy(Policy):
         slots_changed = False
         if isinstance(told, Ready):
             if isinstance(job.phase, Ending):
-                return [dismiss(process, told.question, job.phase.why, job_ends=True)]
+                return dismiss(process, told.question, job.phase.why, job_ends=True)
             if isinstance(process.state, Dismissed):
-                return [dismiss(process, told.question, "its host is withdrawn", job_ends=False)]
+                return dismiss(process, told.question, "it has no place in the job any more", job_ends=False)
             kept = told.round if told.keeps_state else None
             was, process.state = process.state, Waiting(told.question, kept)
             process.has_state = told.has_state
@@ -142,9 +142,13 @@ class ElasticPolicy(Policy):
         elif end.code and not dismissed:
             decisions += self._on_failure(process, end)
         elif process.leaving and process.host in job.hosts and process.host not in job.blacklist:
-            decisions += self._shun(process.host)[1]  # it is about to go, so nothing new is started there
+            more, following = self._shun(process.host)  # it is about to go, so nothing new is started there
+            words = f"horovodrun: {job.describe(process)} has left, as it was asked to."
+            decisions += [Say(words + more), *following]
         if number in job.ranks.values() and not isinstance(process.state, Waiting):
             decisions += self._leave_round(f"{job.describe(process)} has ended with exit code {end}", lost=True)
+        if end.code and not dismissed and not job.has_state and not job.lost_all() and job.all_failed():
+            return decisions + self._reviewer.stop("all processes have failed")
         return decisions + self._review()
 
     def woken(self, reason: str, reported: Failure | None = None) -> list[ElasticDecision]:
@@ -168,13 +172,20 @@ class ElasticPolicy(Policy):
             process = job.processes.get(int(words[0]))
             if process is not None and isinstance(process.state, Training) and process.state.round == int(words[1]):
                 decisions.append(Kill(process.number))
+        elif kind == "gone" and int(words[0]) in job.processes:
+            decisions.append(Stop(int(words[0])))
+        elif kind == "late" and job.phase == Gathering(int(words[0])):
+            decisions += self._give_up_late()
+        elif kind == "silent" and job.phase == Gathering(0) and job.said != job.awaited():
+            job.said = job.awaited()
+            decisions.append(Say(f"horovodrun: {job.said}"))
         elif kind == "slow" and job.phase == Gathering(int(words[0])):
             slow = ", ".join(job.describe(process) for process in job.training())
             if slow:
                 decisions.append(Say(f"horovodrun: the next round waits for {slow}"))
         elif kind == "slots" and not job.started:
             return self._reviewer.stop(job.too_few_slots())
-        elif kind == "patience" and job.phase == Gathering(int(words[0])):
+        elif kind == "patience" and job.short and job.shortages == int(words[0]):
             return self._reviewer.stop(job.too_few())
         return decisions + self._review()
 
@@ -229,4 +240,14 @@ class ElasticPolicy(Policy):
         decisions: list[ElasticDecision] = [EndRound(job.round, reason)]
         if job.fruitless >= MOST_FRUITLESS_ROUNDS:
             return decisions + self._reviewer.stop(f"{job.fruitless} rounds in a row could not begin. {reason}")
-        return decisions + self._reviewer.wake(f"slow {job.round}", SLOW_SECONDS)
+        decisions += self._reviewer.wake(f"slow {job.round}", SLOW_SECONDS)
+        return decisions + self._reviewer.wake(f"late {job.round}", job.limits.patience)
+
+    def _give_up_late(self) -> list[ElasticDecision]:
+        """The others have waited long enough for ranks of the last round that neither come nor end."""
+        job = self._job
+        decisions: list[ElasticDecision] = []
+        for process in job.training():
+            words = f"{job.describe(process)} has not come to the next round within {job.limits.patience:.6g} seconds"
+            decisions += [Say(f"horovodrun: {words}: it is killed"), Kill(process.number)]
+        return decisions

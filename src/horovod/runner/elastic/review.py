@@ -31,6 +31,10 @@ SETTLE_SECONDS = 5.0
 """How long new processes that are ready wait for others that start, so that all join in one round."""
 FINAL_WORDS_SECONDS = 5.0
 """How long ranks that are told that the job ends may take to save what they have."""
+LEAVING_SECONDS = 30.0
+"""How long a process that has no place any more may take to end, while others go on."""
+SILENT_SECONDS = 5.0
+"""How long a job that has not begun to train waits before it says for what."""
 
 
 class Reviewer:
@@ -61,7 +65,7 @@ class Reviewer:
         if isinstance(self._job.phase, Running):
             decisions += self._announce(self._job.phase)
         elif isinstance(self._job.phase, Gathering):
-            decisions += self._begin(self._job.phase)
+            decisions += self._begin()
         return decisions
 
     def wake(self, timer: str, seconds: float) -> list[ElasticDecision]:
@@ -82,7 +86,7 @@ class Reviewer:
         decisions: list[ElasticDecision] = []
         for process in job.processes.values():
             if isinstance(process.state, Waiting):
-                decisions.append(dismiss(process, process.state.question, why, job_ends=True))
+                decisions += dismiss(process, process.state.question, why, job_ends=True)
             elif isinstance(process.state, Starting):
                 decisions.append(Stop(process.number))
         return decisions + ([] if job.over else self.wake("ending", FINAL_WORDS_SECONDS))
@@ -90,12 +94,10 @@ class Reviewer:
     def _stop_unwanted(self) -> list[ElasticDecision]:
         """End processes that have not trained and have no place in the job any more."""
         decisions: list[ElasticDecision] = []
+        wanted = self._job.wanted()
         for process in self._job.processes.values():
-            if (
-                isinstance(process.state, Starting | Waiting)
-                and not process.trained
-                and not self._job.is_wanted(process)
-            ):
+            has_not_begun = isinstance(process.state, Starting | Waiting) and not process.trained
+            if has_not_begun and process.number not in wanted:
                 process.state = Dismissed()
                 decisions.append(Stop(process.number))
         return decisions
@@ -104,9 +106,10 @@ class Reviewer:
         """Start processes in free slots."""
         job, limits, hosts = self._job, self._job.limits, self._job.usable_hosts()
         if not job.started and sum(host.slots for host in hosts) < limits.start:
-            return self.stop(job.too_few_slots()) if limits.fixed else self.wake("slots", limits.patience)
-        active = sum(not isinstance(each.state, Dismissed) and job.is_wanted(each) for each in job.processes.values())
-        room = (1 << 30 if limits.most is None else limits.most) - active
+            if limits.fixed:
+                return self.stop(job.too_few_slots())
+            return self._say_soon() + self.wake("slots", limits.patience)
+        room = (1 << 30 if limits.most is None else limits.most) - len(job.wanted())
         taken = {(process.host, process.slot) for process in job.processes.values()}
         new: list[tuple[Process, HostInfo]] = []
         for host in hosts:
@@ -126,11 +129,11 @@ class Reviewer:
         job = self._job
         if phase.announced or not job.may_reset():
             return []
-        members = job.training()
-        new = [each for each in job.waiting() if job.is_wanted(each)]
-        stay = [each for each in members if job.is_wanted(each)]
+        members, wanted = job.training(), job.wanted()
+        new = [each for each in job.waiting() if each.number in wanted]
+        stay = [each for each in members if each.number in wanted]
         leaving = any(each.leaving for each in members)
-        starting = any(isinstance(each.state, Starting) and job.is_wanted(each) for each in job.processes.values())
+        starting = any(isinstance(job.processes[number].state, Starting) for number in wanted)
         if new and starting and not leaving and not job.settled:
             # One interruption for all that come at about the same time.
             return self.wake(f"settle {job.round}", SETTLE_SECONDS)
@@ -145,30 +148,64 @@ class Reviewer:
         job.phase = Running(announced=True)
         return [Announce(job.round, result)]
 
-    def _begin(self, phase: Gathering) -> list[ElasticDecision]:
+    def _begin(self) -> list[ElasticDecision]:
         """Begin the next round, if the processes that take part have come and are enough."""
         job = self._job
         if job.training():
             return []
-        starting = any(isinstance(process.state, Starting) for process in job.processes.values())
-        if job.round == 0 and starting and not job.overdue:
+        if (
+            job.round == 0
+            and not job.overdue
+            and any(isinstance(each.state, Starting) for each in job.processes.values())
+        ):
+            job.short = False
             return []
-        waiting = job.waiting()
+        waiting, wanted = job.waiting(), job.wanted()
         have_state = [process for process in waiting if process.has_state]
         if not have_state and (job.has_state or job.lost_all()):
             return self.stop("no rank is left that has the state of the job")
-        ready = [process for process in waiting if job.is_wanted(process)]
-        if have_state and not any(process.has_state for process in ready):
-            ready = [have_state[0], *ready][: job.limits.most]  # it hands on the state, and goes after that
+        ready = self._choose(waiting, wanted)
         if len(ready) < job.limits.least:
-            return self._wait(phase, starting)
+            return self._release(waiting) + self._wait()
         if job.round and not job.may_reset():
             return self.stop(
                 f"Horovod was shutdown because number of resets during elastic job exceeded limit: {job.limits.resets}"
             )
+        job.short, job.said = False, ""
         chosen = {process.number for process in ready}
-        gone = [each for each in waiting if each.number not in chosen and not job.is_wanted(each)]
+        gone = [each for each in waiting if each.number not in chosen and each.number not in wanted]
         return self._begin_with(ready, gone)
+
+    def _choose(self, waiting: Sequence[Process], wanted: frozenset[int]) -> list[Process]:
+        """Who takes part in the next round, of those that wait for it."""
+        limits = self._job.limits
+        ready = [process for process in waiting if process.number in wanted]
+        if len(ready) < limits.least:  # hosts that are withdrawn are kept as long as too few would be left
+            kept = [each for each in waiting if each.number not in wanted and not each.leaving]
+            ready += sorted(kept, key=lambda each: not each.has_state)[: limits.least - len(ready)]
+        if ready and not any(process.has_state for process in ready):
+            # One that goes hands on the state first. That takes two ranks.
+            most = None if limits.most is None else max(limits.most, 2)
+            ready = [*[each for each in waiting if each.has_state][:1], *ready][:most]
+        return ready
+
+    def _release(self, waiting: Sequence[Process]) -> list[ElasticDecision]:
+        """There are too few ranks. Those that were asked to end may go, unless they alone have the state of the job."""
+        decisions: list[ElasticDecision] = []
+        kept = any(each.has_state and not each.leaving for each in waiting)
+        for process in waiting:
+            if process.leaving and (kept or not process.has_state):
+                decisions += self._let_go(process)
+        return decisions
+
+    def _let_go(self, process: Process) -> list[ElasticDecision]:
+        """Have a process that waits for a place end, while others go on."""
+        assert isinstance(process.state, Waiting)
+        why = "it was asked to end" if process.leaving else "its host is withdrawn"
+        if process.host in self._job.hosts and not process.leaving:
+            why = "there are as many ranks as --max-np allows"
+        decisions = dismiss(process, process.state.question, why, job_ends=False)
+        return decisions + self.wake(f"gone {process.number}", LEAVING_SECONDS)
 
     def _begin_with(self, ready: Sequence[Process], unwanted: Sequence[Process]) -> list[ElasticDecision]:
         job = self._job
@@ -179,9 +216,7 @@ class Reviewer:
         job.phase = Running(announced=False)
         decisions: list[ElasticDecision] = []
         for process in unwanted:
-            assert isinstance(process.state, Waiting)
-            why = "it was asked to end" if process.leaving else "its host is withdrawn"
-            decisions.append(dismiss(process, process.state.question, why, job_ends=False))
+            decisions += self._let_go(process)
         slots = assign([_member(process) for process in ready])
         job.ranks = {slots[process.number].rank: process.number for process in ready}
         places: list[tuple[int, int, SlotInfo]] = []
@@ -196,36 +231,45 @@ class Reviewer:
         words = f"horovodrun: round {job.round} begins with {count(len(ready), 'rank')} on {count(hosts, 'host')}"
         return [*decisions, Say(words), begin]
 
-    def _wait(self, phase: Gathering, starting: bool) -> list[ElasticDecision]:
+    def _wait(self) -> list[ElasticDecision]:
         """There are too few processes: wait if more can come, else stop."""
         job = self._job
-        ends = any(isinstance(process.state, Dismissed) for process in job.processes.values())  # and frees its slot
-        if job.limits.fixed and not starting and not ends and not job.hosts_come_back():
+        if job.is_hopeless():
             return self.stop(job.too_few())
-        decisions = self.wake(f"patience {phase.number}", job.limits.patience)
-        if decisions and job.round:
-            decisions.append(Say(f"horovodrun: {job.how_many()}; waiting for more"))
+        job.shortages += not job.short
+        job.short = True
+        decisions = self.wake(f"patience {job.shortages}", job.limits.patience)
+        if not job.round:
+            return decisions + self._say_soon()
+        if job.said != (words := f"{job.how_many()}; waiting for more"):
+            job.said = words
+            decisions.append(Say(f"horovodrun: {words}"))
         return decisions
+
+    def _say_soon(self) -> list[ElasticDecision]:
+        """Say what a job waits for that has not begun to train, unless that is known."""
+        return [] if self._job.said == self._job.awaited() else self.wake("silent 0", SILENT_SECONDS)
 
     def _finish(self, phase: Finishing) -> list[ElasticDecision]:
         """No further round: processes that wait for one are not needed, those that train go on to their end."""
-        job, waiting = self._job, self._job.waiting()
-        if job.training() or not waiting:
+        waiting = self._job.waiting()
+        if not waiting:
             return []
-        who = ", ".join(job.describe(process) for process in waiting)
+        who = ", ".join(self._job.describe(process) for process in waiting)
         words = f"process {phase.process} has done its work and ended with exit code 0"
         decisions: list[ElasticDecision] = [
             Say(f"horovodrun: {words}, so no further round begins: ending {who}"),
         ]
         for process in waiting:
             assert isinstance(process.state, Waiting)
-            decisions.append(dismiss(process, process.state.question, words, job_ends=True))
-        return decisions + self.wake("ending", FINAL_WORDS_SECONDS)
+            decisions += dismiss(process, process.state.question, words, job_ends=True)
+            decisions += self.wake(f"gone {process.number}", FINAL_WORDS_SECONDS)
+        return decisions
 
 
-def dismiss(process: Process, question: int, reason: str, *, job_ends: bool) -> Dismiss:
+def dismiss(process: Process, question: int, reason: str, *, job_ends: bool) -> list[ElasticDecision]:
     process.state = Dismissed()
-    return Dismiss(process.number, question, reason, job_ends)
+    return [Dismiss(process.number, question, reason, job_ends)]
 
 
 def _member(process: Process) -> Member:

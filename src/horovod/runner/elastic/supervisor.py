@@ -141,6 +141,9 @@ class ElasticSupervisor(Supervisor):
 
     def _on_told(self) -> None:
         self._wake_up.clear()
+        self._take_told()
+
+    def _take_told(self) -> None:
         with self._lock:
             told, self._told = self._told, []
         for number, each in told:
@@ -150,6 +153,7 @@ class ElasticSupervisor(Supervisor):
             self._do(self._elastic.told(number, each))
 
     def _on_end(self, number: int, end: Exit) -> None:
+        self._take_told()  # what the process has said came before its end
         self._home.pop(number, None)
         self._forget_answer(number)
         super()._on_end(number, end)

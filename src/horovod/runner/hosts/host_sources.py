@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from shlex import quote
 
 from horovod.environments.lsf_hosts import lsf_hosts
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts import mpi_operator
 from horovod.runner.hosts.allocation import Allocation, allocation
 from horovod.runner.hosts.captured import capture
-from horovod.runner.hosts.slots import HostInfo, parse_host_files, parse_hosts
+from horovod.runner.hosts.slots import MOST_RANKS, HostInfo, parse_host_files, parse_hosts
 from horovod.runner.options import Options
 
 
@@ -88,7 +90,7 @@ class HostScript(HostSource):
     A host with no slots (``h1:0``) is left out. If a host is printed twice, the last line counts.
 
     Args:
-        command: for a shell.
+        command: for a shell, or the path of a script, which may have spaces.
         slots: of hosts that name none; None if each has to name its own.
         seconds: how long the command may take.
     """
@@ -101,7 +103,9 @@ class HostScript(HostSource):
     def hosts(self, ranks: int, cancel: int = -1) -> list[HostInfo]:
         """As :meth:`HostSource.hosts`; gives up once the descriptor ``cancel`` is readable."""
         found: dict[str, HostInfo] = {}
-        for line in map(str.strip, capture(self._command, self._seconds, cancel).splitlines()):
+        is_path = os.path.isfile(self._command)  # noqa: PTH113  which raises where a command is too long for a path
+        command = quote(self._command) if is_path else self._command
+        for line in map(str.strip, capture(command, self._seconds, cancel).splitlines()):
             if not line:
                 continue
             name, colon, slots = line.rpartition(":")
@@ -120,7 +124,7 @@ class HostScript(HostSource):
             except ValueError:
                 raise UsageError(
                     f"the host discovery script {self._command!r} printed {line[:200]!r}, which is not of the form host or "
-                    "host:2"
+                    f"host:2 with at most {MOST_RANKS} slots"
                 ) from None
             found[host.hostname] = host
         return list(found.values())

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from horovod.runner.errors import UsageError
 
-_HOST = re.compile(r"(?:([\w.-]+)@)?([\w.-]+):([0-9]+)")
+MOST_RANKS = 1 << 16
+"""A larger number of ranks, or of slots of a host, is a typing error, and would fill the memory before it is reported."""
+_HOST = re.compile(r"(?:([\w.-]+)@)?([\w.-]+):([0-9]{1,32})")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class HostInfo:
             raise UsageError(f"invalid host {text.strip()!r}: please write hosts as worker-0:2,worker-1:2")
         if int(match[3]) == 0:
             raise UsageError(f"invalid host {text.strip()!r}: a host needs at least one slot, as in {match[2]}:1")
+        if int(match[3]) > MOST_RANKS:
+            raise UsageError(f"invalid host {text.strip()!r}: a host has at most {MOST_RANKS} slots")
         return HostInfo(match[2], int(match[3]), match[1] or "")
 
 

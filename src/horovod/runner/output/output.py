@@ -241,6 +241,7 @@ class Output:
         self._timestamps = timestamps
         if self._folder is not None:
             try:
+                self._keep_earlier(self._folder)
                 for rank in range(size):
                     self._rank_folder(self._folder, rank).mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -266,6 +267,17 @@ class Output:
             self._console["stderr"].show("", [line + "\n" for line in text.splitlines()])
         except (ReaderGone, OSError):
             pass  # stderr is closed
+
+    def _keep_earlier(self, folder: Path) -> None:
+        """Rename what an earlier job has written there: ``stdout`` becomes ``stdout.1``, or the next number that is free."""
+        files = [path for name in ("stdout", "stderr") for path in folder.glob(f"rank.*/{name}") if path.is_file()]
+        if not files:
+            return
+        kept = [path.suffix[1:] for name in ("stdout", "stderr") for path in folder.glob(f"rank.*/{name}.*")]
+        number = 1 + max((int(suffix) for suffix in kept if suffix.isdecimal()), default=0)
+        for path in files:
+            path.rename(path.with_name(f"{path.name}.{number}"))
+        self.say(f"horovodrun: the output of an earlier job in {folder} is kept as stdout.{number} and stderr.{number}")
 
     def _rank_folder(self, folder: Path, rank: int) -> Path:
         width = len(str(self._size - 1))

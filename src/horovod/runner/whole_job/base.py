@@ -65,7 +65,14 @@ class WholeJob(Job):
             rendezvous: where the rendezvous server listens, and the job's secret.
         """
         inherited = {name: value for name, value in self._launcher_environment.items() if name not in _OF_A_RANK}
-        return {**inherited, **self._asked, **self._threads(), **self._memory, **rendezvous}
+        return {
+            **inherited,
+            **self._asked,
+            **self._threads(),
+            **self._memory,
+            **self._recorder_variables(),
+            **rendezvous,
+        }
 
     def _unreachable(self) -> Mapping[str, str]:
         """Hosts that cannot be reached, and why. Asked when the program has failed, and no rank has reported a failure."""

@@ -48,8 +48,7 @@ def collective_name(kind: str, name: str | None, tensors: list[Any], ignore_name
         tensors: its inputs.
         ignore_name_scope: whether the graph's name scopes are left out of ``negotiated``.
     """
-    if full_name(kind, name):  # raises if it is not a name
-        name = str.__str__(name)  # also of a subclass of str
+    name = full_name(kind, name).removeprefix(f"{kind}.") or None  # raises if it is not a name
     if tf.executing_eagerly():
         return Name(name or kind, name)
     if not name:

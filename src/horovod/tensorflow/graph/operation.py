@@ -1,18 +1,23 @@
 """One operation of Horovod in a TensorFlow graph: one or several collectives that the graph waits for together.
 
-In a graph that functions (``tf.function``) run, it is made of three kinds of TensorFlow operations:
+In a graph that functions (``tf.function``) run, it is made of these TensorFlow operations:
 
-    submit    a Python function that submits its inputs to the core and returns a ticket. It never blocks.
-    wait      a dequeue of the tickets from a queue. TensorFlow waits; no thread does.
-    collect   a Python function that returns the outputs, which have arrived, or raises.
+    queue     creates or finds a queue by its name, which belongs to this operation.
+    submit    calls Python, which submits its inputs to the core and returns a ticket. It never blocks.
+    wait      a dequeue of the tickets from the queue. TensorFlow waits; no thread does.
+    collect   calls Python, which returns the outputs, which have arrived, or raises.
 
 When the core has finished a collective, its ticket is put into the queue (:mod:`horovod.tensorflow.graph.completions`). So
 any number of collectives may be in flight in a graph, in a different order on every rank, even if TensorFlow runs operations on
-a single thread. All three take the queue as an input: TensorFlow keeps operations with side effects on one resource in order,
-and runs those on different resources concurrently. Python functions without a resource would run one after the other.
+a single thread. Submit, wait and collect take the queue as an input: TensorFlow keeps operations with side effects on one
+resource in order, and runs those on different resources concurrently. Python functions without a resource would run one after
+the other.
 
-A graph that a session runs (TensorFlow 1) cannot be reached by a queue from outside. There the wait is a loop:
-:mod:`horovod.tensorflow.graph.session_loop`.
+The graph contains all that the calls need (:mod:`horovod.tensorflow.graph.recorded`), and refers to no object of this process.
+So it can be saved, and run in another process.
+
+A graph that a session runs (TensorFlow 1) cannot be reached by a queue from outside. There the wait is a loop
+(:mod:`horovod.tensorflow.graph.session_loop`), and the calls are functions of this process.
 
 Several submissions may share one wait and one collect. That is how buckets of gradients overlap with backward.
 """
@@ -20,23 +25,24 @@ Several submissions may share one wait and one collect. That is how buckets of g
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager.context import eager_mode
 
+from horovod.core.errors import MismatchError
+from horovod.core.negotiation.agreement import MISMATCHED
 from horovod.core.requests.handle import Handle
 from horovod.observe import call_site
 from horovod.tensorflow.device import tell_of_graphs
 from horovod.tensorflow.graph import completions, session_loop
-
-Outputs = Callable[[], list[Any]]
-"""Makes eager tensors of a collective's results. Called once, after the collective is done."""
-
-Start = Callable[[Sequence[Any], bool], tuple[Handle, Outputs]]
-"""``start(inputs, awaited)`` submits eager tensors to the core, and raises what the core raises; ``awaited`` as in
-:mod:`horovod.core.submission.collectives`."""
+from horovod.tensorflow.graph.callbacks import Callback
+from horovod.tensorflow.graph.recorded import Collective, Outputs, Recorded, decoded
 
 
 class Submission(NamedTuple):
@@ -44,146 +50,246 @@ class Submission(NamedTuple):
 
     Attributes:
         inputs: tensors, all of the graph that is being built, or all eager.
-        start: submits them.
+        collective: submits them.
         outputs: shapes and types of the results. A dimension that depends on other ranks is None.
     """
 
     inputs: Sequence[Any]
-    start: Start
+    collective: Collective
     outputs: Sequence[tf.TensorSpec]
 
 
-_tickets = itertools.count(1)
 _RUNS_KEPT = 8
 """A submission that was not collected within this many runs of its graph counts as cancelled."""
+
+_tickets = itertools.count(1)
+_numbers_of_places = itertools.count(1)
+_process = uuid.uuid4().hex
+"""In the names of queues, which may be saved and loaded into another process."""
+
+_lock = threading.RLock()  # TensorFlow's graphs may be collected, and their queues destroyed, at any moment
+_places: dict[str, _InFlight] = {}
+"""What is in flight, by the name of the place in a graph. A place has an entry only while something of it is in flight."""
+_queues: dict[str, Any] = {}
+"""Handles of queues that were used, by name."""
 
 
 class _Pending(NamedTuple):
     """A collective that is submitted and not yet collected.
 
     Attributes:
-        number: counts the submissions of one :class:`GraphOperation`.
+        number: counts the submissions of one place.
+        mismatch: as of :class:`~horovod.tensorflow.graph.recorded.Collective`.
     """
 
     handle: Handle
     outputs: Outputs
     number: int
+    mismatch: str
+
+    def wait(self) -> None:
+        """Return if the collective has succeeded, and raise its error otherwise. It is done."""
+        try:
+            self.handle.wait()
+        except MismatchError as error:
+            if self.mismatch and str(error).startswith(MISMATCHED):
+                raise error.extended(self.mismatch) from None
+            raise
 
 
-class GraphOperation:
-    """The submissions of one operation in a graph, over all runs of the graph.
+class _InFlight:
+    """The submissions of one place in a graph that are in flight, over all runs of the graph."""
 
-    The graph refers to this object; this object does not refer to the graph.
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.pending: dict[int, _Pending] = {}
+
+    def add(self, ticket: int, handle: Handle, outputs: Outputs, per_run: int, mismatch: str) -> list[int]:
+        """Returns the tickets of old submissions that nothing collects, because another operation of the graph has failed."""
+        self.submitted += 1
+        self.pending[ticket] = _Pending(handle, outputs, self.submitted, mismatch)
+        cancelled = []
+        for old, pending in self.pending.items():
+            if pending.number > self.submitted - _RUNS_KEPT * per_run or not pending.handle.done():
+                break
+            cancelled.append(old)
+        for old in cancelled:
+            del self.pending[old]
+        return cancelled
+
+
+def build(name: str, submissions: Sequence[Submission], in_functions: bool) -> list[list[Any]]:
+    """Add the operations to the graph that is being built. Returns the outputs of each submission.
 
     Args:
+        name: of the operation that collects; complete and unused in the graph.
         in_functions: functions run the graph, not a session.
     """
+    labels = [
+        f"{name}_submit" if len(submissions) == 1 else f"{name}_submit_{number}" for number in range(len(submissions))
+    ]
+    specs = [spec for submission in submissions for spec in submission.outputs]
+    types = [spec.dtype for spec in specs]
+    if in_functions:
+        outputs = _build_in_function(name, labels, submissions, types)
+    else:
+        outputs = _build_in_session(name, labels, submissions, types)
+    for output, spec in zip(outputs, specs, strict=True):
+        output.set_shape(spec.shape)
+    found = iter(outputs)
+    return [[next(found) for _ in submission.outputs] for submission in submissions]
 
-    def __init__(self, in_functions: bool) -> None:
-        self._line = ""
-        self._lock = threading.Lock()
-        self._in_flight: dict[int, _Pending] = {}
-        self._per_run = 0
-        self._submitted = 0
-        self._queue: Any = None
-        if in_functions:
-            with tf.init_scope():
-                self._queue = tf.queue.FIFOQueue(-1, [tf.int64], [()])
 
-    def build(self, name: str, submissions: Sequence[Submission]) -> list[list[Any]]:
-        """Add the operations to the graph that is being built. Returns the outputs of each submission.
-
-        Args:
-            name: of the operation that collects; complete and unused in the graph.
-        """
-        self._per_run = len(submissions)
-        resource = [] if self._queue is None else [self._queue.queue_ref]
-        tickets = []
-        for number, submission in enumerate(submissions):
-            label = f"{name}_submit" if len(submissions) == 1 else f"{name}_submit_{number}"
-            ticket = tf.py_function(
-                self._submitter(submission.start), [*resource, *submission.inputs], tf.int64, _exactly(label)
-            )
-            ticket.set_shape(())
-            tickets.append(ticket)
-        self._line = _users_line(tickets[0].op)
-        if self._queue is None:
-            known = [session_loop.wait(tickets, _exactly(f"{name}_wait"))]
-        else:
-            with tf.control_dependencies(tickets):
-                known = [*resource, self._arrival(tickets, _exactly(f"{name}_wait")), *tickets]
-        specs = [spec for submission in submissions for spec in submission.outputs]
-        types = [spec.dtype for spec in specs]
-        outputs = tf.py_function(self._collect, known, types, _exactly(name))
-        for output, spec in zip(outputs, specs, strict=True):
-            output.set_shape(spec.shape)
-        found = iter(outputs)
-        return [[next(found) for _ in submission.outputs] for submission in submissions]
-
-    def _arrival(self, tickets: Sequence[Any], label: str) -> Any:
-        """Add the wait: it returns as many tickets as ``tickets`` has, once they are in the queue."""
-        handle = self._queue.queue_ref
+def _build_in_function(
+    name: str, labels: Sequence[str], submissions: Sequence[Submission], types: Sequence[tf.DType]
+) -> list[Any]:
+    place = f"horovod_{_process}_{os.getpid()}_{next(_numbers_of_places)}"
+    graph = tf.compat.v1.get_default_graph()
+    queue = tf.raw_ops.FIFOQueueV2(
+        component_types=[tf.int64], shapes=[()], capacity=-1, shared_name=place, name=_exactly(f"{name}_queue")
+    )
+    if graph.experimental_acd_manager is not None:
+        # It would run after the Python functions that stand before it, which may need what other ranks do first.
+        graph.experimental_acd_manager.run_independently(queue.op)
+    while getattr(graph.outer_graph, "building_function", False):
+        graph = graph.outer_graph
+    weakref.finalize(graph, _destroy, place).atexit = False
+    line = _users_line(queue.op)
+    tickets = []
+    for label, submission in zip(labels, submissions, strict=True):
+        message = Recorded(place, len(submissions), line, submission.collective).encoded()
+        recorded = tf.constant(message, name=_exactly(f"{name}_recorded{label.removeprefix(f'{name}_submit')}"))
+        ticket = _SUBMIT.add([queue, recorded, *submission.inputs], [tf.int64], _exactly(label))[0]
+        ticket.set_shape(())
+        tickets.append(ticket)
+    where = tf.constant(place, name=_exactly(f"{name}_place"))
+    with tf.control_dependencies(tickets):
+        label = _exactly(f"{name}_wait")
         if len(tickets) == 1:
-            return tf.raw_ops.QueueDequeueV2(handle=handle, component_types=[tf.int64], name=label)[0]
-        return tf.raw_ops.QueueDequeueManyV2(handle=handle, n=len(tickets), component_types=[tf.int64], name=label)[0]
+            arrived = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.int64], name=label)[0]
+        else:
+            arrived = tf.raw_ops.QueueDequeueManyV2(
+                handle=queue, n=len(tickets), component_types=[tf.int64], name=label
+            )[0]
+        known = [queue, where, arrived, *tickets]
+    return _COLLECT.add(known, types, _exactly(name))
 
-    # The functions below run when the graph runs, on TensorFlow's threads.
 
-    def _submitter(self, start: Start) -> Callable[..., int]:
-        def submit(*arguments: Any) -> int:
-            inputs = arguments if self._queue is None else arguments[1:]
-            tell_of_graphs()
-            with call_site.on_behalf_of(self._line):
-                handle, outputs = start(inputs, False)
-            ticket = next(_tickets)
-            with self._lock:
-                self._submitted += 1
-                self._in_flight[ticket] = _Pending(handle, outputs, self._submitted)
-                self._forget_cancelled()
-            if self._queue is None:
-                session_loop.expect(ticket, handle)
-            else:
-                completions.start()
-                handle.then(lambda: completions.complete(self._queue.queue_ref, ticket))
+def _build_in_session(
+    name: str, labels: Sequence[str], submissions: Sequence[Submission], types: Sequence[tf.DType]
+) -> list[Any]:
+    line: list[str] = []
+    place = f"session_{next(_numbers_of_places)}"
+
+    def submitter(collective: Collective) -> Callable[..., int]:
+        def submit(*inputs: Any) -> int:
+            ticket, handle = _submit(Recorded(place, len(submissions), line[0], collective), inputs)
+            session_loop.expect(ticket, handle)
             return ticket
 
         return submit
 
-    def _forget_cancelled(self) -> None:
-        """Drop old submissions that nothing collects, because another operation of the graph failed after them."""
-        for ticket, pending in list(self._in_flight.items()):
-            if pending.number > self._submitted - _RUNS_KEPT * self._per_run or not pending.handle.done():
-                return
-            del self._in_flight[ticket]
-            session_loop.forget(ticket)
+    def collect(tickets: Any) -> list[Any]:
+        numbers = [-ticket for ticket in _numbers(tickets)]
+        for number in numbers:
+            session_loop.forget(number)
+        return _outputs(_taken(place, numbers))
 
-    def _collect(self, *arguments: Any) -> list[Any]:
-        if self._queue is None:
-            numbers = [-ticket for ticket in _numbers(arguments[0])]
-        else:
-            numbers = [int(ticket) for ticket in arguments[2:]]
-        with self._lock:
-            pendings = [self._in_flight.pop(number) for number in numbers]
-        if self._queue is None:
-            for number in numbers:
-                session_loop.forget(number)
-        elif set(_numbers(arguments[1])) != set(numbers):
-            self._catch_up(pendings)
-        for pending in pendings:
-            pending.handle.wait()  # returns at once, or raises the collective's error
-        return [output for pending in pendings for output in pending.outputs()]
+    tickets = []
+    for label, submission in zip(labels, submissions, strict=True):
+        ticket = tf.py_function(submitter(submission.collective), submission.inputs, tf.int64, _exactly(label))
+        ticket.set_shape(())
+        tickets.append(ticket)
+    line.append(_users_line(tickets[0].op))
+    found: list[Any] = tf.py_function(
+        collect, [session_loop.wait(tickets, _exactly(f"{name}_wait"))], types, _exactly(name)
+    )
+    return found
 
-    def _catch_up(self, pendings: Sequence[_Pending]) -> None:
-        """Wait for ``pendings`` here, and clear the queue: the tickets in it are left over from a run that was cancelled."""
-        for pending in pendings:
-            try:
-                pending.handle.wait()
-            except Exception:
-                pass  # _collect() raises it
-        with self._lock:
-            left = 0 if self._in_flight else int(tf.raw_ops.QueueSizeV2(handle=self._queue.queue_ref))
-            if left:
-                tf.raw_ops.QueueDequeueManyV2(handle=self._queue.queue_ref, n=left, component_types=[tf.int64])
+
+# The functions below run when the graph runs, on TensorFlow's threads.
+
+
+def _submit(recorded: Recorded, inputs: Sequence[Any]) -> tuple[int, Handle]:
+    """Submit a collective. Returns its ticket and its handle."""
+    tell_of_graphs()
+    with call_site.on_behalf_of(recorded.line):
+        handle, outputs = recorded.collective.start(inputs, False)
+    ticket = next(_tickets)
+    with _lock:
+        place = _places.get(recorded.place)
+        if place is None:
+            place = _places[recorded.place] = _InFlight()
+        cancelled = place.add(ticket, handle, outputs, recorded.per_run, recorded.collective.mismatch)
+    for old in cancelled:
+        session_loop.forget(old)
+    return ticket, handle
+
+
+def _submit_recorded(queue: Any, message: Any, *inputs: Any) -> Any:
+    recorded = decoded(message.numpy())
+    _queues[recorded.place] = queue
+    ticket, handle = _submit(recorded, inputs)
+    completions.start()
+    handle.then(lambda: completions.complete(queue, ticket))
+    return tf.constant(ticket, tf.int64)
+
+
+def _collect_recorded(queue: Any, where: Any, arrived: Any, *tickets: Any) -> list[Any]:
+    place, numbers = where.numpy().decode(), [int(ticket) for ticket in tickets]
+    pendings = _taken(place, numbers)
+    if set(_numbers(arrived)) != set(numbers):
+        _catch_up(place, queue, pendings)
+    return _outputs(pendings)
+
+
+def _taken(name: str, numbers: Sequence[int]) -> list[_Pending]:
+    with _lock:
+        place = _places[name]
+        pendings = [place.pending.pop(number) for number in numbers]
+        if not place.pending:
+            del _places[name]
+    return pendings
+
+
+def _outputs(pendings: Sequence[_Pending]) -> list[Any]:
+    for pending in pendings:
+        pending.wait()
+    return [output for pending in pendings for output in pending.outputs()]
+
+
+def _catch_up(name: str, queue: Any, pendings: Sequence[_Pending]) -> None:
+    """Wait for ``pendings`` here, and clear the queue: the tickets in it are left over from a run that was cancelled."""
+    for pending in pendings:
+        try:
+            pending.handle.wait()
+        except Exception:
+            pass  # _outputs() raises it
+    with _lock:
+        left = 0 if name in _places else int(tf.raw_ops.QueueSizeV2(handle=queue))
+        if left:
+            tf.raw_ops.QueueDequeueManyV2(handle=queue, n=left, component_types=[tf.int64])
+
+
+def _destroy(name: str) -> None:
+    """Forget what a graph that no longer exists has not collected, and destroy its queue.
+
+    A copy of the graph that was loaded makes the queue again. While collectives of such a copy run, nothing is destroyed.
+    """
+    with _lock:
+        place = _places.get(name)
+        if place is not None and not all(pending.handle.done() for pending in place.pending.values()):
+            return
+        _places.pop(name, None)
+        queue = _queues.pop(name, None)
+        if queue is None:
+            return
+        with eager_mode():
+            tf.raw_ops.DestroyResourceOp(resource=queue, ignore_lookup_error=True)
+
+
+_SUBMIT = Callback("HorovodSubmit", _submit_recorded)
+_COLLECT = Callback("HorovodCollect", _collect_recorded)
 
 
 def _numbers(tickets: Any) -> list[int]:

@@ -13,7 +13,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from horovod.core.requests.handle import all_of
 from horovod.tensorflow.errors import of_both_kinds
-from horovod.tensorflow.graph.operation import GraphOperation, Submission
+from horovod.tensorflow.graph.operation import Submission, build
 
 
 def run(name: str, submissions: Sequence[Submission]) -> list[list[Any]]:
@@ -39,11 +39,13 @@ def run(name: str, submissions: Sequence[Submission]) -> list[list[Any]]:
     with tf.init_scope():
         in_functions = tf.executing_eagerly()
     with tf.device("CPU:0"):
-        return GraphOperation(in_functions).build(name, submissions)
+        return build(name, submissions, in_functions)
 
 
 def _run_eagerly(submissions: Sequence[Submission]) -> list[list[Any]]:
     with of_both_kinds():
-        in_flight = [submission.start(submission.inputs, len(submissions) == 1) for submission in submissions]
+        in_flight = [
+            submission.collective.start(submission.inputs, len(submissions) == 1) for submission in submissions
+        ]
         all_of(handle.wait for handle, _ in in_flight)
         return [outputs() for _, outputs in in_flight]

@@ -18,6 +18,7 @@ from horovod._keras.backends.tensorflow_values import (
     broadcast_global_variables,
     reducescatter,
 )
+from horovod._keras.custom_steps import reduce_gradients
 from horovod._keras.settings import checked as _checked
 from horovod.common import interface
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
@@ -44,6 +45,7 @@ __all__ = [
     "elastic",
     "init",
     "load_model",
+    "reduce_gradients",
     "reducescatter",
     "shutdown",
 ]

@@ -11,12 +11,14 @@ from horovod.comm.datatypes import Array
 from horovod.comm.spans import Vectors
 from horovod.common.reductions import Reducing
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.tensorflow.device import Room, memory_of
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.dense_allreduce import GROUPED as REDUCE
 from horovod.tensorflow.ops.dense_allreduce import reduce_dense
@@ -26,10 +28,14 @@ KIND = "HorovodAllgather"
 GROUPED = "HorovodGroupedAllgather"
 
 
-def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> Submission:
-    """A submission of one request. Outputs: the gathered tensors, and each rank's rows as int32 (tensors, ranks)."""
+class Allgather(Collective, frozen=True):
+    """Gathers tensors in one request. Outputs: the gathered tensors, and each rank's rows as int32 (tensors, ranks)."""
 
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+    kind: str
+    name: str | None
+    process_set: ProcessSet
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
         memory = memory_of(inputs)
         views = memory.read(inputs)
         rooms: dict[int, Room] = {}
@@ -38,7 +44,7 @@ def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], pr
             rooms[index] = memory.room(inputs[index], (rows, *views[index].shape[1:]))
             return rooms[index].vector
 
-        handle = collectives.allgather(kind, name, views, allocate, process_set.process_set_id, awaited)
+        handle = collectives.allgather(self.kind, self.name, views, allocate, self.process_set.process_set_id, awaited)
 
         def outputs() -> list[Any]:
             rows = tf.constant(handle.result, tf.int32)
@@ -46,8 +52,13 @@ def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], pr
 
         return handle, outputs
 
+
+def allgather_submission(kind: str, name: str | None, tensors: Sequence[Any], process_set: ProcessSet) -> Submission:
+    """A submission of :class:`Allgather`."""
     specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
-    return Submission(tensors, start, [*specs, tf.TensorSpec([len(tensors), None], tf.int32)])
+    return Submission(
+        tensors, Allgather(kind, name, process_set), [*specs, tf.TensorSpec([len(tensors), None], tf.int32)]
+    )
 
 
 def _gather(kind: str, name: Name, tensors: Sequence[Any], process_set: ProcessSet) -> list[Any]:
@@ -88,6 +99,11 @@ def allgather(
     Every member must call it with the same name. First dimensions may differ between ranks, and may be 0. The others and the
     dtype must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`. A tensor without dimensions is
     an error on all ranks.
+
+    The gradient of ``tensor`` is its rows of the *average* of the members' gradients of the result, not of their sum: a loss
+    over gathered features gives ``1 / size`` of the gradient of one process with all features. With
+    ``x = hvd.allgather(features)``, ``size * x - tf.stop_gradient((size - 1) * x)`` has the same values and the gradient of the
+    sum.
     """
     set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)

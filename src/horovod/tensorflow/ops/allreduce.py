@@ -17,6 +17,7 @@ from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.arguments import compressor, reducing
 from horovod.tensorflow.ops.dense_allreduce import GROUPED, KIND, reduce_dense
 from horovod.tensorflow.ops.tensors import check_type
+from horovod.tensorflow.training.reduced_marks import mark_tensor
 
 
 def _reduce_slices(
@@ -87,7 +88,7 @@ def allreduce(
     check_type(compressed, KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
     reduced = reduce_dense(KIND, names, [compressed], how)[0]
-    return compression.decompress(placed(reduced, device_dense), context)
+    return mark_tensor(compression.decompress(placed(reduced, device_dense), context), process_set)
 
 
 def placed(tensor: Any, device: str | None) -> Any:
@@ -145,5 +146,5 @@ def grouped_allreduce(
         names = collective_name(GROUPED, name, originals, ignore_name_scope)
         reduced = reduce_dense(GROUPED, names, compressed, how)
         for index, tensor, context in zip(dense, reduced, contexts, strict=True):
-            results[index] = compression.decompress(placed(tensor, device_dense), context)
+            results[index] = mark_tensor(compression.decompress(placed(tensor, device_dense), context), process_set)
     return results

@@ -10,12 +10,14 @@ import tensorflow as tf
 from horovod.comm.datatypes import Array
 from horovod.comm.spans import Vectors
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.tensorflow.device import Room, memory_of
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.arguments import splits as checked_splits
 from horovod.tensorflow.ops.tensors import any_rows, check_type
@@ -23,10 +25,16 @@ from horovod.tensorflow.ops.tensors import any_rows, check_type
 KIND = "HorovodAlltoall"
 
 
-def _submission(name: str | None, tensor: Any, splits: Any, process_set: ProcessSet) -> Submission:
-    """A submission of one request. Outputs: the received rows, and the number of rows from each rank as int32 (ranks)."""
+class Alltoall(Collective, frozen=True):
+    """Sends the rows of a tensor to the ranks, evenly or by splits, which are the second input.
 
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+    Outputs: the received rows, and the number of rows from each rank as int32 (ranks).
+    """
+
+    name: str | None
+    process_set: ProcessSet
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
         source, *given = inputs
         memory = memory_of([source])
         sent = memory.read([source])[0]
@@ -37,11 +45,14 @@ def _submission(name: str | None, tensor: Any, splits: Any, process_set: Process
             return rooms[0].vector
 
         rows = given[0].numpy().tolist() if given else None
-        handle = collectives.alltoall(KIND, name, sent, rows, allocate, process_set.process_set_id, awaited)
+        members = self.process_set.process_set_id
+        handle = collectives.alltoall(KIND, self.name, sent, rows, allocate, members, awaited)
         return handle, lambda: [*memory.results(handle, rooms), tf.constant(handle.result, tf.int32)]
 
+
+def _submission(name: str | None, tensor: Any, splits: Any, process_set: ProcessSet) -> Submission:
     outputs = [tf.TensorSpec(any_rows(tensor), tensor.dtype), tf.TensorSpec([None], tf.int32)]
-    return Submission([tensor] if splits is None else [tensor, splits], start, outputs)
+    return Submission([tensor] if splits is None else [tensor, splits], Alltoall(name, process_set), outputs)
 
 
 def _send(name: Name, tensor: Any, splits: Any, process_set: ProcessSet) -> tuple[Any, Any]:
@@ -54,7 +65,9 @@ def _send(name: Name, tensor: Any, splits: Any, process_set: ProcessSet) -> tupl
             returned, _ = _send(collective_name(KIND, None, [grad]), grad, received, process_set)
             missing = tf.shape(tensor)[0] - tf.shape(returned)[0]
             padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(tensor) - 1, 2], tf.int32)], 0)
-            return tf.ensure_shape(tf.pad(returned, padding), tensor.shape)
+            padded = tf.pad(returned, padding)
+            padded.set_shape(tensor.shape)  # which may be unknown
+            return padded
 
         return (output, received), gradient
 

@@ -9,11 +9,13 @@ import tensorflow as tf
 from tensorflow.python.ops.ref_variable import RefVariable
 
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce
 from horovod.tensorflow.ops.arguments import root
@@ -25,20 +27,31 @@ KIND = "HorovodBroadcast"
 IN_PLACE = "HorovodBroadcastInplace"
 
 
+class Broadcast(Collective, frozen=True):
+    """Broadcasts tensors in one request. It has one output for each tensor."""
+
+    kind: str
+    name: str | None
+    root: int
+    process_set: ProcessSet
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        process_set = self.process_set
+        memory = memory_of(inputs)
+        from_here = (process_set.ranks or [])[process_set.rank() or 0] == self.root
+        rooms = [memory.changed(tensor, keeps=from_here) for tensor in inputs]
+        described = [room.described() for room in rooms]
+        members = process_set.process_set_id
+        handle = collectives.broadcast(self.kind, self.name, described, self.root, members, awaited)
+        return handle, lambda: memory.results(handle, rooms)
+
+
 def broadcast_submission(
     kind: str, name: str | None, tensors: Sequence[Any], root: int, process_set: ProcessSet
 ) -> Submission:
     """A submission that broadcasts tensors in one request. It has one output for each tensor."""
-
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
-        memory = memory_of(inputs)
-        from_here = (process_set.ranks or [])[process_set.rank() or 0] == root
-        rooms = [memory.changed(tensor, keeps=from_here) for tensor in inputs]
-        described = [room.described() for room in rooms]
-        handle = collectives.broadcast(kind, name, described, root, process_set.process_set_id, awaited)
-        return handle, lambda: memory.results(handle, rooms)
-
-    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
+    collective = Broadcast(kind, name, root, process_set)
+    return Submission(tensors, collective, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
 
 
 @unconverted

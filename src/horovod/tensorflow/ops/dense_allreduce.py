@@ -8,32 +8,44 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.reductions import Reducing
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.graph.decorators import with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 
 KIND = "HorovodAllreduce"
 GROUPED = "HorovodGroupedAllreduce"
 
 
-def allreduce_submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reducing) -> Submission:
-    """A submission that reduces tensors in one request. It has one output for each tensor."""
+class Allreduce(Collective, frozen=True):
+    """Reduces tensors in one request."""
 
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+    kind: str
+    name: str | None
+    how: Reducing
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        how = self.how
         memory = memory_of(inputs, how)
         views = memory.read(inputs)
         rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
         targets = [room.described() for room in rooms]
         members = how.process_set.process_set_id
         handle = collectives.allreduce(
-            kind, name, views, targets, how.op, how.prescale, how.postscale, members, awaited
+            self.kind, self.name, views, targets, how.op, how.prescale, how.postscale, members, awaited
         )
         return handle, lambda: memory.results(handle, rooms)
 
-    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
+
+def allreduce_submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reducing) -> Submission:
+    """A submission that reduces tensors in one request. It has one output for each tensor."""
+    return Submission(
+        tensors, Allreduce(kind, name, how), [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+    )
 
 
 def reduce_dense(kind: str, name: Name, tensors: Sequence[Any], how: Reducing) -> list[Any]:

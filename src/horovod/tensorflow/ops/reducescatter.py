@@ -12,13 +12,15 @@ from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.batch import shard_rows
+from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.errors import InvalidArgument
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.allreduce import placed
@@ -29,10 +31,15 @@ KIND = "HorovodReducescatter"
 GROUPED = "HorovodGroupedReducescatter"
 
 
-def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reducing) -> Submission:
-    """A submission of one request. Outputs: this rank's rows of each reduced tensor."""
+class Reducescatter(Collective, frozen=True):
+    """Reduces tensors in one request. Outputs: this rank's rows of each reduced tensor."""
 
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+    kind: str
+    name: str | None
+    how: Reducing
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        how = self.how
         members = how.process_set.process_set_id
         worker = running().worker(members, Operation.REDUCESCATTER)
         memory = memory_of(inputs, how)
@@ -45,12 +52,14 @@ def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reduci
             rooms.append(memory.room(tensor, (rows, *each.shape[1:])))
         targets = [room.described() for room in rooms]
         handle = collectives.reducescatter(
-            kind, name, views, targets, how.op, how.prescale, how.postscale, members, awaited
+            self.kind, self.name, views, targets, how.op, how.prescale, how.postscale, members, awaited
         )
         return handle, lambda: memory.results(handle, rooms)
 
+
+def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reducing) -> Submission:
     specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
-    return Submission(tensors, start, specs)
+    return Submission(tensors, Reducescatter(kind, name, how), specs)
 
 
 def _reduce(kind: str, name: Name, tensors: Sequence[Any], how: Reducing) -> list[Any]:

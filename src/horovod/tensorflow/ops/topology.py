@@ -13,20 +13,10 @@ from horovod.core.lifecycle import context
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.submission.arguments import full_name
 from horovod.tensorflow.errors import of_both_kinds
+from horovod.tensorflow.graph.callbacks import Callback
 from horovod.tensorflow.graph.decorators import unconverted
 
 _NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
-
-
-def _scalar(kind: str, value: Callable[[], int], name: str | None) -> Any:
-    """``value()`` as an int32 scalar. In a graph, an operation that calls ``value`` in every run."""
-    full_name(kind, name)  # raises if it is not a name
-    if tf.executing_eagerly():
-        with of_both_kinds():
-            return tf.constant(value(), tf.int32)
-    result = tf.py_function(lambda: value(), [], tf.int32, name=name or kind)
-    result.set_shape(())
-    return result
 
 
 def _set_size(process_set_id: int) -> int:
@@ -46,33 +36,61 @@ def _included(process_set_id: int) -> int:
     return _UNKNOWN_SET if members is None else int(membership.rank in members)
 
 
+_ANSWERS: dict[str, Callable[[int], int]] = {
+    "HorovodSize": _set_size,
+    "HorovodLocalSize": lambda _: basics.local_size(),
+    "HorovodRank": lambda _: basics.rank(),
+    "HorovodLocalRank": lambda _: basics.local_rank(),
+    "HorovodProcessSetIncluded": _included,
+}
+
+
+def _answer(kind: Any, process_set_id: Any) -> Any:
+    return tf.constant(_ANSWERS[kind.numpy().decode()](int(process_set_id)), tf.int32)
+
+
+_ASK = Callback("HorovodTopology", _answer)
+
+
+def _scalar(kind: str, name: str | None, process_set_id: int = 0) -> Any:
+    """The answer of this kind as an int32 scalar. In a graph, an operation that asks in every run."""
+    name = full_name(kind, name).removeprefix(f"{kind}.") or None  # raises if it is not a name
+    if tf.executing_eagerly():
+        with of_both_kinds():
+            return tf.constant(_ANSWERS[kind](process_set_id), tf.int32)
+    with tf.device("CPU:0"):
+        result = _ASK.add([tf.constant(kind), tf.constant(process_set_id)], [tf.int32], name or kind)[0]
+    result.set_shape(())
+    return result
+
+
 @unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """The number of ranks of a process set."""
     process_set_id = whole(process_set_id, "process_set_id")
-    return _scalar("HorovodSize", lambda: _set_size(process_set_id), name)
+    return _scalar("HorovodSize", name, process_set_id)
 
 
 @unconverted
 def local_size_op(name: str | None = None) -> Any:
     """The number of processes of the job on this host."""
-    return _scalar("HorovodLocalSize", basics.local_size, name)
+    return _scalar("HorovodLocalSize", name)
 
 
 @unconverted
 def rank_op(name: str | None = None) -> Any:
     """This process's number in the job, from 0."""
-    return _scalar("HorovodRank", basics.rank, name)
+    return _scalar("HorovodRank", name)
 
 
 @unconverted
 def local_rank_op(name: str | None = None) -> Any:
     """This process's number on its host, from 0."""
-    return _scalar("HorovodLocalRank", basics.local_rank, name)
+    return _scalar("HorovodLocalRank", name)
 
 
 @unconverted
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 if this process is a member of the process set, 0 if not. -1 if Horovod is not initialised, -3 for an unknown set."""
     process_set_id = whole(process_set_id, "process_set_id")
-    return _scalar("HorovodProcessSetIncluded", lambda: _included(process_set_id), name)
+    return _scalar("HorovodProcessSetIncluded", name, process_set_id)

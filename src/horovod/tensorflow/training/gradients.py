@@ -8,31 +8,49 @@ first result is waited for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from horovod._models import agreed, presence
 from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
 from horovod.common.reduction_settings import ReductionSettings
-from horovod.common.reductions import Reducing, check_members, check_predivide
+from horovod.common.reductions import Average, Reducing, Sum, check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
+from horovod.core.errors import MismatchError
+from horovod.core.negotiation.agreement import MISMATCHED
+from horovod.core.requests.handle import Handle
 from horovod.core.submission.arguments import set_id
 from horovod.core.submission.collectives import prepared_allreduce, submit
 from horovod.core.submission.prepared import device_of
 from horovod.observe.call_site import caller
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.device import memory_of
-from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.errors import of_both_kinds
+from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import collective_name
-from horovod.tensorflow.graph.operation import Outputs, Submission
+from horovod.tensorflow.graph.operation import Submission
+from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce, placed
 from horovod.tensorflow.ops.arguments import compressor
+from horovod.tensorflow.ops.dense_allreduce import reduce_dense
 from horovod.tensorflow.ops.tensors import check_type
+from horovod.tensorflow.training import in_graph
 
 KIND = "HorovodAllreduce"
+_OTHER_VARIABLES = (
+    "The ranks ask for the gradients of different variables, or in another order. Ask for those of the same variables on every "
+    "rank: what a rank has no gradient of counts as zeros."
+)
+_IN_A_GRAPH = (
+    "Ranks have gradients of different variables, and a graph cannot take zeros for those that it has been built without. Make "
+    "them part of every rank's loss (add 0.0 * tf.reduce_sum(output) of each head that this rank leaves out), pass "
+    "unconnected_gradients=tf.UnconnectedGradients.ZERO to tape.gradient, or run the step eagerly (Keras: "
+    "model.compile(..., run_eagerly=True))."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +84,21 @@ def reduce_gradients(
     reduction: Reduction | None = None,
     name: str = "DistributedGradients",
     ignore_name_scope: bool = False,
+    at_start: Callable[[], None] | None = None,
 ) -> list[Any]:
     """Reduce gradients over the ranks. Every member of the process set must call it with the same number of gradients.
 
-    It works eagerly and in a graph that is being built. It is not differentiable.
+    It works eagerly and in a graph that is being built. It is differentiable, if the gradients are dense.
 
     Args:
-        gradients: tensors, ``tf.IndexedSlices``, or None. None stays None and must be None on all ranks.
+        gradients: tensors, ``tf.IndexedSlices``, or None. What is None on some ranks counts as zeros there. In a graph, whose
+            operations are made before the ranks meet, that is an error when it is run. What is None on all ranks stays None.
         variables: the variables of these gradients in the same order, of TensorFlow or Keras. They are used in messages and
             for ``groups``.
         reduction: how gradients are reduced. The default is an average over all ranks.
         name: the name of the operation in a graph. The ranks match gradients by this name, their order, types and shapes.
         ignore_name_scope: leave a graph's name scopes out of the name, because they may differ from rank to rank.
+        at_start: is called in each step, before anything is sent; in a graph, when it is run.
 
     Returns:
         The reduced gradients, in the order of ``gradients``.
@@ -86,56 +107,190 @@ def reduce_gradients(
         as :func:`horovod.tensorflow.ops.allreduce.allreduce`.
     """
     reduction = reduction or Reduction()
-    results = list(gradients)
-    process_set = reduction.process_set
-    if not reduction.active():
+    found = list(gradients)
+    if not found or not reduction.active():
+        return found
+    sources = list(gradients if variables is None else variables)
+    labels = [_label(source, index) for index, source in enumerate(sources)]
+    kept = (tf.IndexedSlices,) if not reduction.sparse_as_dense else ()
+    found = [each if each is None or isinstance(each, kept) else tf.convert_to_tensor(each) for each in found]
+    call = _Call(sources, labels, reduction, name, ignore_name_scope, at_start)
+    try:
+        if at_start is not None and tf.executing_eagerly():
+            with of_both_kinds():
+                at_start()
+        return call.reduce(found)
+    except MismatchError as error:
+        called = f"{name}.{_signature(sources)}.presence"
+        together = presence.exchange(_kinds(found), reduction.process_set, called)
+        if together is None:
+            if str(error).startswith(MISMATCHED):
+                raise error.extended(f"{_OTHER_VARIABLES} This rank has {_shown(labels)}.") from None
+            raise
+    return call.reduce(
+        [_filled(each, kind, source) for each, kind, source in zip(found, together, sources, strict=True)]
+    )
+
+
+class _Call:
+    """One call of :func:`reduce_gradients`: all but the gradients."""
+
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        labels: Sequence[str],
+        reduction: Reduction,
+        name: str,
+        ignore_name_scope: bool,
+        at_start: Callable[[], None] | None,
+    ) -> None:
+        self._sources, self._labels, self._reduction = sources, labels, reduction
+        self._name, self._ignore_name_scope = name, ignore_name_scope
+        self._at_start = at_start
+
+    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+        """Reduce these gradients, of which every rank has the same.
+
+        Raises:
+            MismatchError: the ranks have different ones.
+        """
+        results = list(gradients)
+        dense = [index for index, each in enumerate(results) if each is not None and not _is_sparse(each)]
+        reduced, done = self._reduce_dense({index: results[index] for index in dense}, _kinds(results))
+        for index, gradient in reduced.items():
+            results[index] = gradient
+        # Afterwards, so that a rank that has other gradients is found out before anybody waits for it.
+        for index, gradient in enumerate(results):
+            if _is_sparse(gradient):
+                with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
+                    results[index] = self._reduce_sparse(gradient, index)
         return results
-    labels = [_label(variables[i] if variables is not None else None, i) for i in range(len(results))]
-    dense: list[int] = []
-    for index, gradient in enumerate(results):
-        if gradient is None:
-            continue
-        if isinstance(gradient, tf.IndexedSlices) and not reduction.sparse_as_dense:
-            results[index] = allreduce(
-                gradient,
-                device_sparse=reduction.device_sparse,
-                op=reduction.op,
-                name=f"{name}_{index}",
-                process_set=process_set,
-                ignore_name_scope=ignore_name_scope,
-            )
-            continue
-        results[index] = tf.convert_to_tensor(gradient)
-        dense.append(index)
-    if not dense:
-        return results
-    sent, contexts = [], []
-    for index in dense:
-        compressed, context = reduction.compression.compress(results[index])
-        check_type(compressed, labels[index])
-        sent.append(compressed)
-        contexts.append(context)
-    own_labels = [labels[index] for index in dense]
-    own_variables = [variables[index] for index in dense] if variables is not None else None
-    buckets = _buckets(sent, own_variables, reduction.groups)
-    signature = _signature(sent)
-    node, negotiated = collective_name(KIND, f"{name}_Allreduce", sent, ignore_name_scope)
-    line = caller()
-    submissions = [
-        _submission(
-            f"{negotiated}.{signature}.{number}",
-            [own_labels[i] for i in bucket],
-            [sent[i] for i in bucket],
-            reduction,
-            line,
+
+    def _reduce_sparse(self, gradient: Any, index: int) -> Any:
+        reduced = allreduce(
+            gradient,
+            device_sparse=self._reduction.device_sparse,
+            op=self._reduction.op,
+            name=f"{self._name}_{index}",
+            process_set=self._reduction.process_set,
+            ignore_name_scope=self._ignore_name_scope,
         )
-        for number, bucket in enumerate(buckets)
-    ]
-    for bucket, outputs in zip(buckets, run(node, submissions), strict=True):
-        for i, output in zip(bucket, outputs, strict=True):
-            restored = reduction.compression.decompress(placed(output, reduction.device_dense), contexts[i])
-            results[dense[i]] = restored
-    return results
+        values = _not_differentiable(reduced.values, self._labels[index])
+        return tf.IndexedSlices(values, reduced.indices, reduced.dense_shape)
+
+    def _reduce_dense(self, gradients: Mapping[int, Any], kinds: Sequence[int]) -> tuple[dict[int, Any], Any]:
+        """Reduce the dense gradients among those of the ``kinds``, by index. There may be none.
+
+        Returns:
+            The results by index, and a tensor that is ready when the ranks are known to have the same gradients.
+        """
+        reduction = self._reduction
+        compressed = {index: reduction.compression.compress(gradient) for index, gradient in gradients.items()}
+        for index, (tensor, _) in compressed.items():
+            check_type(tensor, self._labels[index])
+        buckets = [
+            [index for index in bucket if index in compressed] for bucket in _buckets(self._sources, reduction.groups)
+        ]
+        order = [index for bucket in buckets for index in bucket]
+        signature, line = _signature(self._sources), caller()
+        own = [compressed[index][0] for index in sorted(compressed)]
+        node, negotiated = collective_name(KIND, f"{self._name}_Allreduce", own, self._ignore_name_scope)
+
+        def submissions(tensors: Mapping[int, Any]) -> list[Submission]:
+            return [
+                _submission(
+                    f"{negotiated}.{signature}.{number}",
+                    # Without a gradient, a zero shows the others what this rank has.
+                    [self._labels[index] for index in bucket] or ["no gradient"],
+                    [tensors[index] for index in bucket] or [tf.zeros([1])],
+                    reduction,
+                    line,
+                    kinds,
+                    self._sources,
+                    self._labels,
+                    None if number else self._at_start,
+                )
+                for number, bucket in enumerate(buckets)
+            ]
+
+        @with_gradient
+        def run_all(*tensors: Any) -> Any:
+            found = run(node, submissions(dict(zip(order, tensors, strict=True))))
+            outputs = [each for bucket, made in zip(buckets, found, strict=True) for each in made[: len(bucket)]]
+            return outputs, lambda *upstream: self._of_upstream(order, upstream)
+
+        if not order:
+            return {}, run(node, submissions({}))[0][0]
+        outputs = run_all(*[compressed[index][0] for index in order])
+        results = {
+            index: reduction.compression.decompress(placed(output, reduction.device_dense), compressed[index][1])
+            for index, output in zip(order, outputs, strict=True)
+        }
+        return results, outputs[0]
+
+    def _of_upstream(self, order: Sequence[int], upstream: Sequence[Any]) -> list[Any]:
+        """The gradients of reduced gradients: those of sums and averages are reduced in the same way."""
+        if self._reduction.op not in (Average, Sum):
+            raise NotImplementedError(
+                f"gradients that were reduced with hvd.{self._reduction.op.label} cannot be differentiated; use hvd.Average or "
+                "hvd.Sum, or differentiate the gradients of a tf.GradientTape"
+            )
+        prescale, postscale = self._reduction.scales()
+        how = Reducing(self._reduction.op, prescale, postscale, self._reduction.process_set)
+        return reduce_dense(KIND, collective_name(KIND, None, list(upstream)), list(upstream), how)
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def _kinds(gradients: Sequence[Any]) -> list[presence.Kind]:
+    """What there is of each gradient."""
+    kind = presence.Kind
+
+    def of(gradient: Any) -> presence.Kind:
+        if gradient is None:
+            return kind.ABSENT
+        if not _is_sparse(gradient):
+            return kind.DENSE
+        return kind.SPARSE_LONG if gradient.indices.dtype == tf.int64 else kind.SPARSE
+
+    return [of(each) for each in gradients]
+
+
+def _filled(gradient: Any, kind: presence.Kind, source: Any) -> Any:
+    """The gradient as this kind; where it is missing, zeros of the variable's shape, or no rows."""
+    if kind == presence.Kind.ABSENT:
+        return None
+    shape, data_type = source.shape, tf.as_dtype(source.dtype)
+    if kind == presence.Kind.DENSE:
+        return tf.zeros(shape, data_type) if gradient is None else tf.convert_to_tensor(gradient)
+    index_type = tf.int64 if kind == presence.Kind.SPARSE_LONG else tf.int32
+    if gradient is None:
+        nothing = tf.zeros([0, *shape[1:]], data_type)
+        return tf.IndexedSlices(nothing, tf.zeros([0], index_type), tf.constant(list(shape), index_type))
+    return tf.IndexedSlices(gradient.values, tf.cast(gradient.indices, index_type), gradient.dense_shape)
+
+
+def _not_differentiable(tensor: Any, label: str) -> Any:
+    """The tensor; to differentiate what is made of it is an error."""
+
+    @with_gradient
+    def passed(tensor: Any) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            raise NotImplementedError(
+                f"the reduced gradient of {label} is a tf.IndexedSlices, which cannot be differentiated; pass "
+                "sparse_as_dense=True"
+            )
+
+        return tf.identity(tensor), gradient
+
+    return passed(tensor)
+
+
+def _shown(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 8} more" if len(labels) > 8 else ""
+    return (", ".join(labels[:8]) + more) or "none"
 
 
 def _label(variable: Any, index: int) -> str:
@@ -151,49 +306,86 @@ def identity(variable: Any) -> Any:
     return variable.ref() if hasattr(variable, "ref") else id(variable)
 
 
-def _bytes(tensor: Any) -> int:
-    elements = tensor.shape.num_elements()
-    return 0 if elements is None else int(elements) * int(tensor.dtype.size)
+def _bytes(source: Any) -> int:
+    elements = tf.TensorShape(source.shape).num_elements()
+    return 0 if elements is None else int(elements) * int(tf.as_dtype(source.dtype).size)
 
 
-def _buckets(
-    tensors: Sequence[Any], variables: Sequence[Any] | None, groups: int | list[list[Any]] | None
-) -> list[list[int]]:
-    """The indices of the tensors in each bucket."""
+def _buckets(sources: Sequence[Any], groups: int | list[list[Any]] | None) -> list[list[int]]:
+    """The positions of the gradients in each bucket: the same on all ranks, whatever gradients each has."""
     if isinstance(groups, int):
-        return cut_by_groups(range(len(tensors)), groups)
-    if groups is not None and variables is not None:
+        return cut_by_groups(range(len(sources)), groups)
+    if groups is not None:
         lists = [[identity(variable) for variable in group] for group in groups]
-        return cut_by_groups([identity(variable) for variable in variables], lists)
-    limit = bucket_limit(on_processor=True)
-    return cut([(tensor.dtype, _bytes(tensor)) for tensor in tensors], limit)
+        return cut_by_groups([identity(source) for source in sources], lists)
+    sizes = [("", 0) if source is None else (tf.as_dtype(source.dtype), _bytes(source)) for source in sources]
+    return cut(sizes, bucket_limit(on_processor=True))
 
 
-def _signature(tensors: Sequence[Any]) -> str:
-    """A text that is different for gradients of different shapes or types, so that the core keeps separate buffers for them.
+def _signature(sources: Sequence[Any]) -> str:
+    """A text that is different for variables of different shapes or types, so that the core keeps separate buffers for them.
 
     It does not contain the names of variables: TensorFlow and Keras number variables in the order in which a rank makes
     them, and this order may differ from rank to rank.
     """
-    text = repr([(str(tensor.shape), tensor.dtype.name) for tensor in tensors])
+    text = repr([None if each is None else (str(tuple(each.shape)), str(each.dtype)) for each in sources])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _submission(
-    name: str, labels: Sequence[str], tensors: Sequence[Any], reduction: Reduction, line: str
-) -> Submission:
-    """The submission of one bucket."""
-    prescale, postscale = reduction.scales()
-    how = Reducing(reduction.op, prescale, postscale, reduction.process_set)
+class ReduceGradients(Collective, frozen=True):
+    """Reduces the gradients of one bucket in one request.
 
-    def start(inputs: Sequence[Any], awaited: bool) -> tuple[Any, Outputs]:
+    Attributes:
+        alike: which gradients there are, as of :class:`~horovod.core.negotiation.messages.Request`.
+        lacking: which there are not, for the error in a graph.
+        at_start: what to call first, as a number of :mod:`horovod.tensorflow.training.in_graph`; 0: nothing.
+    """
+
+    name: str
+    labels: Sequence[str]
+    how: Reducing
+    line: str
+    alike: str = ""
+    lacking: str = ""
+    at_start: int = 0
+
+    @property
+    def mismatch(self) -> str:
+        return f"{_IN_A_GRAPH} {self.lacking}"
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        in_graph.call(self.at_start)
+        how = self.how
         memory = memory_of(inputs, how)
         views = memory.read(inputs)
         rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
-        described = [(label, each.data_type, each.shape) for label, each in zip(labels, views, strict=True)]
-        prepared = prepared_allreduce(name, described, how.op, prescale, postscale, line, device_of(views))
+        described = [(label, each.data_type, each.shape) for label, each in zip(self.labels, views, strict=True)]
+        prepared = prepared_allreduce(
+            self.name, described, how.op, how.prescale, how.postscale, self.line, device_of(views), self.alike
+        )
         targets = [room.described() for room in rooms]
         handle = submit(how.process_set.process_set_id, prepared.request, views, targets, awaited=awaited)
         return handle, lambda: memory.results(handle, rooms)
 
-    return Submission(tensors, start, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
+
+def _submission(
+    name: str,
+    labels: Sequence[str],
+    tensors: Sequence[Any],
+    reduction: Reduction,
+    line: str,
+    kinds: Sequence[int],
+    sources: Sequence[Any],
+    all_labels: Sequence[str],
+    at_start: Callable[[], None] | None,
+) -> Submission:
+    """The submission of one bucket."""
+    prescale, postscale = reduction.scales()
+    how = Reducing(reduction.op, prescale, postscale, reduction.process_set)
+    alike = presence.in_words(kinds)
+    if numbers := agreed.in_words(sources):
+        alike += f" of the variables that were broadcast as numbers {numbers}"
+    absent = [label for label, kind in zip(all_labels, kinds, strict=True) if not kind]
+    lacking = f"This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(all_labels)}."
+    collective = ReduceGradients(name, labels, how, line, alike, lacking, in_graph.number(at_start))
+    return Submission(tensors, collective, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

@@ -11,6 +11,7 @@ from horovod.common.local_gradients import reduce_shared
 from horovod.common.local_variables import LocalVariables
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.tensorflow.training.gradients import Reduction, identity, reduce_gradients
+from horovod.tensorflow.training.parameter_guard import of_sources
 
 
 class LocalSources(LocalVariables):
@@ -38,7 +39,9 @@ class LocalSources(LocalVariables):
         """Reduce the gradients of sources that are not local. Returns all gradients to apply, in the order of ``sources``."""
 
         def reduce(shared: list[int]) -> list[Any]:
-            return reduce_gradients([gradients[i] for i in shared], [sources[i] for i in shared], reduction, name)
+            own = [sources[i] for i in shared]
+            guard = of_sources(own, reduction.process_set)
+            return reduce_gradients([gradients[i] for i in shared], own, reduction, name, at_start=guard)
 
         return reduce_shared(gradients, self.kept(gradients, sources), reduce)
 

@@ -1,20 +1,37 @@
-"""Marks the gradients that a ``DistributedGradientTape`` has reduced. A ``DistributedOptimizer`` does not reduce these again.
+"""Marks gradients, so that a distributed optimizer knows what it gets: :class:`~horovod._models.arrival.Arrival`.
 
-The tape marks each gradient that it returns, and its variable. A gradient loses its mark when the script computes with it, for
-example clips it, or returns it from a function. Then the mark of the variable still shows that there was a reduction.
+``tf.GradientTape`` marks what it returns as local, once :func:`watch_tapes` has been called. What reduces gradients marks its
+results, and their variables (:func:`mark`). A gradient loses its mark when the script computes with it, for example clips it,
+or returns it from a function. Then the mark of the variable still shows that its latest gradient was reduced.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from horovod._models.arrival import Arrival
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.tensorflow.graph.decorators import unconverted
 
 _moments = itertools.count(1)
+
+
+class _OfVariable(NamedTuple):
+    """The mark of a variable whose latest gradient was reduced.
+
+    Attributes:
+        moment: when, see :func:`now`.
+        taken: an optimizer has applied the gradient. It may come again from a graph, which marks only while it is traced.
+    """
+
+    process_set: ProcessSet
+    moment: int
+    taken: bool = False
 
 
 def now() -> int:
@@ -22,45 +39,91 @@ def now() -> int:
     return next(_moments)
 
 
+@functools.cache
+def watch_tapes() -> None:
+    """Have ``tf.GradientTape`` mark the gradients that it returns, once per process."""
+    original = tf.GradientTape.gradient
+
+    @functools.wraps(original)
+    @unconverted
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, target, sources, *args, **kwargs)
+        for each, source in zip(tf.nest.flatten(found), tf.nest.flatten(sources), strict=True):
+            if each is not None:
+                each._horovod_local = True
+                variable = _variable(source)
+                if isinstance(variable, tf.Variable):
+                    variable._horovod_reduced = None
+        return found
+
+    tf.GradientTape.gradient = gradient
+
+
 def mark(gradients: Sequence[Any], sources: Sequence[Any], process_set: ProcessSet) -> None:
-    """Mark gradients that a tape has reduced over ``process_set``. Elements that are None are skipped."""
+    """Mark gradients that were reduced over ``process_set``. Elements that are None are skipped."""
     moment = now()
     for gradient, source in zip(gradients, sources, strict=True):
         if gradient is None:
             continue
-        gradient._horovod_reduced = process_set
+        mark_tensor(gradient, process_set)
         variable = _variable(source)
         if isinstance(variable, tf.Variable):
-            variable._horovod_reduced = process_set, moment
+            variable._horovod_reduced = _OfVariable(process_set, moment)
 
 
-def take(gradient: Any, variable: Any, process_set: ProcessSet) -> bool:
-    """Whether a tape has returned this gradient, reduced over ``process_set``. If so, the variable loses its mark."""
-    if gradient is None or getattr(gradient, "_horovod_reduced", None) is not process_set:
-        return False
-    of_tensorflow = _variable(variable)
-    if isinstance(of_tensorflow, tf.Variable):
-        of_tensorflow._horovod_reduced = None
-    return True
+def mark_tensor(tensor: Any, process_set: ProcessSet) -> Any:
+    """Mark one tensor, which may be a gradient, as reduced over ``process_set``. Returns it."""
+    tensor._horovod_reduced = process_set
+    return tensor
+
+
+def arrival(gradient: Any, variable: Any, process_set: ProcessSet, since: int) -> Arrival:
+    """In which state a gradient arrives at an optimizer that reduces over ``process_set``.
+
+    Args:
+        since: when the optimizer was made, see :func:`now`.
+    """
+    own, of_variable = getattr(gradient, "_horovod_reduced", None), _of(variable)
+    if own is process_set:
+        _take(variable, of_variable)
+        return Arrival.REDUCED
+    if own is not None or hasattr(gradient, "_horovod_local"):
+        return Arrival.LOCAL
+    if of_variable is None or of_variable.process_set is not process_set or of_variable.moment <= since:
+        return Arrival.CHANGED
+    if of_variable.taken:
+        return Arrival.UNKNOWN
+    _take(variable, of_variable)
+    return Arrival.REDUCED
 
 
 def check_sum(variables: Sequence[Any], process_set: ProcessSet, since: int) -> None:
-    """Check that no tape has reduced a variable's gradient over ``process_set`` since :func:`now` returned ``since``.
+    """Check that the gradients of no variable were reduced over ``process_set`` since :func:`now` returned ``since``.
 
     Raises:
-        ValueError: a tape has.
+        ValueError: they were.
     """
     for variable in variables:
-        marked = getattr(_variable(variable), "_horovod_reduced", None)
-        if marked is not None and marked[0] is process_set and marked[1] > since:
+        marked = _of(variable)
+        if marked is not None and marked.process_set is process_set and marked.moment > since:
             name = getattr(variable, "path", None) or getattr(variable, "name", "a variable")
             raise ValueError(
-                f"DistributedGradientTape has reduced the gradient of {name} already; DistributedOptimizer(op=hvd.Sum) would "
-                "add it up over the ranks once more, and multiply it by their number. Use one of them: tf.GradientTape with "
-                "the distributed optimizer, or DistributedGradientTape with the original optimizer"
+                f"the gradient of {name} has been reduced already, in another function than the one that applies it; "
+                "DistributedOptimizer(op=hvd.Sum) would add it up over the ranks once more, and multiply it by their number. "
+                "Reduce and apply in one function, or use one of them: tf.GradientTape with the distributed optimizer, or "
+                "DistributedGradientTape with the original optimizer"
             )
 
 
 def _variable(source: Any) -> Any:
     """The variable of TensorFlow for ``source``, which may be a variable of Keras 3."""
     return getattr(source, "_value", source) if hasattr(source, "path") else source
+
+
+def _of(variable: Any) -> _OfVariable | None:
+    return getattr(_variable(variable), "_horovod_reduced", None)
+
+
+def _take(variable: Any, marked: _OfVariable | None) -> None:
+    if marked is not None:
+        _variable(variable)._horovod_reduced = marked._replace(taken=True)

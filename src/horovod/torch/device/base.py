@@ -41,6 +41,16 @@ class Memory(Protocol):
         """Whether the result is where it belongs. Called when the handle is done."""
 
 
+def refuse_in_capture(capturing: bool) -> None:
+    """Raises ValueError where the calling thread's stream is being captured into a graph, with what to do instead."""
+    if capturing:
+        raise ValueError(
+            "a collective cannot be captured in a CUDA graph, since the ranks agree on each anew. Capture forward and backward "
+            "without it, and call hvd.allreduce, hvd.synchronize or optimizer.step() between replays; with "
+            "hvd.DistributedOptimizer capture inside optimizer.no_sync()"
+        )
+
+
 class InPlace(ABC):
     """Memory that the collective reads and writes without copies: host memory, and device memory that an engine moves."""
 

@@ -7,8 +7,11 @@
   then, so the host does not.
 * The handle is done when the collective is queued. ``synchronize()`` has the caller's current stream wait for the event
   behind it.
-* The core holds the tensors until that event is over, so ``record_stream`` is not needed for them. What is made on the
-  engine's stream belongs to it, and is marked for the caller's stream by ``arrive()``.
+* The core holds the tensors until that event is over, or until ``arrive()``. From then on the caller's stream comes after the
+  event, so whatever gets their memory next on that stream does, too. A gradient that the script lets go of after its step
+  serves the next one, however far the device is behind.
+* Where ``arrive()`` finds another current stream than that of the submission, the tensors are marked for it
+  (``record_stream``). So is what was made on the engine's stream, which belongs to that.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from horovod.core.config import GPU_OPERATIONS
 from horovod.core.requests.devices import Ready, device_name
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
-from horovod.torch.device.base import InPlace
+from horovod.torch.device.base import InPlace, refuse_in_capture
 from horovod.torch.device.runtime import TorchRuntime
 from horovod.torch.ops.tensors import check
 
@@ -34,12 +37,12 @@ class Direct(InPlace):
     """One submission of device memory; implements :class:`horovod.torch.device.base.Memory`."""
 
     def __init__(self, runtime: TorchRuntime, engine: str, stream: object) -> None:
-        if runtime.capturing():
-            raise ValueError("a collective cannot be captured in a CUDA graph; leave it outside of the graph")
+        refuse_in_capture(runtime.capturing())
         self.device = device_name(engine)
         self._runtime = runtime
         self._stream = stream
-        self._ready = Ready(self.device, runtime.record(runtime.current_stream()), [])
+        self._submitted_on = runtime.current_stream()
+        self._ready = Ready(self.device, runtime.record(self._submitted_on), [])
         self._grown: list[torch.Tensor] = []
 
     def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
@@ -57,10 +60,13 @@ class Direct(InPlace):
     def arrive(self, handle: Handle) -> None:
         if handle.event is None:
             return
+        refuse_in_capture(self._runtime.capturing())
         handle.event.wait()
         stream = self._runtime.current_stream()
-        for tensor in self._grown:
+        elsewhere = self._grown if stream == self._submitted_on else [*self._grown, *self._ready.held]
+        for tensor in elsewhere:
             tensor.record_stream(stream)
+        self._ready.held.clear()
 
     def arrived(self, handle: Handle) -> bool:
         return handle.event is None or handle.event.query()

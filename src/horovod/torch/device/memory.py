@@ -22,7 +22,7 @@ from horovod.core.requests.tensor import Allocate
 from horovod.torch.device import staging
 from horovod.torch.device.base import InPlace, Memory
 from horovod.torch.device.direct import Direct
-from horovod.torch.device.runtime import IN_MEMORY, own
+from horovod.torch.device.runtime import IN_MEMORY, TorchRuntime, own
 from horovod.torch.ops.tensors import check, empty, flat_array, view
 
 
@@ -65,7 +65,7 @@ def memory_of(tensors: Sequence[torch.Tensor], how: Reducing | None = None) -> M
     device = tensors[0].device
     name = running().device_engine
     usable = name and device.type in IN_MEMORY and devices.provider() is own
-    if usable and devices.carries_out(name, [check(tensor) for tensor in tensors], how):
+    if usable and devices.carries_out(name, [check(tensor) for tensor in tensors], how, TorchRuntime.scales):
         runtime = own.use(device)
         return Direct(runtime, name, stream_of(runtime))
     return staging.Staged(staging.port(device))

@@ -6,15 +6,18 @@ device with the same functions.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from horovod.comm.base import DeviceFailure
+from horovod.comm.cuda import library, nvml
 from horovod.comm.device import DeviceFacts, DeviceRuntime, OwnedSpans, names_in_view
 from horovod.comm.spans import Spans, layout_of
 from horovod.core.requests import devices
@@ -24,6 +27,8 @@ _TORCH_TYPES = {data_type.numpy: dtype for dtype, data_type in DATA_TYPES.items(
 _WORDS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
 """To copy, elements are words of their size."""
 _HIGHEST = -1
+
+_log = logging.getLogger("horovod.torch")
 
 InMemory = Callable[[torch.device, int, int, int], torch.Tensor]
 """``in_memory(device, address, length, word)``: a tensor of ``length`` words of ``word`` bytes, which lies there and does not
@@ -56,17 +61,21 @@ IN_MEMORY: dict[str, InMemory] = {"cuda": _in_cuda_memory}
 class TorchRuntime(DeviceRuntime):
     """One device of PyTorch's."""
 
+    scales = True
+
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
         self.device = str(device)
         self._module: Any = getattr(torch, device.type)
+        self._beside_captures = _guard(device.type)
 
     def __repr__(self) -> str:
         return self.device
 
-    def chosen(self) -> AbstractContextManager[Any]:
-        chosen: AbstractContextManager[Any] = self._module.device(self.torch_device)
-        return chosen
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        with self._module.device(self.torch_device), self._beside_captures():
+            yield
 
     def new_stream(self) -> Any:
         return self._module.Stream(device=self.torch_device, priority=_HIGHEST)
@@ -84,7 +93,8 @@ class TorchRuntime(DeviceRuntime):
         stream.wait_event(marker)
 
     def query(self, marker: Any) -> bool:
-        return bool(marker.query())
+        with self.chosen():
+            return bool(marker.query())
 
     def capturing(self) -> bool:
         """Whether the calling thread's stream is being captured into a graph."""
@@ -117,6 +127,15 @@ class TorchRuntime(DeviceRuntime):
                 [at(self.torch_device, source, length, word) for source, _, length in pairs],
                 non_blocking=True,
             )
+
+    def scale(self, stream: Any, sources: Spans, targets: Spans, factor: float) -> None:
+        self.copy(stream, sources, targets)
+        layout = targets.layout
+        kind, at = _TORCH_TYPES[layout.dtype], IN_MEMORY[self.torch_device.type]
+        with self.on(stream), torch.no_grad():
+            for place, size in zip(targets.addresses, layout.sizes, strict=True):
+                if size:  # one by one: _foreach_mul_ may round the factor to the vectors' type
+                    at(self.torch_device, place, size, layout.dtype.itemsize).view(kind).mul_(factor)
 
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
@@ -170,23 +189,28 @@ class Devices:
             self._runtime = None
 
 
+def _guard(kind: str) -> Callable[[], AbstractContextManager[None]]:
+    """Makes the blocks of a kind of device whose calls leave captures of graphs alone. HIP has none here."""
+    if kind != "cuda" or not torch.version.cuda:
+        return nullcontext
+    try:
+        return library.loaded().beside_captures
+    except (OSError, DeviceFailure) as error:
+        _log.warning("captures of CUDA graphs may fail while collectives are under way: %s", error)
+        return nullcontext
+
+
 def _count(kind: str) -> int:
     module: Any = getattr(torch, kind)
     return int(module.device_count())
 
 
 def _names(kind: str) -> list[str]:
-    """What tells the visible devices of a kind from others of the host, without taking memory on any: their own identity, where
-    PyTorch can ask the driver for it."""
+    """What tells the visible devices of a kind from others of the host, without taking memory on any: their own identities,
+    where NVIDIA's library knows them."""
     count = _count(kind)
-    try:
-        identities = torch.cuda._raw_device_uuid_nvml() if kind == "cuda" else None
-        visible = torch.cuda._parse_visible_devices() if kind == "cuda" else []
-    except Exception:  # not public, so it may not be there
-        identities, visible = None, []
-    if identities and len(visible) == count and all(isinstance(n, int) and n < len(identities) for n in visible):
-        return [str(identities[int(n)]) for n in visible]
-    return names_in_view(kind, count)
+    known = nvml.visible_gpus() if kind == "cuda" and torch.version.cuda else None
+    return known if known is not None and len(known) == count else names_in_view(kind, count)
 
 
 own = Devices()

@@ -40,6 +40,7 @@ from horovod.comm.datatypes import Array
 from horovod.core.errors import EngineFailureError
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
+from horovod.torch.device.base import refuse_in_capture
 from horovod.torch.device.pinned import Buffer, PinnedPool
 from horovod.torch.ops.tensors import DATA_TYPES, check, flat_array
 
@@ -85,11 +86,7 @@ class Port:
         Raises:
             ValueError: that stream is being captured into a graph.
         """
-        if self._module.is_current_stream_capturing():
-            raise ValueError(
-                "collectives on device tensors travel through host memory and cannot be captured in a CUDA graph; "
-                "leave them outside of the graph"
-            )
+        refuse_in_capture(self._module.is_current_stream_capturing())
         return self._module.current_stream(self.device).record_event()
 
     def leave(self, after: Any, copies: Copies, proceed: Proceed) -> None:
@@ -118,7 +115,12 @@ class Port:
             return torch.empty(shape, dtype=dtype, device=self.device)
 
     def follow(self, event: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Let what the caller's current stream does from now on come after ``event``, and use ``tensors``."""
+        """Let what the caller's current stream does from now on come after ``event``, and use ``tensors``.
+
+        Raises:
+            ValueError: that stream is being captured into a graph.
+        """
+        refuse_in_capture(self._module.is_current_stream_capturing())
         stream = self._module.current_stream(self.device)
         stream.wait_event(event)
         for tensor in tensors:

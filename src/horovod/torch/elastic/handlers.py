@@ -215,3 +215,20 @@ class SamplerStateHandler(StateHandler):
 
     def return_to_mark(self) -> None:
         self.value.load_state_dict(copy.deepcopy(self._marked))
+
+
+class GradScalerStateHandler(SamplerStateHandler):
+    """A gradient scaler. A failure may come between ``unscale_()`` and ``update()``; the next step begins with neither."""
+
+    def restore(self) -> None:
+        self._begin_step()
+        super().restore()
+
+    def return_to_mark(self) -> None:
+        self._begin_step()
+        super().return_to_mark()
+
+    def _begin_step(self) -> None:
+        """Have the scaler forget for which optimizers it has unscaled gradients, as an update does."""
+        if self.value.is_enabled() and self.value._scale is not None:  # which it has once it has scaled something
+            self.value.update(self.value.get_scale())

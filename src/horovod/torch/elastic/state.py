@@ -11,6 +11,7 @@ from horovod.common.objects import broadcast_object
 from horovod.elastic.progress import NOWHERE, Progress
 from horovod.elastic.state import ObjectState
 from horovod.torch.elastic.handlers import (
+    GradScalerStateHandler,
     ModelStateHandler,
     OptimizerStateHandler,
     SamplerStateHandler,
@@ -20,6 +21,7 @@ from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.mpi_ops import rank
 
 __all__ = [
+    "GradScalerStateHandler",
     "ModelStateHandler",
     "OptimizerStateHandler",
     "SamplerStateHandler",
@@ -37,7 +39,7 @@ _registry: Registry = [
     (ElasticSampler, SamplerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, SamplerStateHandler),
     (torch.optim.lr_scheduler.ReduceLROnPlateau, SamplerStateHandler),
-    (getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), SamplerStateHandler),  # since 2.3, and before
+    (getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), GradScalerStateHandler),  # since 2.3, and before
 ]
 
 
@@ -176,9 +178,8 @@ class TorchState(ObjectState):
         root = progress.gather((progress.step if self._live else NOWHERE) if self._marks else progress.saved)
         objects, step = self._marked_objects if self._marks else self._saved_state, progress.step
         if not root.live:
+            # Its objects are those of the save since restore(), apart from what reset callbacks have set.
             objects, step = self._saved_state, progress.saved
-            if root.rank == rank():
-                self._restore_saved()
         # What a broadcast overwrites is of no step until all of it has come. The root's own objects stay what they are.
         self._live = root == (rank(), True)
         for handler in self._handlers.values():

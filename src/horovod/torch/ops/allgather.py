@@ -13,9 +13,8 @@ from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allreduce import grouped_allreduce
-from horovod.torch.ops.arguments import tracked
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import plain
+from horovod.torch.ops.tensors import plain, tracked
 
 Rows = Sequence[Sequence[int]]
 """By tensor, the number of rows from each rank."""
@@ -101,7 +100,12 @@ def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, pr
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Concatenate the tensors of all members along dimension 0 in rank order. Differentiable."""
+    """Concatenate the tensors of all members along dimension 0 in rank order. Differentiable.
+
+    The gradient of ``tensor`` is its rows of the *average* of the members' gradients of the result, not of their sum. So a loss
+    over gathered features gives ``1 / size`` of the gradient that ``torch.distributed.nn.functional.all_gather`` gives. With
+    ``x = hvd.allgather(features)``, ``size * x - ((size - 1) * x).detach()`` has the same values and the gradient of the sum.
+    """
     result: torch.Tensor = _gathered(_SINGLE, [tensor], name, process_set)
     return result
 

@@ -14,15 +14,16 @@ import torch
 from horovod.comm.spans import Spans, Vectors
 from horovod.common.reductions import Reducing, reducing
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.negotiation.messages import TensorSpec
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name
-from horovod.core.submission.prepared import Prepared, recall, remember
+from horovod.core.submission.prepared import Prepared, device_of, recall, remember
 from horovod.observe.call_site import caller
-from horovod.torch.compression import Compression, Compressor
-from horovod.torch.device.memory import host_memory, memory_of
-from horovod.torch.ops.arguments import compressed, tracked
+from horovod.torch.compression import Compression, Compressor, NoneCompressor
+from horovod.torch.device.memory import memory_of
+from horovod.torch.ops.arguments import compressed
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain
+from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain, tracked
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -40,10 +41,10 @@ def _start(
     Args:
         awaited: the caller waits for the result next.
     """
-    if prefix == _SINGLE and type(name) is str and name:
+    if prefix == _SINGLE and (name is None or type(name) is str):
         tensor = tensors[0]
         if isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.dtype.is_complex:
-            return _start_named(tensor, name, how, in_place, awaited)
+            return _start_again(tensor, name, how, in_place, awaited)
     if not in_place:
         for tensor in tensors:
             check(tensor)
@@ -57,14 +58,14 @@ def _start(
     return register(handle, memory, result)
 
 
-def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool, awaited: bool) -> int:
-    """Start the reduction of one tensor in host memory that has a name, and is probably reduced again under this name.
+def _start_again(tensor: torch.Tensor, name: str | None, how: Reducing, in_place: bool, awaited: bool) -> int:
+    """Start the reduction of one tensor in host memory, which is probably reduced again by its name or in its line.
 
     It does the same as :func:`_start` in fewer steps, which take most of the time of a small allreduce.
     """
     line = caller(above=3)  # this function, _start() and the function that calls it are not the user's
-    key = (tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
-    prepared = recall(name, key)
+    key = (name, tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
+    prepared = recall(name or key, key)
     if prepared is None or not is_plain(tensor):
         prepared = _prepare(tensor, name, key, how, line)
     sources = prepared.at((tensor.data_ptr(),))
@@ -79,15 +80,19 @@ def _start_named(tensor: torch.Tensor, name: str, how: Reducing, in_place: bool,
         targets = (flat_array(result),) if awaited else Spans(sources.layout, (result.data_ptr(),))
         owner = tensor, result
     handle = prepared.submit(how.process_set.process_set_id, sources, targets, awaited, owner)
-    return register(handle, host_memory, result)
+    return register(handle, None, result)
 
 
-def _prepare(tensor: torch.Tensor, name: str, key: tuple[object, ...], how: Reducing, line: str) -> Prepared:
+def _prepare(tensor: torch.Tensor, name: str | None, key: tuple[object, ...], how: Reducing, line: str) -> Prepared:
     """Check a tensor, and prepare its allreduce. Raises as :func:`check`."""
-    called = full_name(_SINGLE, name)
-    specs = [(called, check(tensor), tuple(tensor.shape))]
-    request = collectives.allreduce_request(called, specs, how.op, how.prescale, how.postscale, line)
-    return remember(name, Prepared(key, request, layout_of([tensor])))
+    called, data_type, shape = full_name(_SINGLE, name), check(tensor), tuple(tensor.shape)
+    if called:
+        described = [(called, data_type, shape)]
+        request = collectives.allreduce_request(called, described, how.op, how.prescale, how.postscale, line)
+    else:
+        specs = [TensorSpec("", data_type, shape)]
+        request = collectives.allreduce_call(_SINGLE, None, specs, how.op, how.prescale, how.postscale)
+    return remember(name or key, Prepared(key, request, layout_of([tensor])))
 
 
 def allreduce_async(
@@ -190,6 +195,26 @@ def grouped_allreduce_(
     return result
 
 
+def grouped_allreduce_alike(
+    tensors: Sequence[torch.Tensor], labels: Sequence[str], name: str, how: Reducing, alike: str
+) -> int:
+    """:func:`grouped_allreduce_async_` for an optimizer.
+
+    Args:
+        labels: the names of the tensors in errors.
+        alike: what else must agree on all ranks, as in :class:`horovod.core.negotiation.messages.Request`.
+    """
+    memory = memory_of(tensors, how)
+    sources, targets = memory.reduce(tensors, tensors)
+    described = [(label, each.data_type, each.shape) for label, each in zip(labels, sources, strict=True)]
+    called = full_name(_GROUP, name)
+    request = collectives.prepared_allreduce(
+        called, described, how.op, how.prescale, how.postscale, caller(), device_of(sources), alike
+    ).request
+    handle = collectives.submit(how.process_set.process_set_id, request, sources, targets)
+    return register(handle, memory, tuple(tensors))
+
+
 class HorovodAllreduce(torch.autograd.Function):
     """The gradients of an allreduce, or of a group: the gradients are reduced in the same way."""
 
@@ -230,6 +255,8 @@ def allreduce(
     Differentiable. The default op is ``hvd.Average``. Arguments and errors as :func:`allreduce_async`.
     """
     how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    if compression is NoneCompressor:
+        return _reduced(_SINGLE, [tensor], name, how)[0]
     return compressed(compression, [tensor], lambda sent: _reduced(_SINGLE, sent, name, how))[0]
 
 

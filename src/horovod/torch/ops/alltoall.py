@@ -12,9 +12,9 @@ from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.torch.device.memory import memory_of
-from horovod.torch.ops.arguments import split_rows, tracked
+from horovod.torch.ops.arguments import split_rows
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import plain
+from horovod.torch.ops.tensors import plain, tracked
 
 Splits = torch.Tensor | Sequence[int] | None
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of the operations: splits, compression; and whether autograd records a call."""
+"""Checks the arguments of the operations: splits, compression."""
 
 from __future__ import annotations
 
@@ -29,15 +29,6 @@ def split_rows(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
     return whole_numbers(splits, "splits")
 
 
-def tracked(*tensors: torch.Tensor) -> bool:
-    """Whether autograd records a call with these tensors. Recording takes as long as a small collective."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                return True
-    return False
-
-
 def compressed(
     compression: type[Compressor],
     tensors: Sequence[torch.Tensor],
@@ -49,7 +40,7 @@ def compressed(
         TypeError: ``compression`` is not a compressor.
         ValueError: it is a compressor of an optimizer's buckets.
     """
-    if compression is NoneCompressor:
+    if compression is NoneCompressor or compression is None:
         return list(reduce(list(tensors)))
     is_for_buckets = isinstance(compression, BucketCompressor)  # its compress() raises, and says where to pass it
     if not is_for_buckets and not all(

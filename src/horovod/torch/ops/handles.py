@@ -19,7 +19,7 @@ class _Open(msgspec.Struct, gc=False):
     """A collective whose result was not returned yet. The attributes are the arguments of :func:`register`."""
 
     promise: Handle
-    memory: Memory
+    memory: Memory | None
     output: Any
     make: Callable[[Handle], Any] | None
 
@@ -29,11 +29,13 @@ _last = 0
 _open: dict[int, _Open] = {}
 
 
-def register(handle: Handle, memory: Memory, output: Any = None, make: Callable[[Handle], Any] | None = None) -> int:
+def register(
+    handle: Handle, memory: Memory | None, output: Any = None, make: Callable[[Handle], Any] | None = None
+) -> int:
     """Give a collective an integer handle, and return it.
 
     Args:
-        memory: the memory of its tensors.
+        memory: the memory of its tensors; None for host memory, where the output is once the collective is done.
         output: what :func:`synchronize` returns.
         make: makes the output, if it is only known when the collective is done.
     """
@@ -61,7 +63,7 @@ def poll(handle: int) -> bool:
     if not known.promise.done():
         known.promise.leave_to_worker()
         return False
-    return known.memory.arrived(known.promise)
+    return known.memory is None or known.memory.arrived(known.promise)
 
 
 def synchronize(handle: int) -> Any:
@@ -72,7 +74,7 @@ def synchronize(handle: int) -> Any:
 
     Raises:
         HorovodInternalError: the collective failed. The text names the ranks, the tensor and the lines.
-        ValueError: there was never such a handle.
+        ValueError: there was never such a handle, or the current stream is being captured into a CUDA graph.
     """
     known = _open.get(handle)
     if known is None:
@@ -87,6 +89,7 @@ def synchronize(handle: int) -> Any:
         if failed:  # otherwise something interrupted the wait, and the script may call this again
             _open.pop(handle, None)
         raise
+    if known.memory is not None:
+        known.memory.arrive(promise)
     _open.pop(handle, None)
-    known.memory.arrive(promise)
     return known.output if known.make is None else known.make(promise)

@@ -16,9 +16,9 @@ from horovod.core.submission import collectives
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allgather import grouped_allgather
-from horovod.torch.ops.arguments import compressed, tracked
+from horovod.torch.ops.arguments import compressed
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import check, empty, plain
+from horovod.torch.ops.tensors import check, empty, plain, tracked
 
 _SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
 

@@ -27,7 +27,7 @@ def sparse_allreduce_async(
         ValueError: ``op`` is not Sum or Average, or the tensor is not a sparse COO tensor. Otherwise as
             :func:`horovod.torch.ops.allgather.allgather_async`.
     """
-    full_name("", name)
+    name = full_name("", name)[1:]
     chosen = reduction(op)
     if chosen not in (Sum, Average):
         raise ValueError(f"a sparse tensor can be reduced with hvd.Sum or hvd.Average, not hvd.{chosen.label}")

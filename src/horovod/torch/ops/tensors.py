@@ -93,6 +93,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is _STRIDED and tensor.is_contiguous()
 
 
+def tracked(*tensors: torch.Tensor) -> bool:
+    """Whether autograd records a call with these tensors. Recording takes as long as a small collective."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                return True
+    return False
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy of it, that is contiguous and not lazily negated or conjugated, as :func:`check` demands."""
     return tensor.contiguous().resolve_conj().resolve_neg()

@@ -1,10 +1,10 @@
 """``DistributedOptimizer``: an optimizer whose ``step()`` uses gradients reduced over all ranks.
 
-A hook on every parameter reports during backward that its gradient is ready (:mod:`horovod.torch.optimizer.readiness`). A
-full bucket is sent immediately and reduced in the memory of the gradients
-(:mod:`horovod.torch.optimizer.gradient_reduction`). When ``backward()`` returns, the gradients are reduced. ``step()`` sends
-the remaining buckets, waits, and steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum, the changes of the
-parameters are sent instead of the gradients (:mod:`horovod.torch.optimizer.adasum`).
+A hook on every parameter reports during backward that its gradient is ready. A full bucket is sent at once and reduced in the
+memory of the gradients (:mod:`horovod.torch.optimizer.gradient_passes`). At the end of each pass the ranks reduce what any of
+them has touched (:mod:`horovod.torch.optimizer.reduction_round`), so gradients are reduced when ``backward()`` returns, and
+``step()`` only steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum, the changes of the parameters are sent
+instead of the gradients (:mod:`horovod.torch.optimizer.adasum`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def DistributedOptimizer(
     ``set_backward_passes_per_step()``. Parameters may be added (``add_param_group``), frozen and unfrozen later, at the same
     step on every rank.
 
-    When ``backward()`` returns, the gradients are reduced, as with PyTorch's DistributedDataParallel. The script can
-    clip them, unscale them with a ``torch.amp.GradScaler``, or read them. If backward does not reach every parameter on every
-    rank, or the step of another optimizer has begun and is not complete, they are reduced in ``step()`` or ``synchronize()``.
-    In this case call ``synchronize()`` before you use them.
+    Each backward pass reduces the gradients that it has reached on any rank, as with PyTorch's DistributedDataParallel. When
+    ``backward()`` returns, the script can clip them, unscale them with a ``torch.amp.GradScaler``, or read them. Gradients that
+    no rank has reached stay as they are. Those that the script sets itself are reduced in ``step()`` or ``synchronize()``. All
+    ranks must make the same passes and steps.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``.

@@ -20,15 +20,13 @@ class GradientOptimizer(WrappedOptimizer):
     _part = GradientReduction
 
     def synchronize(self) -> None:
-        """Send all remaining buckets, and wait until every gradient is reduced. Every rank must call it.
+        """Reduce the gradients of passes inside ``no_sync()`` and those that were set by hand. Every rank must call it.
 
-        If backward reaches every parameter on every rank, the gradients are reduced when ``backward()`` returns, and this
-        does nothing. Otherwise call it before you use the gradients, for example to clip them, and then step inside
-        :meth:`skip_synchronize`.
+        Other gradients are reduced when ``backward()`` returns. Step inside :meth:`skip_synchronize` afterwards.
 
         Raises:
             HorovodInternalError: the reduction failed. The text names ranks, tensors and lines.
-            AssertionError: inside ``no_sync()``, or a gradient was changed while it was being reduced.
+            AssertionError: inside ``no_sync()``, or a gradient was changed before it was reduced.
         """
         self._horovod.synchronize()
 

@@ -8,7 +8,6 @@ gradients are integers, one bit for each parameter in the order of the optimizer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -96,12 +95,15 @@ def conclude(records: Mapping[int, PassRecord]) -> dict[str, Conclusion]:
 
 
 def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> Conclusion:
-    for what, words in (("steps", "made {} steps"), ("parameters", "{} parameters")):
-        counts: dict[Any, list[int]] = {}
+    for what, verb, unit in (("steps", "made ", "step"), ("parameters", "", "parameter")):
+        counts: dict[int, list[int]] = {}
         for rank, each in told.items():
             counts.setdefault(getattr(each, what), []).append(rank)
         if len(counts) > 1:
-            views = "; ".join(f"{_ranks(members)}: {words.format(count)}" for count, members in counts.items())
+            views = ", ".join(
+                f"{_ranks(members)} {verb}{count} {unit}{'' if count == 1 else 's'}"
+                for count, members in counts.items()
+            )
             raise MismatchError(
                 f"Ranks reduce gradients of {name}, but their optimizers differ: {views}. {_ADVICE[what]}",
                 ranks=told,
@@ -125,4 +127,6 @@ _ADVICE = {
 
 
 def _ranks(members: list[int]) -> str:
-    return ("rank " if len(members) == 1 else "ranks ") + ", ".join(map(str, members))
+    """The subject of a sentence, with its verb."""
+    one = len(members) == 1
+    return f"{'rank' if one else 'ranks'} {', '.join(map(str, members))} {'has' if one else 'have'}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from horovod.comm.reduction import ReduceOp
@@ -27,9 +28,9 @@ def check_passes(passes: int) -> int:
     Raises:
         ValueError: it is not a positive integer.
     """
-    if not isinstance(passes, int) or passes <= 0:
+    if not isinstance(passes, int | np.integer) or passes <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, an integer; not {passes!r}")
-    return passes
+    return int(passes)
 
 
 def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:

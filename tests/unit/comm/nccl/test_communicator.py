@@ -16,7 +16,7 @@ from horovod.comm.base import Aborted, DeviceFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.nccl import communicator as module
 from horovod.comm.nccl.communicator import NcclCommunicator, NcclEvent
-from horovod.comm.nccl.handle import CommHandle
+from horovod.comm.nccl.handle import SUMS, CommHandle
 from horovod.comm.nccl.library import Nccl
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, address_of, layout_of
@@ -148,6 +148,50 @@ def test_averages_and_factors_are_part_of_the_sum(prescale: float, postscale: fl
             await_(communicator.allreduce(spans, spans, ReduceOp.SUM, prescale, postscale))
             wanted = (whole(np.dtype(np.float64), 50, 0) + whole(np.dtype(np.float64), 50, 1)) * prescale * postscale
             assert np.array_equal(array.astype(np.float64), wanted)
+
+    together(2, run)
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e5, 1 / 3, -0.1, 1e-3])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_factors_that_16_bits_do_not_hold_are_multiplied_by_the_device(dtype: Any, factor: float) -> None:
+    """Whatever the sizes of the vectors: alone, together, in place or not; the inputs stay."""
+    lengths = [5, 0, module.PACKED_BYTES, 9]
+
+    def run(device: Device, communicator: NcclCommunicator) -> None:
+        each = 64.0 if abs(factor) < 1 else 2.0**-10
+
+        def given(length: int) -> Array:
+            return (np.ones(length) * (communicator.rank + 1) * each).astype(dtype)
+
+        for in_place in (True, False):
+            inputs = [given(length) for length in lengths]
+            outputs = inputs if in_place else [np.zeros(length, dtype) for length in lengths]
+            await_(communicator.allreduce(device.spans(inputs), device.spans(outputs), ReduceOp.SUM, 1.0, factor))
+            for length, source, found in zip(lengths, inputs, outputs, strict=True):
+                assert np.allclose(found.astype(np.float64), 3 * each * factor, rtol=6e-3, atol=2e-7)
+                assert in_place or np.array_equal(source, given(length))
+        source, target = given(7), np.zeros([4, 3][communicator.rank], dtype)
+        counts = [[4, 3]]
+        await_(
+            communicator.reducescatter(
+                device.spans([source]), device.spans([target]), counts, ReduceOp.SUM, factor, 1.0
+            )
+        )
+        assert np.allclose(target.astype(np.float64), 3 * each * factor, rtol=6e-3, atol=2e-7)
+        assert np.array_equal(source, given(7))
+
+    together(2, run)
+
+
+def test_sums_with_a_factor_are_given_back_when_there_are_many() -> None:
+    def run(device: Device, communicator: NcclCommunicator) -> None:
+        for turn in range(SUMS + 5):
+            array = np.ones(3, np.float32)
+            spans = device.spans([array])
+            await_(communicator.allreduce(spans, spans, ReduceOp.SUM, 1.0, turn + 2.5))
+            assert (array == 2 * (turn + 2.5)).all()
+        assert len(device.library.comms[1].factors) == SUMS
 
     together(2, run)
 

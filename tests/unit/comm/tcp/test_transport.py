@@ -13,7 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from cut_network import in_a_cut_network
 from engines import loopback_pair, tcp_sockets
+from horovod._silence import silence
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.exchange.base import HEADER, MAGIC, Collective
 from horovod.comm.tcp.transport import TcpExchange
@@ -161,6 +163,29 @@ def test_a_silent_peer(key: tuple[TcpExchange, socket.socket], wanted: str) -> N
     with pytest.raises(PeerFailure, match="made no progress") as failure:
         exchange.wait([mark])
     assert (failure.value.rank, failure.value.suspected) == (1, True)
+
+
+@pytest.mark.parametrize("waiting", ["for an answer", "to send", "for an answer to what was not acknowledged"])
+def test_a_host_that_is_silent_is_named_with_the_connection_however_that_is_found(waiting: str) -> None:
+    """Here the kernel ends the connection long before the exchange would look at it by itself."""
+    found = in_a_cut_network(
+        f"""
+        exchange = TcpExchange({{1: own}}, timedelta(seconds=300))
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        exchange.begin(Collective.ALLREDUCE)
+        sent = exchange.send(1, memoryview(bytes({"64 << 20" if waiting == "to send" else "1000"})))
+        if {waiting == "for an answer"}:
+            exchange.wait([sent])
+        cut()
+        try:
+            exchange.wait([sent if {waiting == "to send"} else exchange.receive(1)])
+        except PeerFailure as failure:
+            print(failure.rank, failure.suspected, failure.reason)
+        """
+    )
+    assert found == f"1 True {silence('from 127.0.0.1 to 127.0.0.2')}\n"
 
 
 def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None:

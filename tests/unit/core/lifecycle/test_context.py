@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -397,7 +398,7 @@ def test_what_a_forked_child_does_to_its_copy_does_not_reach_the_parent() -> Non
         context.shutdown()
         return [after, alive]
 
-    assert in_child(child) == [False, 2]
+    assert in_child(child) == [False, 3]
     calls()["Allreduce"]().wait(SECONDS)
 
 
@@ -694,7 +695,11 @@ def test_the_log_is_set_up_at_init(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setenv(config.LOG_HIDE_TIME, "1")
     basics.init()
     logging.getLogger("horovod.core").info("hello")
-    assert capsys.readouterr().out.startswith("[I test_context.py:")
+    summary, hello = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"\[I generation.py:\d+\] \[0\]: 1 rank on 1 host \(.*: 1\); host memory travels by single", summary
+    )
+    assert hello.startswith("[I test_context.py:")
     monkeypatch.setenv(config.LOG_LEVEL, "warning")
     context.shutdown()
     basics.init()

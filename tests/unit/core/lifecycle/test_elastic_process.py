@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.core import config
 from horovod.core.errors import NoNextRound
+from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from unit.control.together import Together, wait_until
 
@@ -114,6 +116,27 @@ def test_a_launcher_that_is_gone_ends_the_job(launcher: Launcher) -> None:
     launcher.told.get(timeout=SECONDS)
     launcher.server.stop()
     with pytest.raises(NoNextRound, match="cannot be asked"):
+        running.results()
+
+
+def test_a_launcher_that_ends_when_it_has_given_a_place_ends_the_job(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = launcher.process()
+    connections: list[RendezvousClient] = []
+
+    def connect(*arguments: Any) -> RendezvousClient:
+        if connections:
+            raise RendezvousError("cannot connect to the rendezvous server")
+        connections.append(RendezvousClient(*arguments))
+        return connections[-1]
+
+    monkeypatch.setattr(elastic_process, "RendezvousClient", connect)
+    running = Together(partial(process.next, True, "rank 3 failed."))
+    launcher.answer(place(2))
+    with pytest.raises(
+        NoNextRound, match=r"rank 3 failed\. The launcher has ended since it gave a place in the next round"
+    ):
         running.results()
 
 

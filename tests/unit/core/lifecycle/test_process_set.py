@@ -27,7 +27,7 @@ def made(ranks: list[int], number: int | None) -> ProcessSet:
     return found
 
 
-@pytest.mark.parametrize("ranks", [[3, 1], (3, 1), {1, 3}, range(1, 4, 2), iter([1, 3])])
+@pytest.mark.parametrize("ranks", [[3, 1], (3, 1), {1, 3}, range(1, 4, 2), iter([1, 3]), np.array([3, 1])])
 def test_any_iterable_of_integers_in_ascending_order(ranks: object) -> None:
     assert ProcessSet(ranks).ranks == [1, 3]
 
@@ -38,7 +38,7 @@ def test_what_is_no_iterable(ranks: object) -> None:
         ProcessSet(ranks)
 
 
-@pytest.mark.parametrize("ranks", [["1"], [0, 1.0], [True], [None], list(np.arange(2)), "01"])
+@pytest.mark.parametrize("ranks", [["1"], [0, 1.0], [True], [None], [np.bool_(True)], np.arange(2.0), "01"])
 def test_what_are_no_ranks(ranks: object) -> None:
     with pytest.raises(ValueError, match="ProcessSet should be initialized with a list of process ranks"):
         ProcessSet(ranks)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
-from horovod.core.negotiation.agreement import describe, disagreement, list_ranks
+from horovod.core.negotiation.agreement import MISMATCHED, describe, disagreement, list_ranks
 from horovod.core.negotiation.messages import Operation, Request, TensorSpec
 
 REDUCTIONS = [Operation.ALLREDUCE, Operation.ADASUM, Operation.REDUCESCATTER]
@@ -262,3 +262,11 @@ def test_no_rank_is_lost_in_a_list(ranks: set[int]) -> None:
 @given(st.permutations([make(shape=(2,)), make(shape=(3,)), make(shape=(2,)), None]))
 def test_a_disagreement_is_found_in_whatever_order_it_stands(requests: list[Request | None]) -> None:
     assert "Mismatched ALLREDUCE tensor shapes" in refusal(*requests)
+
+
+def test_what_must_be_alike_besides_is_quoted() -> None:
+    one, two = (make(alike=text) for text in ("all 3 gradients", "gradients 0-1 of 3"))
+    assert disagreement([one, one], [0, 1]) == ""
+    text = disagreement([one, two], [0, 1])
+    assert text.startswith(f"{MISMATCHED}: One rank has all 3 gradients, but another rank has gradients 0-1 of 3.")
+    assert "of all 3 gradients" in text.splitlines()[1] and one.identity != two.identity

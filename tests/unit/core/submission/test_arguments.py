@@ -17,6 +17,7 @@ from horovod.core.negotiation.messages import encode
 from horovod.core.submission.arguments import (
     LONGEST_NAME,
     full_name,
+    loose_truth,
     real_number,
     set_id,
     truth,
@@ -97,12 +98,24 @@ def test_flags() -> None:
             truth(wrong, "average")
 
 
+def test_flags_that_take_anything() -> None:
+    for value in ("loss", 2, [0], np.bool_(True), np.array([True]), object()):
+        assert loose_truth(value, "average") is True
+    for value in ("", 0, [], np.bool_(False), np.array(0), None):
+        assert loose_truth(value, "average") is False
+    with pytest.raises(TypeError, match=r"^average=.*expected True or False"):
+        loose_truth(np.array([True, False]), "average")
+
+
 def test_names() -> None:
     assert full_name("allreduce", "x") == "allreduce.x"
     assert full_name("allreduce", None) == full_name("allreduce", "") == ""
     assert full_name("allreduce", Word.ONE) == "allreduce.one"
     assert type(full_name("allreduce", np.str_("x"))) is str
-    for wrong in (5, b"x", ["x"], np.array("x"), False):
+    for number in (5, np.int64(5), np.array(5)):
+        assert full_name("allreduce", number) == "allreduce.5"
+    assert full_name("allreduce", 0) == "allreduce.0"
+    for wrong in (5.0, b"x", ["x"], np.array("x"), False):
         with pytest.raises(TypeError, match=r"^name=.*is a string, not "):
             full_name("allreduce", wrong)
     with pytest.raises(ValueError, match="valid Unicode"):

@@ -1,9 +1,14 @@
-"""What a coordinator sends to a thousand simulated members, in bytes."""
+"""What a coordinator sends to a thousand simulated members, in bytes; and what it records of when they submit."""
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +19,7 @@ from horovod.core.negotiation.messages import (
     Announce,
     Announcer,
     Decision,
+    Definition,
     Operation,
     Order,
     Request,
@@ -24,6 +30,7 @@ from horovod.core.negotiation.messages import (
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.role import Schedule
+from horovod.observe.timeline import TensorLabel, Timeline
 from unit.core.workers import Watch
 
 
@@ -116,3 +123,50 @@ def test_an_alltoall_of_a_thousand_ranks_grows_with_what_a_rank_needs() -> None:
     assert announced < 7 << 20
     job.announce(alltoall("x0", splits))
     assert all(len(body) < 20 for (body,) in job.connections.take().values())
+
+
+class Marks:
+    """A timeline that notes when ranks were ready."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, int], float | None] = {}
+
+    def ready(self, operation: str, tensors: Sequence[TensorLabel], rank: int, at: float | None = None) -> None:
+        self.found[tensors[0].name, rank] = at
+
+
+def test_marks_of_ready_ranks_bear_the_time_of_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1's clock shows 100 seconds less. Its second message waits for five seconds, because a collective runs here."""
+    now = 1000.0
+    monkeypatch.setattr("horovod.core.worker.coordinator.time", SimpleNamespace(monotonic=lambda: now))
+    job = Job(2)
+    marks = job.coordinator.timeline = cast(Timeline, Marks())
+
+    def announced(name: str, sent: float, ages: list[float]) -> None:
+        request = allreduce(name, 2)[1]
+        job.coordinator.receive(1, encode(Announce([Definition(-1, request)], 0, sent, ages)))
+
+    announced("a", 899.9, [])  # a tenth of a second on its way
+    now = 1010.0
+    announced("b", 904.9, [2.0])
+    job.coordinator.announce([allreduce("c", 2)[0]], [1009.0])
+    found = cast(Marks, marks).found
+    assert found == {
+        ("a", 1): pytest.approx(1000.0),
+        ("b", 1): pytest.approx(1003.0),
+        ("c", 0): 1009.0,
+    }
+
+
+def test_a_mark_does_not_stand_before_its_negotiation(tmp_path: Path) -> None:
+    timeline = Timeline(str(tmp_path / "t.json"))
+    label = TensorLabel("a", "float32", [1])
+    start = time.monotonic()
+    timeline.ready("ALLREDUCE", [label], 0, start + 1.0)
+    timeline.ready("ALLREDUCE", [label], 1, start)
+    timeline.ready("ALLREDUCE", [label], 2, start + 2.0)
+    timeline.close()
+    events = [each for each in json.loads((tmp_path / "t.json").read_text()) if each["ph"] in "BX"]
+    assert [each["ph"] for each in events] == ["B", "X", "X", "X"]
+    times = [each["ts"] for each in events]
+    assert times[0] == times[1] == times[2] < times[3]

@@ -34,7 +34,7 @@ from horovod.core.negotiation.negotiator import ReadyRequest
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.coordinator import Coordinator
-from horovod.core.worker.executor import Executor
+from horovod.core.worker.fast_path import FastPath
 from unit.control.together import wait_until
 from unit.core.workers import (
     JOIN,
@@ -61,13 +61,13 @@ pytestmark = pytest.mark.usefixtures("cores")
 def successes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """Which rank carried out what by fast path."""
     found: list[tuple[int, str]] = []
-    real = Executor.complete_alone
+    real = FastPath._complete
 
-    def complete(executor: Executor, entry: Entry) -> None:
-        found.append((executor._communicator.rank, entry.request.name))
-        real(executor, entry)
+    def complete(fast_path: FastPath, entry: Entry) -> None:
+        found.append((fast_path._index, entry.request.name))
+        real(fast_path, entry)
 
-    monkeypatch.setattr(Executor, "complete_alone", complete)
+    monkeypatch.setattr(FastPath, "_complete", complete)
     return found
 
 

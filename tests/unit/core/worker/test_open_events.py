@@ -103,7 +103,7 @@ def test_a_device_may_compute_for_any_time_before_it_comes_to_a_collective() -> 
         events.look(now)
     event.reached = True
     events.look(69.0)
-    with pytest.raises(DeviceFailure, match=r"a is not over .* raise HOROVOD_GLOO_TIMEOUT_SECONDS"):
+    with pytest.raises(DeviceFailure, match=r"a is not over .* raise HOROVOD_NCCL_TIMEOUT_SECONDS"):
         events.look(71.0)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core.worker.waiting import COALESCE_SECONDS, WITH_OWN_CORE, WorkerState, must_wake, polls
+from horovod.core.worker.in_flight import must_wake
+from horovod.core.worker.waiting import COALESCE_SECONDS, WITH_OWN_CORE, WorkerState, polls
 
 
 @pytest.mark.parametrize("driven", [False, True])

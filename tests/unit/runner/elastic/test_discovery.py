@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
 from horovod.runner.elastic import discovery
-from horovod.runner.elastic.discovery import Discovery, Found
+from horovod.runner.elastic.discovery import Discovery, Found, confirmed
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
@@ -45,7 +46,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_what_differs_is_told(tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
+    calls = quote(str(tmp_path / "calls"))
     script = HostScript(
         f"echo >> {calls}; case $(wc -l < {calls}) in 1|2) echo a:1;; 3) echo a:2;; *) echo none >&2; exit 3;; esac"
     )
@@ -59,6 +60,37 @@ def test_only_what_differs_is_told(tmp_path: Path) -> None:
 def test_a_script_that_hangs_does_not_hold_up_the_end_of_the_job(tmp_path: Path) -> None:
     """Without an end of the script, the test would last as long as the script may take."""
     hangs = tmp_path / "hangs"
-    with following(HostScript(f"touch {hangs}; sleep 1000", seconds=1000), []) as (found, wait_until):
+    with following(HostScript(f"touch {quote(str(hangs))}; sleep 1000", seconds=1000), []) as (found, wait_until):
         wait_until(hangs.exists)
     assert found == []
+
+
+def test_a_host_that_is_away_for_one_answer_is_not_withdrawn(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    script = HostScript(
+        f"echo >> {calls}; case $(wc -l < {calls}) in 2) echo a:1;; 4|5) echo b:2;; *) echo a:2; echo b:2;; esac"
+    )
+    both = [HostInfo("a", 2), HostInfo("b", 2)]
+    with following(script, both) as (found, wait_until):
+        wait_until(lambda: len(found) >= 2)
+    assert found[0] == [HostInfo("b", 2)], "after the fifth answer"
+    assert sorted(found[1], key=str) == both
+
+
+def test_a_script_that_hangs_again_and_again_is_reported_once(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    script = HostScript(
+        f"echo >> {calls}; if [ $(wc -l < {calls}) = 4 ]; then echo b:1; else sleep 1000; fi", seconds=0.3
+    )
+    with following(script, [HostInfo("a", 1)]) as (found, wait_until):
+        wait_until(lambda: len(found) >= 2)
+    assert found[0] == f"the host discovery script {script._command!r} did not end within 0.3 seconds"
+    assert found[1] == [HostInfo("a", 1), HostInfo("b", 1)]
+
+
+def test_what_two_answers_in_a_row_lack_is_withdrawn() -> None:
+    a, b = HostInfo("a", 2), HostInfo("b", 1)
+    assert confirmed([a, b], [b]) == [a, b]
+    assert confirmed([b], [b]) == [b]
+    assert confirmed([a], [HostInfo("a", 1)]) == [a]
+    assert confirmed([HostInfo("a", 1)], [HostInfo("a", 3, "user")]) == [HostInfo("a", 3, "user")]

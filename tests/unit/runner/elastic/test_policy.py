@@ -4,118 +4,18 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pytest
 
-from horovod.control.elastic_messages import Connected, HostUpdateResult, Leaving, RankFailed, Ready
+from elastic_policy_world import KILLED, PolicyWorld
+from horovod.control.elastic_messages import HostUpdateResult, Leaving, RankFailed, Ready
 from horovod.runner.agent.messages import Exit
-from horovod.runner.elastic.blacklist import Blacklist
-from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, EndRound, Kill, Start, Stop
-from horovod.runner.elastic.job_state import Limits
-from horovod.runner.elastic.policy import ElasticPolicy
-from horovod.runner.hosts.slots import HostInfo, SlotInfo
-from horovod.runner.policy import EndAll, Say, Wake
-
-KILLED = Exit(137, signal.SIGKILL)
-
-
-class World:
-    """Plays the processes of a job: they do what the policy says, when the test lets them."""
-
-    def __init__(
-        self,
-        hosts: dict[str, int],
-        least: int = 1,
-        most: int | None = None,
-        start: int | None = None,
-        resets: int | None = None,
-        cooldown: tuple[int, int] | None = None,
-        fixed: bool = False,
-    ) -> None:
-        limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed)
-        self.policy = ElasticPolicy(limits, Blacklist(cooldown, lambda: 0.5))
-        self.alive: dict[int, str] = {}
-        self.asked: dict[int, int] = {}
-        self.places: dict[int, SlotInfo] = {}  # of those in the round that runs
-        self.announced = HostUpdateResult.no_update
-        self.timers: dict[str, float] = {}
-        self.said = ""
-        self.dismissed: dict[int, bool] = {}
-        self.ended_rounds: list[int] = []
-        self.have_state: set[int] = set()
-        self.same_state = False
-        self.hosts(hosts)
-
-    def hosts(self, hosts: dict[str, int]) -> None:
-        self.do(self.policy.hosts_found([HostInfo(name, slots) for name, slots in hosts.items()]))
-
-    def do(self, decisions: Sequence[object]) -> None:
-        for decision in decisions:
-            if isinstance(decision, Start):
-                assert decision.number not in self.asked, "a number is given once"
-                self.alive[decision.number] = decision.host.hostname
-                self.asked[decision.number] = -1
-            elif isinstance(decision, Begin):
-                self.places = {number: slot for number, _, slot in decision.places}
-                self.announced = HostUpdateResult.no_update
-                self.same_state = decision.same_state
-                assert all(number in self.alive for number in self.places)
-                assert all(self.asked[number] == question for number, question, _ in decision.places)
-            elif isinstance(decision, Announce):
-                self.announced |= decision.result
-            elif isinstance(decision, EndRound):
-                self.ended_rounds.append(decision.round)
-            elif isinstance(decision, Dismiss):
-                self.dismissed[decision.number] = decision.job_ends
-            elif isinstance(decision, Wake):
-                self.timers[decision.reason] = decision.seconds
-            elif isinstance(decision, Say):
-                self.said += decision.text + "\n"
-            elif isinstance(decision, Stop | Kill):
-                self.end(decision.number, KILLED)
-
-    def ready(self, *numbers: int, failed: bool = False, keep: bool = False) -> None:
-        """These processes have left the round, if they were in one, and wait for the next.
-
-        Args:
-            keep: whether they have stopped at a check with the state that all have.
-        """
-        for number in numbers:
-            before = self.policy.round if number in self.places else 0
-            self.asked[number] += 1
-            self.places.pop(number, None)
-            has_state = number in self.have_state
-            ready = Ready(self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep)
-            self.do(self.policy.told(number, ready))
-
-    def connect(self) -> None:
-        """The runtimes of the round run, and the states are synchronised."""
-        self.have_state |= set(self.places)
-        for number in self.places:
-            self.do(self.policy.told(number, Connected(self.policy.round)))
-
-    def begin(self) -> None:
-        """All that are alive get ready, and their runtimes run."""
-        self.ready(*sorted(self.alive))
-        self.connect()
-
-    def end(self, number: int, end: Exit = KILLED) -> None:
-        del self.alive[number]
-        self.places.pop(number, None)
-        self.do(self.policy.ended(number, end))
-
-    def wake(self, reason: str) -> None:
-        del self.timers[reason]
-        self.do(self.policy.woken(reason))
-
-    def ranks(self) -> list[int]:
-        """The processes of the round that runs, by rank."""
-        return sorted(self.places, key=lambda number: self.places[number].rank)
+from horovod.runner.policy import EndAll
 
 
 def test_the_first_round_begins_when_all_have_come() -> None:
-    world = World({"a": 2, "b": 1})
+    world = PolicyWorld({"a": 2, "b": 1})
     world.ready(0, 2)
     assert not world.places
     world.ready(1)
@@ -125,7 +25,7 @@ def test_the_first_round_begins_when_all_have_come() -> None:
 
 
 def test_the_first_round_does_not_wait_for_ever_for_ranks_that_are_not_needed() -> None:
-    world = World({"a": 3}, least=2)
+    world = PolicyWorld({"a": 3}, least=2)
     world.ready(0, 1)
     assert not world.places
     world.wake("starting")
@@ -137,7 +37,7 @@ def test_the_first_round_does_not_wait_for_ever_for_ranks_that_are_not_needed() 
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_failure_that_would_come_again_ends_the_job_for_all(first: int) -> None:
-    world = World({"a": 3})
+    world = PolicyWorld({"a": 3})
     world.begin()
     others = [number for number in range(3) if number != first]
     for number in (first, *others):
@@ -152,7 +52,7 @@ def test_a_failure_that_would_come_again_ends_the_job_for_all(first: int) -> Non
 
 
 def test_survivors_go_on_with_their_processes_when_a_rank_is_lost() -> None:
-    world = World({"a": 3}, least=2)
+    world = PolicyWorld({"a": 3}, least=2)
     world.begin()
     world.end(1)
     assert world.ended_rounds == [1]
@@ -165,7 +65,7 @@ def test_survivors_go_on_with_their_processes_when_a_rank_is_lost() -> None:
 
 
 def test_a_lost_rank_is_replaced_after_the_hosts_cooldown() -> None:
-    world = World({"a": 3}, least=2, cooldown=(10, 100))
+    world = PolicyWorld({"a": 3}, least=2, cooldown=(10, 100))
     world.begin()
     world.end(1)
     world.ready(0, 2, failed=True)
@@ -182,7 +82,7 @@ def test_a_lost_rank_is_replaced_after_the_hosts_cooldown() -> None:
 
 
 def test_a_host_that_fails_at_once_each_time_waits_longer_each_time() -> None:
-    world = World({"a": 1, "b": 1}, least=1, cooldown=(1, 60))
+    world = PolicyWorld({"a": 1, "b": 1}, least=1, cooldown=(1, 60))
     pauses = []
     for _ in range(7):
         number = max(number for number, host in world.alive.items() if host == "b")
@@ -194,7 +94,7 @@ def test_a_host_that_fails_at_once_each_time_waits_longer_each_time() -> None:
 
 
 def test_rank_0_is_never_one_that_is_new() -> None:
-    world = World({"a": 2, "b": 2}, least=1, cooldown=(1, 2))
+    world = PolicyWorld({"a": 2, "b": 2}, least=1, cooldown=(1, 2))
     world.begin()
     world.end(0)
     world.end(1)
@@ -207,7 +107,7 @@ def test_rank_0_is_never_one_that_is_new() -> None:
 
 
 def test_a_new_host_joins_when_its_processes_are_ready_and_not_before() -> None:
-    world = World({"a": 2})
+    world = PolicyWorld({"a": 2})
     world.begin()
     world.hosts({"a": 2, "b": 2})
     assert set(world.alive) == {0, 1, 2, 3}
@@ -221,7 +121,7 @@ def test_a_new_host_joins_when_its_processes_are_ready_and_not_before() -> None:
 
 
 def test_a_new_rank_does_not_wait_long_for_another_that_is_slow_to_start() -> None:
-    world = World({"a": 2})
+    world = PolicyWorld({"a": 2})
     world.begin()
     world.hosts({"a": 2, "b": 2})
     world.ready(2)
@@ -232,7 +132,7 @@ def test_a_new_rank_does_not_wait_long_for_another_that_is_slow_to_start() -> No
 
 
 def test_a_withdrawn_host_is_left_and_its_processes_end_well() -> None:
-    world = World({"a": 2, "b": 2}, least=2)
+    world = PolicyWorld({"a": 2, "b": 2}, least=2)
     world.begin()
     world.hosts({"b": 2})
     assert world.announced == HostUpdateResult.removed
@@ -247,7 +147,7 @@ def test_a_withdrawn_host_is_left_and_its_processes_end_well() -> None:
 
 
 def test_a_withdrawn_host_is_kept_as_long_as_too_few_would_be_left() -> None:
-    world = World({"a": 2, "b": 2}, least=3)
+    world = PolicyWorld({"a": 2, "b": 2}, least=3)
     world.begin()
     world.hosts({"a": 2})
     assert not world.announced
@@ -259,7 +159,7 @@ def test_a_withdrawn_host_is_kept_as_long_as_too_few_would_be_left() -> None:
 
 
 def test_when_all_hosts_are_replaced_at_once_the_state_is_handed_on() -> None:
-    world = World({"a": 2}, least=2, most=2)
+    world = PolicyWorld({"a": 2}, least=2, most=2)
     world.begin()
     world.hosts({"b": 2})
     assert set(world.alive) == {0, 1, 2, 3}
@@ -276,7 +176,7 @@ def test_when_all_hosts_are_replaced_at_once_the_state_is_handed_on() -> None:
 
 
 def test_a_rank_that_is_told_to_end_leaves_without_an_error() -> None:
-    world = World({"a": 3}, least=2)
+    world = PolicyWorld({"a": 3}, least=2)
     world.begin()
     world.do(world.policy.told(1, Leaving(1)))
     assert world.announced == HostUpdateResult.removed
@@ -289,7 +189,7 @@ def test_a_rank_that_is_told_to_end_leaves_without_an_error() -> None:
 
 
 def test_a_host_whose_agent_is_asked_to_end_is_lost_and_the_job_goes_on() -> None:
-    world = World({"a": 2, "b": 1}, least=2)
+    world = PolicyWorld({"a": 2, "b": 1}, least=2)
     world.begin()
     world.do(world.policy.host_signalled(["b"], signal.SIGTERM))
     assert "the agent of b got SIGTERM: that host counts as lost. No new processes are started on b." in world.said
@@ -300,7 +200,7 @@ def test_a_host_whose_agent_is_asked_to_end_is_lost_and_the_job_goes_on() -> Non
 
 
 def test_a_newcomer_that_dies_while_it_connects_costs_one_more_round() -> None:
-    world = World({"a": 2, "b": 1}, least=2)
+    world = PolicyWorld({"a": 2, "b": 1}, least=2)
     world.ready(0, 1)
     world.wake("starting")
     world.connect()
@@ -314,7 +214,7 @@ def test_a_newcomer_that_dies_while_it_connects_costs_one_more_round() -> None:
 
 
 def test_rounds_that_cannot_begin_although_nobody_is_lost_end_the_job_in_the_end() -> None:
-    world = World({"a": 2}, least=2)
+    world = PolicyWorld({"a": 2}, least=2)
     for _ in range(3):
         world.ready(0, 1, failed=True)
     world.ready(0, 1, failed=True)
@@ -322,7 +222,7 @@ def test_rounds_that_cannot_begin_although_nobody_is_lost_end_the_job_in_the_end
 
 
 def test_a_rank_that_is_stuck_is_ended_if_it_does_not_come_by_itself() -> None:
-    world = World({"a": 3}, least=2)
+    world = PolicyWorld({"a": 3}, least=2)
     world.begin()
     world.do(world.policy.told(0, RankFailed(1, 1, "does not answer")))
     world.ready(0, 2, failed=True)
@@ -332,7 +232,7 @@ def test_a_rank_that_is_stuck_is_ended_if_it_does_not_come_by_itself() -> None:
 
 
 def test_a_rank_that_was_accused_and_comes_is_not_ended() -> None:
-    world = World({"a": 3}, least=2)
+    world = PolicyWorld({"a": 3}, least=2)
     world.begin()
     world.do(world.policy.told(0, RankFailed(1, 1, "its connection broke")))
     world.ready(0, 1, 2, failed=True)
@@ -341,7 +241,7 @@ def test_a_rank_that_was_accused_and_comes_is_not_ended() -> None:
 
 
 def test_too_few_ranks_and_no_hope_end_the_job_and_say_why() -> None:
-    world = World({"a": 2}, least=2, fixed=True)
+    world = PolicyWorld({"a": 2}, least=2, fixed=True)
     world.begin()
     world.end(0)
     world.ready(1, failed=True)
@@ -356,7 +256,7 @@ def test_too_few_ranks_and_no_hope_end_the_job_and_say_why() -> None:
 
 
 def test_too_few_ranks_wait_for_a_host_and_go_on_with_it() -> None:
-    world = World({"a": 2}, least=2)
+    world = PolicyWorld({"a": 2}, least=2)
     world.begin()
     world.end(0)
     world.ready(1, failed=True)
@@ -369,7 +269,7 @@ def test_too_few_ranks_wait_for_a_host_and_go_on_with_it() -> None:
 
 
 def test_who_waits_too_long_for_hosts_is_told() -> None:
-    world = World({"a": 2}, least=2)
+    world = PolicyWorld({"a": 2}, least=2)
     world.begin()
     world.end(0)
     world.ready(1, failed=True)
@@ -378,7 +278,7 @@ def test_who_waits_too_long_for_hosts_is_told() -> None:
 
 
 def test_a_job_whose_hosts_do_not_come_says_so() -> None:
-    world = World({"a": 1}, least=2)
+    world = PolicyWorld({"a": 1}, least=2)
     assert not world.alive
     world.wake("slots")
     assert world.policy.stopped.startswith("Timed out waiting for minimum number of slots to become available.")
@@ -386,7 +286,7 @@ def test_a_job_whose_hosts_do_not_come_says_so() -> None:
 
 
 def test_nothing_is_left_of_the_state_when_all_are_lost() -> None:
-    world = World({"a": 1, "b": 1}, least=1)
+    world = PolicyWorld({"a": 1, "b": 1}, least=1)
     world.begin()
     world.end(0)
     world.end(1)
@@ -395,7 +295,7 @@ def test_nothing_is_left_of_the_state_when_all_are_lost() -> None:
 
 
 def test_the_reset_limit_ends_the_job() -> None:
-    world = World({"a": 4}, least=1, resets=2)
+    world = PolicyWorld({"a": 4}, least=1, resets=2)
     world.begin()
     for number in range(2):
         world.end(number)
@@ -410,7 +310,7 @@ def test_the_reset_limit_ends_the_job() -> None:
 
 
 def test_nobody_is_interrupted_for_a_new_host_once_the_resets_are_used_up() -> None:
-    world = World({"a": 2}, resets=0)
+    world = PolicyWorld({"a": 2}, resets=0)
     world.begin()
     world.hosts({"a": 2, "b": 1})
     world.ready(2)
@@ -418,7 +318,7 @@ def test_nobody_is_interrupted_for_a_new_host_once_the_resets_are_used_up() -> N
 
 
 def test_a_job_whose_ranks_all_end_well_ends_well() -> None:
-    world = World({"a": 2})
+    world = PolicyWorld({"a": 2})
     world.begin()
     world.end(1, Exit(0))
     assert world.policy.undecided
@@ -429,7 +329,7 @@ def test_a_job_whose_ranks_all_end_well_ends_well() -> None:
 
 
 def test_a_rank_lost_before_the_end_does_not_fail_a_job_that_ends_well() -> None:
-    world = World({"a": 3}, least=2)
+    world = PolicyWorld({"a": 3}, least=2)
     world.begin()
     world.end(2)
     world.ready(0, 1, failed=True)
@@ -440,7 +340,7 @@ def test_a_rank_lost_before_the_end_does_not_fail_a_job_that_ends_well() -> None
 
 
 def test_who_asks_for_a_round_after_another_rank_has_done_its_work_is_ended() -> None:
-    world = World({"a": 3}, least=1)
+    world = PolicyWorld({"a": 3}, least=1)
     world.begin()
     world.end(2)
     world.end(0, Exit(0))
@@ -452,7 +352,7 @@ def test_who_asks_for_a_round_after_another_rank_has_done_its_work_is_ended() ->
 
 
 def test_a_rank_that_fails_after_another_has_done_its_work_fails_the_job() -> None:
-    world = World({"a": 2})
+    world = PolicyWorld({"a": 2})
     world.begin()
     world.end(0, Exit(0))
     world.end(1, Exit(3))
@@ -461,14 +361,14 @@ def test_a_rank_that_fails_after_another_has_done_its_work_fails_the_job() -> No
 
 
 def test_a_signal_ends_the_job() -> None:
-    world = World({"a": 2})
+    world = PolicyWorld({"a": 2})
     world.begin()
     assert any(isinstance(each, EndAll) for each in world.policy.signalled(signal.SIGTERM))
     assert world.policy.ended(0, KILLED) == []
 
 
 def test_no_more_ranks_than_allowed() -> None:
-    world = World({"a": 4, "b": 4}, least=2, most=5)
+    world = PolicyWorld({"a": 4, "b": 4}, least=2, most=5)
     world.begin()
     assert len(world.places) == 5
     world.end(4)
@@ -482,7 +382,7 @@ def test_hundreds_of_hosts_that_come_and_go(seed: int) -> None:
     """Whatever happens: ranks are a permutation, sizes are within bounds, rank 0 has the state, and the job goes on."""
     chance = random.Random(seed)
     present = {f"host{number}": chance.randint(1, 4) for number in range(200)}
-    world = World(present, least=50, most=600, cooldown=(1, 8))
+    world = PolicyWorld(present, least=50, most=600, cooldown=(1, 8))
     world.begin()
     trained: set[int] = set(world.places)
     spare = 200
@@ -514,7 +414,7 @@ def test_hundreds_of_hosts_that_come_and_go(seed: int) -> None:
     assert world.policy.round > 20
 
 
-def check(world: World, trained: Iterable[int]) -> None:
+def check(world: PolicyWorld, trained: Iterable[int]) -> None:
     ranks = world.ranks()
     assert 50 <= len(ranks) <= 600
     assert [world.places[number].rank for number in ranks] == list(range(len(ranks)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from shlex import quote
 
 import psutil
 import pytest
@@ -31,16 +32,27 @@ def test_what_it_prints_are_the_hosts(command: str, slots: int | None, expected:
 
 def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
     listed = tmp_path / "hosts"
-    source = HostScript(f"cat {listed}")
+    source = HostScript(f"cat {quote(str(listed))}")
     for text in ("a:1\n", "a:1\nb:2\n", ""):
         listed.write_text(text)
         assert len(source.hosts(1)) == len(text.split())
+
+
+def test_it_may_be_a_path_with_spaces(tmp_path: Path) -> None:
+    script = tmp_path / "the hosts"
+    script.write_text("#!/bin/sh\necho a:2\n")
+    script.chmod(0o755)
+    assert HostScript(str(script)).hosts(1) == [HostInfo("a", 2)]
 
 
 @pytest.mark.parametrize(
     ("command", "told"),
     [
         ("echo a", "printed 'a' without slots: print a:2, or say with --slots-per-host"),
+        (
+            "echo localhost:99999999999",
+            "printed 'localhost:99999999999', which is not of the form host or host:2 with at most 65536",
+        ),
         ("echo two words:2", "printed 'two words:2', which is not of the form host or host:2"),
         ("echo a:many", "printed 'a:many'"),
         ("echo no cluster >&2; exit 3", "ended with exit status 3: no cluster"),
@@ -58,14 +70,14 @@ def test_what_goes_wrong_is_said_in_words(command: str, told: str) -> None:
 def test_one_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
     note = tmp_path / "child"
     with pytest.raises(ValueError, match=r"did not end within 0\.5 seconds"):
-        HostScript(f"sleep 1000 & echo $! > {note}; wait", seconds=0.5).hosts(1)
+        HostScript(f"sleep 1000 & echo $! > {quote(str(note))}; wait", seconds=0.5).hosts(1)
     await_end(int(note.read_text()))
 
 
 def test_one_that_closes_its_streams_and_hangs_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "script"
     with pytest.raises(ValueError, match=r"host discovery script .* did not end within 0\.5 seconds"):
-        HostScript(f"echo $$ > {note}; exec >&- 2>&-; sleep 1000", seconds=0.5).hosts(1)
+        HostScript(f"echo $$ > {quote(str(note))}; exec >&- 2>&-; sleep 1000", seconds=0.5).hosts(1)
     await_end(int(note.read_text()))
 
 
@@ -74,7 +86,7 @@ def test_one_that_hangs_is_ended_with_the_job(tmp_path: Path) -> None:
     cancel = WakeUp()
     cancel.set()
     with pytest.raises(ValueError, match="because the job ends"):
-        HostScript(f"echo $$ > {note}; sleep 1000", seconds=1000).hosts(1, cancel.fileno())
+        HostScript(f"echo $$ > {quote(str(note))}; sleep 1000", seconds=1000).hosts(1, cancel.fileno())
     cancel.close()
     if note.exists() and note.read_text():  # it may have been ended before it wrote
         await_end(int(note.read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -31,7 +32,7 @@ exec "$@"
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    (tmp_path / "kubexec.sh").write_text(KUBEXEC.format(folder=tmp_path))
+    (tmp_path / "kubexec.sh").write_text(KUBEXEC.format(folder=quote(str(tmp_path))))
     (tmp_path / "kubectl").write_text(KUBECTL)
     for name in ("kubexec.sh", "kubectl"):
         (tmp_path / name).chmod(0o755)

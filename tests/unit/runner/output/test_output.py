@@ -149,3 +149,18 @@ def test_the_folder_of_a_rank(tmp_path: Path) -> None:
     stream.feed(b"x")
     stream.finish()
     assert (tmp_path / "rank.03" / "stderr").read_text() == "[3]<stderr>:x\n"
+
+
+def test_what_an_earlier_job_has_written_is_kept(tmp_path: Path) -> None:
+    for number in range(3):
+        errors = Paper()
+        output = Output(Paper(), errors, 2 + (number == 0), str(tmp_path))
+        for rank in range(2 + (number == 0)):
+            stream = output.stream(rank, "stdout")
+            stream.feed(b"job %d\n" % number)
+            stream.finish()
+    assert (tmp_path / "rank.0" / "stdout").read_text() == "[0]<stdout>:job 2\n"
+    assert (tmp_path / "rank.0" / "stdout.1").read_text() == "[0]<stdout>:job 0\n"
+    assert (tmp_path / "rank.0" / "stdout.2").read_text() == "[0]<stdout>:job 1\n"
+    assert sorted(path.name for path in (tmp_path / "rank.2").iterdir()) == ["stdout.1"], "the last jobs had two ranks"
+    assert f"the output of an earlier job in {tmp_path} is kept as stdout.2 and stderr.2" in errors.text

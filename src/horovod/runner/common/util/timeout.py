@@ -1,7 +1,37 @@
-"""The error of a wait that took too long."""
+"""A time limit, and the error of a wait that took too long."""
 
 from __future__ import annotations
 
+import time
+
 
 class TimeoutException(TimeoutError):
-    """A dispatcher or worker did not register in time; the message says which, and what to do."""
+    """Something was not there in time; the message says what, and what to do."""
+
+
+class Timeout:
+    """A time limit that begins now.
+
+    Args:
+        timeout: in seconds.
+        message: of the error; ``{activity}`` in it stands for what took too long.
+    """
+
+    def __init__(self, timeout: float, message: str) -> None:
+        self._timeout = timeout
+        self._end = time.monotonic() + timeout
+        self._message = message
+
+    def remaining(self) -> float:
+        """Seconds that are left; 0 if none are."""
+        return max(0.0, self._end - time.monotonic())
+
+    def timed_out(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self._end
+
+    def check_time_out_for(self, activity: str) -> None:
+        """Raises TimeoutException if the time is over."""
+        if self.timed_out():
+            text = self._message.format(activity=activity)
+            raise TimeoutException(f"{text} Timeout after {self._timeout} seconds.")

@@ -1,0 +1,102 @@
+"""What Keras's optimizers have for :mod:`horovod._models.guard`: their hyper-parameters, and samples of their variables."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod._keras.settings import Settings
+from horovod._models import guard
+
+
+class OptimizerGuard:
+    """Compares what the ranks hold of one optimizer, of any version and backend of Keras.
+
+    Args:
+        optimizer: is not kept alive.
+    """
+
+    def __init__(self, optimizer: Any, settings: Settings) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._guard = guard.Guard(settings.process_set, settings.line)
+        self._constants: dict[str, str] | None = None
+
+    def rate(self) -> Any:
+        """The variable with the learning rate. None: there is none, for example because there is a schedule."""
+        optimizer = self._optimizer()
+        rate = getattr(optimizer, "_learning_rate", None)
+        if rate is None:
+            rate = getattr(optimizer, "_hyper", {}).get("learning_rate")  # Keras 2's legacy optimizers
+        return rate if hasattr(rate, "assign") else None
+
+    def be_named(self, variables: Sequence[Any]) -> None:
+        """As :meth:`horovod._models.guard.Guard.be_named`."""
+        self._guard.be_named(_kind(variables))
+
+    def check(self, variables: Sequence[Any]) -> None:
+        """Compare, in Python that runs in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
+        rate, chosen = self.rate(), guard.some(variables)
+        self.compare(
+            variables, None if rate is None else lambda: _array(rate), lambda: [_sample(each) for each in chosen]
+        )
+
+    def compare(self, variables: Sequence[Any], rate: Any, samples: Any) -> None:
+        """Compare, where the values come from elsewhere.
+
+        Args:
+            variables: that the optimizer shares between the ranks.
+            rate: a function that returns the learning rate; None: there is no variable with it.
+            samples: a function that returns the first elements of ``some(variables)``.
+        """
+        chosen = guard.some(variables)
+
+        def hyperparameters() -> Mapping[str, str]:
+            return {**({} if rate is None else {"learning_rate": f"{float(rate()):.9g}"}), **self._of_configuration()}
+
+        names = {
+            label: f"{label} ({getattr(each, 'path', None) or getattr(each, 'name', '')})"
+            for label, each in zip(guard.labels(len(chosen)), chosen, strict=True)
+        }
+        self._guard.step(_kind(variables), hyperparameters, lambda: guard.digests(samples()), names)
+
+    def _of_configuration(self) -> dict[str, str]:
+        if self._constants is None:
+            optimizer = self._optimizer()
+            parts: dict[str, Any] = {"": optimizer, "learning_rate.": getattr(optimizer, "_learning_rate", None)}
+            for number, part in enumerate(getattr(optimizer, "optimizers", ())):  # of a MultiOptimizer
+                parts[f"optimizer {number}: "] = part
+            self._constants = {
+                f"{prefix}{label}": text for prefix, part in parts.items() for label, text in _constants(part).items()
+            }
+        return self._constants
+
+
+def _constants(part: Any) -> dict[str, str]:
+    """The numbers of an optimizer or a schedule. Without get_config(), since a user's own may have none, and Keras warns."""
+    found = {name: value for name, value in getattr(part, "__dict__", {}).items() if name not in _OF_THE_MACHINE}
+    return guard.numbers({name: value for name, value in found.items() if not name.startswith("_")})
+
+
+_OF_THE_MACHINE = {"jit_compile", "built"}
+
+
+def _kind(variables: Sequence[Any]) -> object:
+    return len(variables), tuple(str(each.shape) for each in guard.some(variables))
+
+
+def _array(variable: Any) -> Any:
+    value = variable.numpy() if hasattr(variable, "numpy") else variable
+    return np.asarray(value)
+
+
+def _sample(variable: Any) -> Any:
+    """The first elements of a variable of TensorFlow or PyTorch, or of Keras on them."""
+    value = variable.value if hasattr(variable, "path") else variable
+    if hasattr(value, "detach"):
+        return value.detach().reshape(-1)[: guard.ELEMENTS].cpu().numpy()
+    import tensorflow as tf
+
+    return tf.reshape(value, [-1])[: guard.ELEMENTS].numpy()

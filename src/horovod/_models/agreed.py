@@ -1,0 +1,59 @@
+"""Numbers of variables that all ranks agree on: their places in the broadcasts of variables, which every rank makes alike.
+
+Names cannot identify variables on several ranks, because Keras numbers layers in the order in which a rank makes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from horovod.core.lifecycle.context import running
+
+_ATTRIBUTE = "_horovod_number"
+_LONGEST = 200
+_counted: dict[int, int] = {}
+"""How many variables have a number, by the generation of the runtime in this process."""
+
+
+def number(variables: Iterable[Any]) -> None:
+    """Give numbers to variables that were broadcast just now, over all ranks."""
+    generation = running().generation
+    for variable in variables:
+        place = _counted.get(generation, 0)
+        _counted[generation] = place + 1
+        setattr(_of_framework(variable), _ATTRIBUTE, (generation, place))
+
+
+def in_words(variables: Sequence[Any]) -> str:
+    """The numbers of these variables in their order, such as ``0-3, 6``; "" if one has none."""
+    generation, places = running().generation, []
+    for variable in variables:
+        made, place = getattr(_of_framework(variable), _ATTRIBUTE, (None, 0))
+        if made != generation:
+            return ""
+        places.append(place)
+    return shortened(spans(places))
+
+
+def spans(places: Sequence[int]) -> str:
+    """Whole numbers in their order, with those that follow each other as one span."""
+    found: list[list[int]] = []
+    for place in places:
+        if found and place == found[-1][1] + 1:
+            found[-1][1] = place
+        else:
+            found.append([place, place])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+def shortened(text: str) -> str:
+    """A text of bounded length that is equal only to that of an equal text."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
+
+
+def _of_framework(variable: Any) -> Any:
+    return getattr(variable, "_value", variable) if hasattr(variable, "path") else variable

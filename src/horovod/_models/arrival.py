@@ -1,0 +1,56 @@
+"""What became of a gradient between the backward pass and the optimizer that is to apply it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from enum import Enum
+
+from horovod.observe.call_site import caller
+
+
+class Arrival(Enum):
+    """In which state a gradient reaches a distributed optimizer.
+
+    Attributes:
+        LOCAL: as the backward pass has left it.
+        REDUCED: reduced over the ranks, and perhaps changed since, for example clipped.
+        CHANGED: not reduced, and not as the backward pass has left it.
+        UNKNOWN: it cannot be told. It is not known to be reduced.
+    """
+
+    LOCAL = 1
+    REDUCED = 2
+    CHANGED = 3
+    UNKNOWN = 4
+
+
+class ChangeWarning:
+    """Warns once that gradients reached one optimizer changed and not reduced.
+
+    Args:
+        method: the optimizer's method that got them, for the text.
+    """
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self._given = False
+
+    def give(self, labels: Sequence[str]) -> None:
+        """Warn, if there are any.
+
+        Args:
+            labels: the names of the variables whose gradients were changed.
+        """
+        if self._given or not labels:
+            return
+        self._given = True
+        others = f" and {len(labels) - 1} others" if len(labels) > 1 else ""
+        warnings.warn(
+            f"Horovod: the gradients of {labels[0]}{others} reached {self._method} at {caller()} changed since the backward "
+            "pass, and not reduced. They are reduced as they are now. That is right for what is linear, such as gradients that "
+            "were added up or divided by a number. It is wrong for a clip, which is then one of each rank's own gradients: "
+            "call gradients = hvd.reduce_gradients(optimizer, gradients, variables) before it, or take the gradients of "
+            "hvd.DistributedGradientTape",
+            stacklevel=2,
+        )

@@ -1,0 +1,61 @@
+"""The program ``python -m horovod.diagnose``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from horovod.diagnose.findings import findings
+from horovod.diagnose.job import Job
+from horovod.diagnose.report import diagnosis, text
+from horovod.observe.dump import DumpError, read
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 where there is nothing to read or write."""
+    parser = argparse.ArgumentParser(
+        prog="python -m horovod.diagnose",
+        description="Says what happened in a job, from what its ranks have written down.",
+    )
+    parser.add_argument(
+        "folder", nargs="+", type=Path, help="what the ranks wrote to; several of one job, such as one of each host"
+    )
+    parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON, for tools (docs/diagnose.md)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw ranks over time into this file (.png, .svg or .pdf)"
+    )
+    parser.add_argument(
+        "--pytorch",
+        type=Path,
+        metavar="DIR",
+        help="write what the ranks did as PyTorch's flight recorder does, one file a rank",
+    )
+    asked = parser.parse_args(arguments)
+    try:
+        job = Job(read(asked.folder))
+        if asked.pytorch is not None:
+            from horovod.diagnose.pytorch import write_traces
+
+            write_traces(job, asked.pytorch)
+        if asked.plot is not None:
+            from horovod.diagnose.plot import plot
+
+            plot(job, asked.plot)
+        found = findings(job)
+        print(
+            msgspec.json.format(msgspec.json.encode(diagnosis(job, found)), indent=2).decode()
+            if asked.json
+            else text(job, found)
+        )
+    except DumpError as error:
+        print(f"horovod.diagnose: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

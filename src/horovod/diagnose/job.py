@@ -1,0 +1,175 @@
+"""A job as its ranks have written it down: what each process set has in flight, and what came before. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from horovod.diagnose.clocks import Offset, offsets
+from horovod.observe.dump import Collective, Folder, RankDump
+
+
+class Waiting(NamedTuple):
+    """A collective that is not over.
+
+    Attributes:
+        holders: by rank, its record; of those that have submitted it.
+        running: ranks that carry it out.
+        missing: ranks that have not submitted it.
+        unknown: members that have written nothing.
+    """
+
+    process_set: int
+    name: str
+    holders: dict[int, Collective]
+    running: list[int]
+    missing: list[int]
+    unknown: list[int]
+
+    @property
+    def first(self) -> Collective:
+        return self.holders[min(self.holders)]
+
+
+class Job:
+    """What is known of a job.
+
+    Attributes:
+        dumps: by rank.
+        stacks: of ranks that could not write, as text.
+        clocks: by rank, what aligns its times.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self.dumps = folder.ranks
+        self.stacks = {rank: text for rank, text in folder.stacks.items() if rank not in folder.ranks}
+        self.launcher = folder.launcher
+        self.clocks: dict[int, Offset] = offsets(self.dumps)
+        exits = [each.rank for each in folder.launcher.exits] if folder.launcher is not None else []
+        self.size = max((dump.size for dump in self.dumps.values()), default=max(exits, default=-1) + 1)
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that have written nothing."""
+        return [rank for rank in range(self.size) if rank not in self.dumps]
+
+    @property
+    def any(self) -> RankDump | None:
+        return next(iter(self.dumps.values()), None)
+
+    def host(self, rank: int) -> str:
+        known = self.any
+        return known.hosts[rank] if known is not None and rank < len(known.hosts) else "?"
+
+    def time(self, rank: int, moment: float) -> float:
+        """A rank's time on the common clock."""
+        return moment + self.clocks[rank].seconds
+
+    @property
+    def end(self) -> float:
+        """When the last rank wrote, on the common clock."""
+        return max((self.time(rank, dump.monotonic) for rank, dump in self.dumps.items()), default=0.0)
+
+    def members(self) -> dict[int, list[int]]:
+        """By process set, its ranks."""
+        found: dict[int, list[int]] = {}
+        for dump in self.dumps.values():
+            for each in dump.process_sets:
+                found.setdefault(each.id, each.ranks)
+        return dict(sorted(found.items()))
+
+    def collectives(self, rank: int, process_set: int) -> list[Collective]:
+        """What a rank has of a process set, in the order of submission."""
+        found = [each for each in self.dumps[rank].collectives if each.process_set == process_set]
+        return sorted(found, key=lambda each: each.number)
+
+    def waiting(self) -> list[Waiting]:
+        """All collectives that are not over on some rank, the oldest first."""
+        found: list[Waiting] = []
+        for number, ranks in self.members().items():
+            present = [rank for rank in ranks if rank in self.dumps]
+            unknown = [rank for rank in ranks if rank not in self.dumps]
+            known = {rank: self.collectives(rank, number) for rank in present}
+            names = dict.fromkeys(each.name for rank in present for each in known[rank] if each.ended is None)
+            found += [self._waiting(number, name, known, unknown) for name in names]
+        return sorted(found, key=self._since)
+
+    def _waiting(self, number: int, name: str, known: dict[int, list[Collective]], unknown: list[int]) -> Waiting:
+        holders: dict[int, Collective] = {}
+        missing: list[int] = []
+        pending = [each for records in known.values() for each in records if each.name == name and each.ended is None]
+        occurrence, latest = max(each.occurrence for each in pending), max(each.order for each in pending)
+        for rank, records in known.items():
+            own = next((each for each in reversed(records) if each.name == name), None)
+            if own is None or (own.ended is not None and (own.order < latest or own.occurrence < occurrence)):
+                missing.append(rank)
+            else:
+                holders[rank] = own
+        running = [rank for rank, each in holders.items() if each.state == "running"]
+        return Waiting(number, name, holders, running, missing, unknown)
+
+    def _since(self, item: Waiting) -> float:
+        return min(self.time(rank, each.submitted) for rank, each in item.holders.items())
+
+    def waited(self, rank: int, record: Collective) -> float:
+        """For how long a rank has waited for a collective when it wrote."""
+        return max(0.0, self.dumps[rank].monotonic - record.submitted)
+
+    def last(self, rank: int) -> Collective | None:
+        """The last collective that a rank has completed, of any process set."""
+        over = [each for each in self.dumps[rank].collectives if each.ended is not None and not each.error]
+        return max(over, key=lambda each: each.ended or 0.0, default=None)
+
+    def idle(self, rank: int) -> float | None:
+        """For how long a rank had completed no collective when it wrote."""
+        last = self.last(rank)
+        return None if last is None or last.ended is None else self.dumps[rank].monotonic - last.ended
+
+    def predicted(self, rank: int, process_set: int) -> list[str]:
+        """What the set's past makes expect next: the names that followed its last completed collective the time before.
+
+        If that is the first of its name, a step may have ended: then all from the beginning.
+        """
+        order = sorted(
+            (each for each in self.collectives(rank, process_set) if each.order and each.ended is not None),
+            key=lambda each: each.order,
+        )
+        names = [each.name for each in order]
+        if not names:
+            return []
+        earlier = [place for place, name in enumerate(names[:-1]) if name == names[-1]]
+        return names[earlier[-1] + 1 :] if earlier else names
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-2 and 5``."""
+    spans = list(_spans(sorted(ranks)))
+    texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans]
+    text = texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + f" and {texts[-1]}"
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _spans(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start = before = None
+    for rank in ordered:
+        if before is None or start is None:
+            start = rank
+        elif rank != before + 1:
+            yield start, before
+            start = rank
+        before = rank
+    if start is not None and before is not None:
+        yield start, before
+
+
+def ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def duration(seconds: float) -> str:
+    """Some seconds in words."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,280 @@
+"""What a rank writes down when something is wrong, as a file: the schema, writing and reading.
+
+Ranks write these files (:mod:`horovod.core.lifecycle.dumping`), and :mod:`horovod.diagnose` reads them. ``docs/diagnose.md``
+documents the fields, for tools. A field is never renamed or removed while :data:`SCHEMA` stays the same; new ones may come.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from horovod.observe.threads import ThreadState
+
+SCHEMA = 1
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One tensor of a collective."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One collective on one rank.
+
+    Times are of the rank's ``time.monotonic``, in seconds; null: not yet.
+
+    Attributes:
+        process_set: the number of its process set.
+        number: the n-th that this rank has submitted on the set, from 1.
+        occurrence: the n-th of this name.
+        order: the n-th that the set has carried out, the same on all ranks; 0: not carried out yet.
+        operation: ``ALLREDUCE`` and so on.
+        bytes: what this rank contributes, or receives where it contributes nothing.
+        call_site: the user's line, ``file:line``.
+        submitted: by the script.
+        agreed: this rank heard that all ranks have submitted it.
+        started, ended: this rank carried it out.
+        engine: what carried it out.
+        error: why it failed; "" if it did not.
+    """
+
+    process_set: int
+    number: int
+    occurrence: int
+    order: int
+    name: str
+    operation: str
+    tensors: list[Tensor]
+    bytes: int
+    call_site: str
+    submitted: float
+    agreed: float | None
+    started: float | None
+    ended: float | None
+    engine: str
+    error: str
+
+    @property
+    def state(self) -> str:
+        """``submitted``, ``running``, ``done`` or ``failed``."""
+        if self.ended is not None:
+            return "failed" if self.error else "done"
+        return "running" if self.order else "submitted"
+
+
+class ProcessSetState(msgspec.Struct, frozen=True):
+    """A process set of which the rank is a member.
+
+    Attributes:
+        ranks: its members' global ranks.
+        engine: what moves the data in host memory.
+        submitted, carried_out: how many collectives there were, also those that are not remembered any more.
+    """
+
+    id: int
+    ranks: list[int]
+    engine: str
+    submitted: int
+    carried_out: int
+
+
+class NoProgressReport(msgspec.Struct, frozen=True):
+    """This rank has seen no progress of ``rank`` inside a collective.
+
+    Attributes:
+        at: when it saw so last, by ``time.monotonic``.
+    """
+
+    rank: int
+    reason: str
+    at: float
+
+
+class RankDump(msgspec.Struct, frozen=True):
+    """What one rank has written down.
+
+    Attributes:
+        why: ``failure``, ``mismatch``, ``stall`` or ``request``.
+        reason: in words.
+        failed_rank: with ``failure``, the rank that failed first; -1 otherwise.
+        failure_kind: of it: ``LOST``, ``RAISED``, ``TIME_LIMIT`` or ``ENGINE``.
+        monotonic, unix: the same moment by ``time.monotonic`` and ``time.time``: when the rank began to write.
+        boot: names the running system. Ranks with the same share one clock.
+        hosts: by rank, the name of its host.
+        neighbours: by rank on the same host, why its process cannot answer; "" if it runs.
+        no_progress: what the engine has complained about.
+        killed_for_memory: how many processes the system has ended since ``init()`` because memory ran out; -1: not known.
+        collectives: oldest first.
+        threads: the main thread first.
+        exception: of the script's that ends this rank; "" if there is none.
+    """
+
+    schema: int
+    version: str
+    job: str
+    generation: int
+    rank: int
+    size: int
+    host: str
+    pid: int
+    why: str
+    reason: str
+    failed_rank: int
+    failure_kind: str
+    monotonic: float
+    unix: float
+    boot: str
+    hosts: list[str]
+    process_sets: list[ProcessSetState]
+    collectives: list[Collective]
+    threads: list[ThreadState]
+    neighbours: dict[int, str] = {}
+    no_progress: list[NoProgressReport] = []
+    killed_for_memory: int = -1
+    exception: str = ""
+
+
+class RankExit(msgspec.Struct, frozen=True):
+    """How a rank's process ended."""
+
+    rank: int
+    code: int
+    signal: int = 0
+    host: str = ""
+
+
+class LauncherDump(msgspec.Struct, frozen=True):
+    """What the launcher writes beside the ranks' files: how processes ended, in the order in which they did.
+
+    Attributes:
+        first: the rank that failed first, as far as the launcher knows; -1: none.
+    """
+
+    schema: int
+    job: str
+    first: int
+    reason: str
+    exits: list[RankExit]
+
+
+LAUNCHER_FILE = "launcher.json"
+
+
+def rank_file(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"rank-{rank}.json"
+
+
+def stacks_file(rank: int) -> str:
+    """The name of the file with the stacks of a rank that could not write its own, as text; another rank writes it."""
+    return f"rank-{rank}.stacks"
+
+
+class DumpError(Exception):
+    """A folder or a file cannot be used; the message says why."""
+
+
+def default_folder(job: str) -> Path:
+    """Where the ranks of a job write by default, on each host."""
+    return Path(tempfile.gettempdir()) / f"horovod-{os.getuid()}" / job
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that only this user can write to, unless it exists.
+
+    Raises:
+        DumpError: it cannot be made, or it is another user's.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.parent.lstat()
+        if folder.parent.name == f"horovod-{os.getuid()}" and (
+            found.st_uid != os.getuid() or stat.S_ISLNK(found.st_mode)
+        ):
+            raise DumpError(f"{folder.parent} is not this user's own")
+    except OSError as error:
+        raise DumpError(f"{folder} cannot be made: {error.strerror}") from error
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file that appears in one step.
+
+    Raises:
+        DumpError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        try:
+            part.unlink()
+        except OSError:
+            pass
+        raise DumpError(f"{path} cannot be written: {error.strerror}") from error
+
+
+encode = msgspec.json.Encoder().encode
+_decode_rank = msgspec.json.Decoder(RankDump).decode
+_decode_launcher = msgspec.json.Decoder(LauncherDump).decode
+
+
+class Folder(msgspec.Struct, frozen=True):
+    """Everything that was written to one folder.
+
+    Attributes:
+        ranks: of the latest generation of the job, by rank.
+        stacks: of ranks that could not write their own, by rank.
+        launcher: None if no launcher has written there.
+    """
+
+    ranks: dict[int, RankDump]
+    stacks: dict[int, str]
+    launcher: LauncherDump | None
+
+
+def read(folders: Sequence[Path]) -> Folder:
+    """Read the folders of one job, such as one of each host.
+
+    Raises:
+        DumpError: there is nothing to read, or a file is not what it should be.
+    """
+    found: dict[int, RankDump] = {}
+    stacks: dict[int, str] = {}
+    launcher: LauncherDump | None = None
+    for folder in folders:
+        if not folder.is_dir():
+            raise DumpError(f"there is no folder {folder}")
+        for path in sorted(folder.iterdir()):
+            try:
+                if path.name == LAUNCHER_FILE:
+                    launcher = _decode_launcher(path.read_bytes())
+                elif path.name.startswith("rank-") and path.suffix == ".json":
+                    dump = _decode_rank(path.read_bytes())
+                    known = found.get(dump.rank)
+                    if known is None or (known.unix, known.generation) < (dump.unix, dump.generation):
+                        found[dump.rank] = dump
+                elif path.name.startswith("rank-") and path.suffix == ".stacks":
+                    stacks[int(path.stem.removeprefix("rank-"))] = path.read_text(errors="replace")
+            except (msgspec.DecodeError, ValueError) as error:
+                raise DumpError(f"{path} is not what a rank of this version writes: {error}") from error
+            except OSError as error:
+                raise DumpError(f"{path} cannot be read: {error.strerror}") from error
+    if not found and launcher is None:
+        raise DumpError(f"no rank has written to {', '.join(map(str, folders))}")
+    latest = max(found.values(), key=lambda dump: dump.unix, default=None)
+    ranks = {
+        rank: dump
+        for rank, dump in sorted(found.items())
+        if latest is not None and (dump.job, dump.generation) == (latest.job, latest.generation)
+    }
+    return Folder(ranks, stacks, launcher)

@@ -1,0 +1,111 @@
+"""The flight recorder: each process set keeps its last collectives on this rank, and when each step of their lives happened.
+
+It is always on, so an entry costs well under a microsecond: one small object in a ring of fixed length, no lock of its own and
+no formatting. What an entry refers to, the request, exists already. :mod:`horovod.core.lifecycle.dumping` writes the ring down
+when something is wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+MOST_NAMES = 1 << 16
+"""How many names are counted. Then counting begins anew: a script that never repeats a name must not fill the memory."""
+
+
+class Record(msgspec.Struct, eq=False, gc=False):
+    """One collective, from its submission on this rank. All times are of ``time.monotonic``; 0: not yet.
+
+    Attributes:
+        request: what was submitted, with the user's line (``core.negotiation.messages.Request``).
+        number: the n-th submission on this process set on this rank, from 1.
+        occurrence: the n-th submission of this name.
+        agreed: when this rank heard that all ranks have submitted it.
+        started, ended: when this rank began to carry it out, and when its handle was completed.
+        order: the n-th collective that the process set carries out, from 1, the same on all ranks; 0: not yet.
+        engine: what carried it out.
+        error: why it failed; "" if it has not.
+    """
+
+    request: Any
+    number: int
+    occurrence: int
+    submitted: float
+    agreed: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    order: int = 0
+    engine: str = ""
+    error: str = ""
+
+    def fail(self, error: BaseException) -> None:
+        """The handle is completed with an error."""
+        self.error = str(error) or type(error).__name__
+
+
+class FlightRecorder:
+    """The last collectives of one process set on this rank.
+
+    :meth:`submitted` is called under the lock of the requests in flight, the others by the thread that drives the worker. Any
+    thread may read :attr:`ring`: copying it is one step.
+
+    Args:
+        size: how many are kept.
+
+    Attributes:
+        ring: the records, oldest first.
+        count: how many collectives were submitted.
+        carried_out: how many the process set has carried out.
+    """
+
+    __slots__ = ("_occurrences", "carried_out", "count", "ring")
+
+    def __init__(self, size: int) -> None:
+        self.ring: deque[Record] = deque(maxlen=size)
+        self.count = 0
+        self.carried_out = 0
+        self._occurrences: dict[str, int] = {}
+
+    def submitted(self, request: Any, now: float) -> Record:
+        """Note a submission; the record that its handle keeps."""
+        name = request.name
+        occurrence = 1
+        if not request.transient:
+            occurrences = self._occurrences
+            if len(occurrences) >= MOST_NAMES:
+                occurrences.clear()
+            occurrence = occurrences[name] = occurrences.get(name, 0) + 1
+        number = self.count = self.count + 1
+        record = Record(request, number, occurrence, now)
+        self.ring.append(record)
+        return record
+
+    def begins(self, batch: Iterable[tuple[object, Any]], engine: str, agreed: float) -> None:
+        """The process set carries these out together, in this order.
+
+        Args:
+            batch: as the executor has it (``core.requests.batch.Batch``).
+        """
+        now = monotonic()
+        order = self.carried_out
+        for _, entry in batch:
+            order += 1
+            if entry is not None and (record := entry.handle.record) is not None:
+                record.order = order
+                record.agreed = agreed
+                record.started = now
+                record.engine = engine
+        self.carried_out = order
+
+    def ran(self, record: Record | None, engine: str, started: float) -> None:
+        """The process set has carried out one collective without an order of the coordinator."""
+        order = self.carried_out = self.carried_out + 1
+        if record is not None:
+            record.order = order
+            record.agreed = record.started = started
+            record.engine = engine

@@ -1,0 +1,1 @@
+"""``horovod.runner.http``: an import path that scripts use."""

@@ -1,0 +1,62 @@
+"""The server at which ranks find each other, for programs that start the ranks themselves.
+
+Such a program starts the server, gives each process its place (``HOROVOD_RANK`` and so on, from ``get_host_assignments``) and
+the address of the server (``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``), and stops the server when they have ended. The
+server does not speak HTTP, and it admits only processes that have its key: :meth:`RendezvousServer.start` puts the key into
+this process's environment, and processes on other hosts need it as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from horovod.control.rendezvous.server import RendezvousServer as Server
+from horovod.control.secret import decode_secret, encode_secret, make_secret
+from horovod.core.config import SECRET_KEY
+from horovod.runner.hosts.slots import SlotInfo
+
+
+class RendezvousServer:
+    """One job's rendezvous server.
+
+    Args:
+        verbose: accepted for compatibility.
+    """
+
+    def __init__(self, verbose: int = 0) -> None:
+        self._server: Server | None = None
+
+    def start(self, handler_cls: object = None) -> int:
+        """Start the server on all networks of this machine. Returns its port.
+
+        The job's key is taken from the environment (``_HOROVOD_SECRET_KEY``), or made and put there.
+
+        Raises:
+            NotImplementedError: ``handler_cls`` is given.
+            RuntimeError: it runs already.
+        """
+        if handler_cls is not None:
+            raise NotImplementedError(
+                "this rendezvous server has no HTTP handlers; elastic jobs are started by horovodrun"
+            )
+        if self._server is not None:
+            raise RuntimeError("this rendezvous server runs already; make a new one for another job")
+        text = os.environ.setdefault(SECRET_KEY, encode_secret(make_secret()))
+        self._server = Server(decode_secret(text), "0.0.0.0")
+        self._server.start()
+        return self._server.address[1]
+
+    def init(self, host_alloc_plan: Sequence[SlotInfo]) -> None:
+        """Accepted for compatibility: the ranks say themselves how many they are.
+
+        Raises:
+            ValueError: the plan does not give each rank a place.
+        """
+        if sorted(slot.rank for slot in host_alloc_plan) != list(range(len(host_alloc_plan))):
+            raise ValueError(f"the plan must have each rank once, and has {[slot.rank for slot in host_alloc_plan]}")
+
+    def stop(self) -> None:
+        """End the server. Idempotent."""
+        if self._server is not None:
+            self._server.stop()

@@ -1,0 +1,92 @@
+"""Collectives as graphs record them: as bytes, so that a saved graph contains all that a process needs to run it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from horovod.core.lifecycle.process_set import ProcessSet, global_process_set, membership
+from horovod.core.requests.handle import Handle
+
+Outputs = Callable[[], list[Any]]
+"""Makes eager tensors of a collective's results. Called once, after the collective is done."""
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One collective without its tensors. A subclass has the arguments as fields, which msgspec can write and read.
+
+    Its name is part of saved graphs, as are those of the fields.
+
+    Attributes:
+        mismatch: what to add to the error if the ranks disagree on ``Request.alike`` in a graph.
+    """
+
+    @property
+    def mismatch(self) -> str:
+        return ""
+
+    kinds: ClassVar[dict[str, type[Collective]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Collective.kinds[cls.__name__] = cls
+
+    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        """Submit eager tensors to the core. Raises what the core raises.
+
+        Args:
+            awaited: as in :mod:`horovod.core.submission.collectives`.
+        """
+        raise NotImplementedError
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A submission in a graph.
+
+    Attributes:
+        place: the name of the queue of the operation that it belongs to.
+        per_run: how many submissions this operation makes in one run of the graph.
+        line: ``file:line`` of the user's code that made the operation.
+        collective: what is submitted.
+    """
+
+    place: str
+    per_run: int
+    line: str
+    collective: Collective
+
+    def encoded(self) -> bytes:
+        """This submission as bytes."""
+        fields = msgspec.to_builtins(self.collective, enc_hook=_ranks_of)
+        return msgspec.msgpack.encode((self.place, self.per_run, self.line, type(self.collective).__name__, fields))
+
+
+@functools.lru_cache(maxsize=4096)
+def decoded(message: bytes) -> Recorded:
+    """The submission that :meth:`Recorded.encoded` has written, in this process or in the one that saved the graph."""
+    place, per_run, line, kind, fields = msgspec.msgpack.decode(message)
+    return Recorded(place, per_run, line, msgspec.convert(fields, Collective.kinds[kind], dec_hook=_set_of_ranks))
+
+
+class _SetOfRanks(ProcessSet):
+    """The process set that has these ranks when it is used. Its number may differ between processes and jobs."""
+
+    @property
+    def process_set_id(self) -> int | None:  # type: ignore[override]  # not an attribute, because it is looked up
+        return next((number for number, ranks in membership.ranks.items() if ranks == self.ranks), None)
+
+
+def _ranks_of(process_set: Any) -> list[int]:
+    """A process set as its ranks; the global one as none, because it has others in another job."""
+    if process_set is global_process_set:
+        return []
+    if not isinstance(process_set, ProcessSet) or process_set.ranks is None:
+        raise TypeError(f"a graph cannot record {process_set!r}")
+    return process_set.ranks
+
+
+def _set_of_ranks(kind: type[Any], ranks: Any) -> ProcessSet:
+    return _SetOfRanks(ranks) if ranks else global_process_set

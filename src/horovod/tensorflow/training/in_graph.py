@@ -1,0 +1,32 @@
+"""Functions that the operations of a graph call while it exists. A graph that was saved and loaded calls none of them."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+
+import tensorflow as tf
+
+_functions: dict[int, Callable[[], None]] = {}
+_numbers = itertools.count(1)
+
+
+def number(function: Callable[[], None] | None) -> int:
+    """A number for a function, by which the graph that is being built can record it. 0: there is none, or no graph."""
+    if function is None or tf.executing_eagerly():
+        return 0
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        graph = graph.outer_graph
+    own = next(_numbers)
+    _functions[own] = function
+    weakref.finalize(graph, _functions.pop, own, None).atexit = False
+    return own
+
+
+def call(own: int) -> None:
+    """Call the function with this number, if it is one of this process."""
+    function = _functions.get(own)
+    if function is not None:
+        function()

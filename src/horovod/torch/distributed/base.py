@@ -1,0 +1,78 @@
+"""What a group is, whichever of PyTorch's classes it is an instance of."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from horovod.torch.distributed import membership as memberships
+from horovod.torch.distributed.futures import threads
+from horovod.torch.distributed.membership import Membership
+from horovod.torch.distributed.operations import Operations
+from horovod.torch.distributed.point_to_point.operations import PointToPoint
+from horovod.torch.distributed.store import StoreExchange
+from horovod.torch.distributed.submission import Submitter
+
+NAME = "horovod"
+
+
+class Group(Operations, PointToPoint):
+    """A group of ranks: its operations, its time limit and its end. PyTorch's class is the other base of a subclass."""
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def _join(self, store: Any, membership: Membership, timeout: timedelta) -> None:
+        """Begin.
+
+        Args:
+            store: of the group.
+            membership: its place in the runtime.
+            timeout: of its calls.
+        """
+        self._store = store
+        self._submitter = Submitter(membership, timeout.total_seconds())
+
+    def name(self) -> str:
+        return NAME
+
+    getBackendName = _get_backend_name = name
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The time limit of sends and receives. That of collectives is settled when the group is made."""
+        self._submitter.seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def monitored_barrier(self, options: Any = None, wait_all_ranks: bool = False) -> None:
+        """Return when all ranks have called it. It goes through the store, so it works where a collective does not.
+
+        Raises:
+            TimeoutError: some have not within the time limit; the message names them all, on all ranks.
+        """
+        submitter = self._submitter
+        timeout = options if isinstance(options, timedelta) else getattr(options, "timeout", None)
+        given = isinstance(timeout, timedelta) and timeout > timedelta(0)
+        seconds = timeout.total_seconds() if given and timeout is not None else submitter.seconds
+        exchange = StoreExchange(
+            self._store, submitter.index, submitter.size, "torch.distributed.monitored_barrier()", "barriers"
+        )
+        exchange.all_gather("barrier", b"", seconds)
+        exchange.end()
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return False
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The runtime counts the calls of a group itself."""
+
+    def shutdown(self) -> None:
+        """End the group: ``destroy_process_group()`` calls it."""
+        memberships.leave(self._submitter.membership, "it called torch.distributed.destroy_process_group()")
+        if self._submitter.membership.number == 0:
+            threads.end()
+
+    def abort(self) -> None:
+        """Fail what the group has in flight, on all its ranks, and end it."""
+        memberships.abort(self._submitter.membership, "its script aborted the process group")
+        if self._submitter.membership.number == 0:
+            threads.end()

@@ -1,0 +1,168 @@
+"""Futures of PyTorch that are completed when a collective is done.
+
+What waits for a future may be anything: DistributedDataParallel, or a function of the script, which may wait for another
+collective. So futures are completed on threads of their own. A worker thread that ran such a function would wait for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_log = logging.getLogger("horovod.torch")
+
+
+class CompletionThreads:
+    """Threads that call functions, each at once: where all are busy, one more is started. Idle ones end by themselves."""
+
+    _IDLE_SECONDS = 5.0
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: set[threading.Thread] = set()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have ``function`` called on another thread. It must not raise. Never blocks; any thread."""
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+                self._calls.put(function)
+                return
+            thread = threading.Thread(target=self._run, args=(function,), name="horovod-completion", daemon=True)
+            self._threads.add(thread)
+        thread.start()
+
+    def _run(self, function: Callable[[], None] | None) -> None:
+        while function is not None:
+            function()
+            function = None  # it holds tensors
+            with self._lock:
+                self._idle += 1
+            function = self._next()
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+
+    def _next(self) -> Callable[[], None] | None:
+        try:
+            return self._calls.get(timeout=self._IDLE_SECONDS)
+        except queue.Empty:
+            pass
+        with self._lock:
+            if self._idle:  # nobody has counted on this thread
+                self._idle -= 1
+                return None
+        return self._calls.get()
+
+    def end(self) -> None:
+        """End the threads that are idle, and wait for them."""
+        with self._lock:
+            idle, self._idle = self._idle, 0
+            threads = list(self._threads)
+        for _ in range(idle):
+            self._calls.put(None)
+        if idle == len(threads):
+            for thread in threads:
+                if thread is not threading.current_thread():
+                    thread.join(self._IDLE_SECONDS)
+
+
+threads = CompletionThreads()
+
+
+class Origin:
+    """What the calls that a callback makes are named after: the future that it follows, and how many calls came before.
+
+    Callbacks run when a collective is done, on any thread, and between any two calls of the script. So calls that they make
+    cannot be counted together with those of the script.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._count = 0
+
+    def next(self) -> str:
+        """The name of the next call, or of the next thing that follows; the same on all ranks."""
+        self._count += 1
+        return f"{self._path}.{self._count}"
+
+
+class _Present(threading.local):
+    origin: Origin | None = None
+
+
+_present = _Present()
+
+
+def present_origin() -> Origin | None:
+    """That of the callback which the calling thread is in; None in the script itself."""
+    return _present.origin
+
+
+class CollectiveFuture(torch.futures.Future[Any]):
+    """A future whose callbacks make calls under names of their own.
+
+    Args:
+        origin: of its callbacks.
+        devices: those that the values may lie on, other than the CPU.
+    """
+
+    def __init__(self, origin: Origin, devices: Sequence[Any] = ()) -> None:
+        super().__init__(devices=list(devices))
+        self._origin = origin
+        self._devices = devices
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        path = self._origin.next()
+        calls, made = Origin(path), CollectiveFuture(Origin(f"{path}.then"), self._devices)
+
+        def run(_: Any) -> None:
+            before, _present.origin = _present.origin, calls
+            try:
+                made.set_result(callback(self))
+            except Exception as error:
+                _log.debug("a callback of a collective failed: %s", error)
+                made.set_exception(error)
+            finally:
+                _present.origin = before
+
+        self.add_done_callback(run)
+        return made
+
+
+def future_of(
+    then: Callable[[Callable[[], None]], None],
+    outputs: Callable[[], list[torch.Tensor]],
+    origin: Origin | None,
+    devices: Sequence[Any],
+) -> Any:
+    """A future of a collective's outputs, or of the error that ``outputs`` raises.
+
+    Args:
+        then: calls the function that it gets when the collective is done.
+        outputs: returns the outputs; called when the collective is done.
+        origin: of callbacks in Python; None where C++ has asked, which adds none.
+        devices: those that the outputs lie on, other than the CPU.
+    """
+    if origin is None:
+        first: torch.futures.Future[None] = torch.futures.Future(devices=list(devices))
+        # An error that a callback raises is one for C++, too; one that Python sets is not.
+        second = first.then(lambda _: outputs())
+        then(lambda: threads.call(lambda: first.set_result(None)))
+        return second
+    future = CollectiveFuture(origin, devices)
+
+    def complete() -> None:
+        try:
+            future.set_result(outputs())
+        except Exception as error:
+            future.set_exception(error)
+
+    then(lambda: threads.call(complete))
+    return future

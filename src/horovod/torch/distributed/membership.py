@@ -1,0 +1,213 @@
+"""How a process group becomes a process set of the runtime.
+
+The group of all ranks is the global process set. It starts the runtime where that does not run, and then ends it as well,
+unless the script calls ``hvd.init()`` too. A group of some ranks is a process set that its members make alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from horovod.control.failure import RAISED
+from horovod.core.errors import HorovodInternalError
+from horovod.core.lifecycle import context
+from horovod.core.lifecycle.generation import Generation
+from horovod.core.lifecycle.rendezvous import user_secret
+from horovod.core.submission.process_sets_by_members import add_by_members
+from horovod.core.worker.worker import WorkerThread
+from horovod.environments import Identity, identity
+from horovod.environments.horovodrun import HorovodRun
+from horovod.torch.distributed.store import StoreExchange, StoreRendezvous
+
+INIT = 'torch.distributed.init_process_group("horovod")'
+NEW_GROUP = "torch.distributed.new_group()"
+_ABORT_SECONDS = 5.0
+
+
+class Membership(NamedTuple):
+    """A group's place in the runtime.
+
+    Attributes:
+        generation: the runtime that it is a process set of.
+        number: of the process set.
+        worker: of the process set, on this rank.
+        ranks: the global ranks of its members, in the order of the group.
+        store: of the default group.
+    """
+
+    generation: Generation
+    number: int
+    worker: WorkerThread
+    ranks: Sequence[int]
+    store: Any
+
+    def check(self) -> None:
+        """Raise if the runtime that it belongs to has ended; another one may run meanwhile.
+
+        Raises:
+            HorovodInternalError: it has.
+        """
+        if context.running() is not self.generation:
+            raise HorovodInternalError(
+                "the runtime of this process group was shut down, by hvd.shutdown() or the end of the default group. Call "
+                f"torch.distributed.destroy_process_group(), and then {INIT} again."
+            )
+
+
+class _Standing(msgspec.Struct, array_like=True):
+    """What a rank tells the others before the runtime starts.
+
+    Attributes:
+        generation, rank, size: of the runtime that runs in its process; 0, -1 and 0 where none does.
+        launched: its number in a job of horovodrun of as many ranks; -1 if it belongs to none.
+    """
+
+    generation: int
+    rank: int
+    size: int
+    launched: int
+
+
+_decode = msgspec.msgpack.Decoder(_Standing).decode
+
+_stores: WeakKeyDictionary[Generation, Any] = WeakKeyDictionary()
+"""Of the default group, by runtime."""
+
+
+def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Membership:
+    """The membership of the default group. Every rank must call it.
+
+    Raises:
+        ValueError: the runtime runs on some ranks only, or with other numbers; the message is the same on all ranks.
+        TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
+    """
+    exchange = StoreExchange(store, rank, size, INIT)
+    own = msgspec.msgpack.encode(_own_standing(size))
+    standings = [_decode(each) for each in exchange.all_gather("standing", own, time_limit.total_seconds())]
+    _check_alike(standings)
+    if not standings[0].generation:
+        launched_by_us = all(standing.launched == number for number, standing in enumerate(standings))
+        rendezvous = None if launched_by_us else StoreRendezvous(exchange, user_secret(os.environ, needed=False))
+        context.init(
+            identity if launched_by_us else lambda: _identity(rank, size),
+            foundation=context.Foundation(rendezvous, time_limit),
+        )
+    exchange.end()
+    generation = context.current()
+    _stores[generation] = store
+    return Membership(generation, 0, generation.workers[0], list(range(size)), store)
+
+
+def of_some_ranks(
+    store: Any, rank: int, size: int, ranks: Sequence[int], time_limit: timedelta, description: str
+) -> Membership:
+    """The membership of a group of some ranks. Every member must call it, and no other rank.
+
+    Args:
+        rank, size: in the group.
+        ranks: the global ranks of the members, in the order of the group.
+        description: of the group, for errors.
+
+    Raises:
+        TimeoutError, RuntimeError: a member is missing, or could not take part; the message says which and why.
+        HorovodInternalError: the runtime does not run, or the job has failed.
+    """
+    context.running()
+    exchange = StoreExchange(store, rank, size, f"{NEW_GROUP} for {description}")
+
+    def all_gather(subject: str, value: bytes) -> list[bytes]:
+        return exchange.all_gather(subject, value, time_limit.total_seconds())
+
+    number = add_by_members(ranks, all_gather, time_limit)
+    exchange.end()
+    generation = context.current()
+    return Membership(generation, number, generation.workers[number], list(ranks), _stores[generation])
+
+
+def leave(membership: Membership, reason: str) -> None:
+    """End a group on this rank, and so on all of its members. Does nothing if its runtime has ended."""
+    generation, number = membership.generation, membership.number
+    if not context.is_initialized() or context.current() is not generation:
+        return
+    if number == 0:
+        context.release()
+        return
+    if number in generation.workers:
+        try:
+            generation.end_worker(number, reason)
+        except HorovodInternalError:
+            pass  # the job has failed; whoever uses it is told
+
+
+def _own_standing(size: int) -> _Standing:
+    launched = -1
+    if HorovodRun.detect(os.environ):
+        found = identity()
+        launched = found.rank if found.size == size else -1
+    if not context.is_initialized():
+        return _Standing(0, -1, 0, launched)
+    running = context.current()
+    return _Standing(running.generation, running.identity.rank, running.identity.size, launched)
+
+
+def _check_alike(standings: Sequence[_Standing]) -> None:
+    running = [rank for rank, standing in enumerate(standings) if standing.generation]
+    if not running:
+        return
+    advice = "Call hvd.init() on all ranks before it, or on none."
+    if len(running) < len(standings):
+        silent = next(rank for rank in range(len(standings)) if rank not in running)
+        raise ValueError(f"{INIT}: Horovod runs on rank {running[0]} and does not on rank {silent}. {advice}")
+    for rank, standing in enumerate(standings):
+        if standing.size != len(standings):
+            raise ValueError(
+                f"{INIT}: Horovod runs with {standing.size} ranks, and the group has {len(standings)}. Make the group of all "
+                "ranks, and torch.distributed.new_group() for some of them."
+            )
+        if standing.rank != rank:
+            raise ValueError(
+                f"{INIT}: rank {rank} of the group is rank {standing.rank} of the running Horovod. Give the group the same "
+                "numbers: rank=hvd.rank(), world_size=hvd.size()."
+            )
+
+
+def _identity(rank: int, size: int) -> Identity:
+    return Identity(
+        rank=rank,
+        size=size,
+        local_rank=0,
+        local_size=1,
+        cross_rank=0,
+        cross_size=1,
+        hostname=socket.gethostname(),
+        launcher="torch.distributed",
+        job="",
+        placed=False,
+    )
+
+
+def abort(membership: Membership, reason: str) -> None:
+    """Fail what a group has in flight, on all of its members, and end it."""
+    generation, number = membership.generation, membership.number
+    if not context.is_initialized() or context.current() is not generation:
+        return
+    rank = generation.identity.rank
+    if number == 0:
+        generation.watch.report(rank, reason, cause=RAISED)
+        generation.termination.failed.wait(_ABORT_SECONDS)
+        context.shutdown()
+        return
+    worker = generation.workers.pop(number, None)
+    if worker is not None:
+        worker.leave(reason)
+        if not worker.join(_ABORT_SECONDS):
+            worker.abort(HorovodInternalError(f"Horovod: rank {rank} ended the process group: {reason}"))
+            worker.join(_ABORT_SECONDS)
+        worker.close()

@@ -1,0 +1,94 @@
+"""Which message is for which receive: the oldest that fits, in both directions. Pure.
+
+Two messages of one rank with the same tag are received in the order in which they were sent. A receive from any rank takes the
+first message that has arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from horovod.torch.distributed.point_to_point.messages import Envelope
+
+ANY = -1
+"""The source of a receive from any rank."""
+
+Arrived = TypeVar("Arrived")
+Posted = TypeVar("Posted")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a receive takes: messages of a group and a tag, from one rank of the group or from :data:`ANY`."""
+
+    group: int
+    source: int
+    tag: int
+
+    def takes(self, envelope: Envelope) -> bool:
+        return self.source in (ANY, envelope.source)
+
+
+@dataclass
+class _Queue(Generic[Arrived, Posted]):
+    arrived: list[tuple[Envelope, Arrived]] = field(default_factory=list)
+    posted: list[tuple[Wanted, Posted]] = field(default_factory=list)
+
+
+class Matching(Generic[Arrived, Posted]):
+    """Messages that nobody has asked for yet, and receives that nothing has come for yet."""
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[int, int], _Queue[Arrived, Posted]] = {}
+
+    def arrive(self, envelope: Envelope, message: Arrived) -> Posted | None:
+        """The receive that a message is for, which is taken out; None: the message waits for one."""
+        queue = self._queue(envelope.group, envelope.tag)
+        for index, (wanted, posted) in enumerate(queue.posted):
+            if wanted.takes(envelope):
+                del queue.posted[index]
+                self._drop_empty(envelope.group, envelope.tag)
+                return posted
+        queue.arrived.append((envelope, message))
+        return None
+
+    def post(self, wanted: Wanted, receive: Posted) -> tuple[Envelope, Arrived] | None:
+        """The message for a receive, which is taken out; None: the receive waits for one."""
+        queue = self._queue(wanted.group, wanted.tag)
+        for index, (envelope, message) in enumerate(queue.arrived):
+            if wanted.takes(envelope):
+                del queue.arrived[index]
+                self._drop_empty(wanted.group, wanted.tag)
+                return envelope, message
+        queue.posted.append((wanted, receive))
+        return None
+
+    def take_posted(self) -> list[Posted]:
+        """Take out all receives that wait."""
+        found = [posted for queue in self._queues.values() for _, posted in queue.posted]
+        for queue in self._queues.values():
+            queue.posted.clear()
+        return found
+
+    def waiting(self) -> bool:
+        """Whether a receive waits."""
+        return any(queue.posted for queue in self._queues.values())
+
+    def take_arrived(self, group: int) -> list[Arrived]:
+        """Take out all messages of a group that nobody has asked for."""
+        found = []
+        for key in [key for key in self._queues if key[0] == group]:
+            queue = self._queues[key]
+            found += [message for _, message in queue.arrived]
+            queue.arrived.clear()
+            self._drop_empty(*key)
+        return found
+
+    def _queue(self, group: int, tag: int) -> _Queue[Arrived, Posted]:
+        return self._queues.setdefault((group, tag), _Queue())
+
+    def _drop_empty(self, group: int, tag: int) -> None:
+        queue = self._queues[group, tag]
+        if not queue.arrived and not queue.posted:
+            del self._queues[group, tag]

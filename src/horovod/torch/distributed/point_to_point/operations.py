@@ -1,0 +1,71 @@
+"""send and recv of a group, as messages of this process's mailbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from horovod.comm.datatypes import Array
+from horovod.core.requests.handle import Handle
+from horovod.observe.call_site import caller
+from horovod.torch.device.memory import host_memory
+from horovod.torch.distributed.point_to_point.mailbox import Mailbox, mailbox_of
+from horovod.torch.distributed.point_to_point.matching import ANY, Wanted
+from horovod.torch.distributed.point_to_point.messages import Envelope
+from horovod.torch.distributed.point_to_point.receiving import Receive
+from horovod.torch.distributed.submission import Submitter, flat, writes_back
+from horovod.torch.distributed.work import HorovodWork
+
+
+class PointToPoint:
+    """The operations of a group between two ranks. The subclass makes ``_submitter``."""
+
+    _submitter: Submitter
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> HorovodWork:
+        submitter, tensor = self._submitter, _only(tensors)
+        source = flat(tensor).cpu()
+        data = _bytes(source)
+        envelope = Envelope(
+            submitter.membership.number,
+            submitter.index,
+            tag,
+            str(tensor.dtype).removeprefix("torch."),
+            data.size,
+            caller(),
+        )
+        handle = Handle(lambda error, _=source: error)  # type: ignore[misc]  # holds the memory until it is done
+        self._mailbox().send(submitter.membership.ranks[dst], envelope, data, handle)
+        return HorovodWork(handle, host_memory, [tensor], "send", seconds=submitter.seconds)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> HorovodWork:
+        submitter, tensor = self._submitter, _only(tensors)
+        target = flat(tensor)
+        place = target if target.is_cpu else torch.empty_like(target, device="cpu")
+        handle = Handle()
+        receive = Receive(_bytes(place), str(tensor.dtype).removeprefix("torch."), caller(), handle)
+        self._mailbox().receive(Wanted(submitter.membership.number, src, tag), receive)
+        finish = writes_back([tensor], [place])
+        return HorovodWork(handle, host_memory, [tensor], "recv", finish, submitter.seconds)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> HorovodWork:
+        return self.recv(tensors, ANY, tag)
+
+    def _mailbox(self) -> Mailbox:
+        membership = self._submitter.membership
+        membership.check()
+        return mailbox_of(membership.generation, membership.store)
+
+
+def _only(tensors: Any) -> torch.Tensor:
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    (tensor,) = tensors
+    found: torch.Tensor = tensor
+    return found
+
+
+def _bytes(tensor: torch.Tensor) -> Array:
+    """The memory of a flat tensor in host memory."""
+    return tensor.view(torch.uint8).numpy() if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8).numpy()

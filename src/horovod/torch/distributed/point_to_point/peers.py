@@ -1,0 +1,138 @@
+"""Where the ranks of a job receive messages, and connections to those that this one sends to.
+
+A rank listens from its first send or receive on, and says where in the store of the default group. Whoever sends to it looks
+there, on a thread that ends when the connection is made.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from horovod.control.dial import Address, dial_until
+from horovod.control.mesh import own_addresses
+from horovod.core.lifecycle.generation import Generation
+
+_PAUSE_SECONDS = (0.001, 0.1)
+
+
+class Place(msgspec.Struct, array_like=True):
+    """Where a rank receives messages."""
+
+    host: str
+    name: str
+    """Of its Unix socket."""
+    addresses: tuple[str, ...]
+    port: int
+    process_namespace: str
+
+
+_decode = msgspec.msgpack.Decoder(Place).decode
+
+
+class Listening:
+    """This rank's listening sockets.
+
+    Args:
+        generation: the runtime; ranks on this host are reached by Unix sockets.
+        namespace: which processes this one can look at.
+    """
+
+    def __init__(self, generation: Generation, namespace: str) -> None:
+        identity = generation.identity
+        alone = identity.local_size == identity.size
+        self.sockets: list[socket.socket] = []
+        try:
+            tcp = self._open(socket.AF_INET)
+            tcp.bind(("127.0.0.1" if alone else "0.0.0.0", 0))
+            unix = self._open(socket.AF_UNIX)
+            name = f"\0horovod-messages-{os.getpid()}-{secrets.token_hex(8)}"
+            unix.bind(name)
+            for each in self.sockets:
+                each.listen(128)
+        except OSError:
+            self.close()
+            raise
+        addresses = ("127.0.0.1",) if alone else own_addresses(generation.config.network_interfaces)
+        self.place = Place(identity.hostname, name, addresses, tcp.getsockname()[1], namespace)
+
+    def _open(self, family: socket.AddressFamily) -> socket.socket:
+        made = socket.socket(family, socket.SOCK_STREAM)
+        self.sockets.append(made)
+        return made
+
+    def close(self) -> None:
+        for each in self.sockets:
+            each.close()
+
+
+class Directory:
+    """The places of all ranks, in the store of the default group.
+
+    Args:
+        store: of the default group.
+        generation: the runtime; an earlier one may have used the same store.
+    """
+
+    def __init__(self, store: Any, generation: Generation) -> None:
+        self._store = store
+        self._prefix = f"horovod/messages/{generation.secret.hex()[:16]}/{generation.generation}"
+
+    def publish(self, rank: int, place: Place) -> None:
+        self._store.set(f"{self._prefix}/{rank}", msgspec.msgpack.encode(place))
+
+    def look_up(self, rank: int, over: Callable[[], bool]) -> Place | None:
+        """Where ``rank`` receives messages, as soon as it does; None if that comes to be ``over`` before."""
+        pause, longest = _PAUSE_SECONDS
+        key = f"{self._prefix}/{rank}"
+        while not over():
+            if self._store.check([key]):
+                return _decode(self._store.get(key))
+            time.sleep(pause)
+            pause = min(pause * 1.5, longest)
+        return None
+
+
+def connect(
+    directory: Directory,
+    generation: Generation,
+    rank: int,
+    over: Callable[[], bool],
+    made: Callable[[socket.socket | None, Place | None, str], None],
+) -> threading.Thread:
+    """Connect to a rank on a thread, however late it begins to receive. Calls ``made`` there, once, unless it is ``over``.
+
+    Args:
+        made: gets the connection and the rank's place, or why there is none.
+    """
+    identity = generation.identity
+
+    def dial() -> None:
+        try:
+            place = directory.look_up(rank, over)
+            if place is None:
+                return
+            addresses: list[Address] = [(address, place.port) for address in place.addresses]
+            if place.host == identity.hostname:
+                addresses = [place.name, ("127.0.0.1", place.port), *addresses]
+            deadline = time.monotonic() + generation.config.timeout.total_seconds()
+            purpose = str(identity.rank).encode()
+            cancelled = "the process group has ended"
+            connection = dial_until(
+                addresses, generation.secret, purpose, deadline, cancelled=lambda: cancelled if over() else ""
+            )
+            made(connection, place, "")
+        except Exception as error:  # of the store or the network
+            if not over():
+                made(None, None, f"rank {rank} cannot be reached to send to it: {error}")
+
+    thread = threading.Thread(target=dial, name=f"horovod-messages-to-{rank}", daemon=True)
+    thread.start()
+    return thread

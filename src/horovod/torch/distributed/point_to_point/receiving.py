@@ -1,0 +1,200 @@
+"""The receiving half of a mailbox: connections of the ranks that send to this one, and their messages. On its thread."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from horovod.comm.datatypes import Array
+from horovod.comm.shm import cross_memory
+from horovod.comm.spans import address_of
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.core.requests.handle import Handle
+from horovod.torch.distributed.point_to_point.matching import Matching, Wanted
+from horovod.torch.distributed.point_to_point.messages import (
+    Ask,
+    Envelope,
+    Message,
+    Offer,
+    Part,
+    Taken,
+    Whole,
+    decode,
+    encode,
+)
+from horovod.torch.distributed.point_to_point.wire import Wire, is_local, outcome
+
+_READ_AT_ONCE = 1 << 30
+
+
+@dataclass
+class Receive:
+    """A receive that waits for a message, or for the rest of one.
+
+    Attributes:
+        data: where its bytes go.
+        data_type: of the elements, by name.
+        caller: the line of the script that receives.
+        filled: how many bytes are there.
+    """
+
+    data: Array
+    data_type: str
+    caller: str
+    handle: Handle
+    filled: int = 0
+
+
+@dataclass
+class Own:
+    """A message of this process to itself; ``data`` is its bytes, where they lie."""
+
+    envelope: Envelope
+    data: Array
+    handle: Handle
+
+
+@dataclass(eq=False)
+class _Source:
+    """A connection of a rank that sends to this one."""
+
+    rank: int
+    channel: Channel
+    parts: dict[int, Receive] = field(default_factory=dict)
+
+
+_Arrived = tuple[_Source | None, Message | Own]
+
+
+class Receiver:
+    """The messages that have arrived, and the receives that wait."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._matching: Matching[_Arrived, Receive] = Matching()
+        self._sources: list[_Source] = []
+        self._unreadable: set[int] = set()
+
+    def begin(self, wanted: Wanted, receive: Receive) -> None:
+        """Receive a message that has arrived or will."""
+        found = self._matching.post(wanted, receive)
+        if found is not None:
+            self._deliver(found[0], found[1], receive)
+
+    def take_own(self, message: Own) -> None:
+        """Take a message of this process."""
+        self._arrived(message.envelope, (None, message))
+
+    def welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
+        """Take a new connection of a rank."""
+        if rest or not purpose.isdigit():
+            connection.close()
+            return
+        source = _Source(int(purpose), Channel(connection))
+        self._sources.append(source)
+        self._wire.add(source.channel, lambda events: self._serve(source, events))
+
+    def waiting(self) -> bool:
+        """Whether a receive waits."""
+        return self._matching.waiting() or any(source.parts for source in self._sources)
+
+    def close(self) -> list[Handle]:
+        """Close all connections. Returns what was under way."""
+        receives = self._matching.take_posted() + [each for source in self._sources for each in source.parts.values()]
+        for source in self._sources:
+            source.channel.close()
+        return [receive.handle for receive in receives]
+
+    def descriptors(self) -> list[int]:
+        return [source.channel.fileno() for source in self._sources]
+
+    def _serve(self, source: _Source, events: int) -> None:
+        channel = source.channel
+        try:
+            if events & selectors.EVENT_WRITE:
+                channel.flush()
+            for body in channel.receive() if events & selectors.EVENT_READ else ():
+                self._take(source, decode(body))
+            self._wire.watch(channel)
+        except (ChannelClosed, msgspec.DecodeError, KeyError) as error:
+            self._sources.remove(source)
+            handles = [receive.handle for receive in source.parts.values()]
+            self._wire.drop(channel, source.rank, f"the connection for its messages broke ({error})", handles)
+
+    def _take(self, source: _Source, message: Message) -> None:
+        if isinstance(message, Whole | Offer):
+            self._arrived(message.envelope, (source, message))
+        elif isinstance(message, Part):
+            receive = source.parts[message.number]
+            data = np.frombuffer(message.data, np.uint8)
+            if receive.filled + data.size > receive.data.size:
+                raise ChannelClosed("it sent more than it had offered")
+            receive.data[receive.filled : receive.filled + data.size] = data
+            receive.filled += data.size
+            if receive.filled == receive.data.size:
+                del source.parts[message.number]
+                source.channel.send(encode(Taken(message.number)))
+                receive.handle.complete()
+        else:
+            raise ChannelClosed("it sent what only a receiver sends")
+
+    def _arrived(self, envelope: Envelope, arrived: _Arrived) -> None:
+        receive = self._matching.arrive(envelope, arrived)
+        if receive is not None:
+            self._deliver(envelope, arrived, receive)
+
+    def _deliver(self, envelope: Envelope, arrived: _Arrived, receive: Receive) -> None:
+        """Bring a message to the receive that it is for."""
+        source, message = arrived
+        receive.handle.result = envelope.source
+        error = _mismatch(envelope, receive)
+        if isinstance(message, Own):
+            if not error:
+                receive.data[:] = message.data
+            message.handle.complete(outcome(error))
+        elif isinstance(message, Whole) and not error:
+            receive.data[:] = np.frombuffer(message.data, np.uint8)
+        elif isinstance(message, Offer) and source is not None:
+            if not error and not self._read(source, message, receive):
+                source.parts[message.number] = receive
+                self._answer(source, Ask(message.number))
+                return
+            self._answer(source, Taken(message.number, error))
+        receive.handle.complete(outcome(error))
+
+    def _answer(self, source: _Source, message: Message) -> None:
+        try:
+            source.channel.send(encode(message))
+            self._wire.watch(source.channel)
+        except (ChannelClosed, KeyError):
+            pass  # the connection has ended; who reads it finds that, or has found it
+
+    def _read(self, source: _Source, offer: Offer, receive: Receive) -> bool:
+        """Read a message out of the memory of its sender; False if that cannot be done."""
+        if not offer.process or not is_local(source.channel.socket) or source.rank in self._unreadable:
+            return False
+        try:
+            for start in range(0, receive.data.size, _READ_AT_ONCE):
+                length = min(_READ_AT_ONCE, receive.data.size - start)
+                there = np.array([[offer.address + start, length]], np.uintp)
+                here = np.array([[address_of(receive.data) + start, length]], np.uintp)
+                cross_memory.read(offer.process, length, address_of(there), 1, address_of(here), 1)
+        except OSError:
+            self._unreadable.add(source.rank)
+            return False
+        return True
+
+
+def _mismatch(envelope: Envelope, receive: Receive) -> str:
+    """Why a message does not fit a receive; "" if it does."""
+    if envelope.nbytes == receive.data.size and envelope.data_type == receive.data_type:
+        return ""
+    return (
+        f"Mismatched send and recv: rank {envelope.source} of the group sent {envelope.nbytes} bytes of "
+        f"{envelope.data_type} at {envelope.caller} with tag {envelope.tag}, and the receiver has room for "
+        f"{receive.data.size} bytes of {receive.data_type} at {receive.caller}"
+    )

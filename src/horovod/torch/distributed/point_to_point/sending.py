@@ -1,0 +1,177 @@
+"""The sending half of a mailbox: connections to the ranks that this one sends to, and its messages. On its thread."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from horovod.comm.datatypes import Array
+from horovod.comm.spans import address_of
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.core.errors import RankLostError
+from horovod.core.requests.handle import Handle
+from horovod.torch.distributed.point_to_point.messages import (
+    EAGER_BYTES,
+    PART_BYTES,
+    Ask,
+    Envelope,
+    Offer,
+    Part,
+    Taken,
+    Whole,
+    decode,
+    encode,
+)
+from horovod.torch.distributed.point_to_point.peers import Place
+from horovod.torch.distributed.point_to_point.wire import Wire, outcome
+
+
+@dataclass
+class Send:
+    """A message that is under way; ``data`` is its bytes, where they lie."""
+
+    envelope: Envelope
+    data: Array
+    handle: Handle
+    number: int = 0
+    sent: int = 0
+
+
+@dataclass
+class _Peer:
+    """A rank that this one sends to.
+
+    Attributes:
+        channel: None until it is connected.
+        queued: what waits for that.
+        offered: messages that the peer has not taken yet, by number.
+        streaming: those of them that it has asked for.
+    """
+
+    channel: Channel | None = None
+    place: Place | None = None
+    queued: list[Send] = field(default_factory=list)
+    offered: dict[int, Send] = field(default_factory=dict)
+    streaming: deque[Send] = field(default_factory=deque)
+
+
+class Sender:
+    """The messages that are sent.
+
+    Args:
+        namespace: which processes this one can look at; ranks with the same one may read its memory.
+        connect: begins to connect to a rank; :meth:`connected` follows.
+    """
+
+    def __init__(self, wire: Wire, namespace: str, connect: Callable[[int], None]) -> None:
+        self._wire = wire
+        self._namespace = namespace
+        self._connect = connect
+        self._peers: dict[int, _Peer] = {}
+        self._numbers = 0
+
+    def begin(self, rank: int, send: Send) -> None:
+        """Send a message to a rank."""
+        peer = self._peers.get(rank)
+        if peer is None:
+            peer = self._peers[rank] = _Peer()
+            self._connect(rank)
+        if peer.channel is None:
+            peer.queued.append(send)
+        else:
+            self._transmit(rank, peer, send)
+
+    def connected(self, rank: int, connection: socket.socket | None, place: Place | None, why: str) -> None:
+        """Take the connection to a rank; None, and why, if there will be none."""
+        peer = self._peers[rank]
+        queued, peer.queued = peer.queued, []
+        if connection is None:
+            del self._peers[rank]
+            for send in queued:
+                send.handle.complete(RankLostError(f"Horovod: {why}", ranks=[rank], reason=why))
+            return
+        peer.channel, peer.place = Channel(connection), place
+        self._wire.add(peer.channel, lambda events: self._serve(rank, peer, events))
+        for send in queued:
+            self._transmit(rank, peer, send)
+
+    def busy(self) -> bool:
+        """Whether a message is under way."""
+        return any(peer.queued or peer.offered for peer in self._peers.values())
+
+    def close(self) -> list[Handle]:
+        """Close all connections. Returns what was under way."""
+        sends = [send for peer in self._peers.values() for send in [*peer.queued, *peer.offered.values()]]
+        for peer in self._peers.values():
+            if peer.channel is not None:
+                peer.channel.close()
+        return [send.handle for send in sends]
+
+    def descriptors(self) -> list[int]:
+        return [peer.channel.fileno() for peer in self._peers.values() if peer.channel is not None]
+
+    def _transmit(self, rank: int, peer: _Peer, send: Send) -> None:
+        channel, place = peer.channel, peer.place
+        if channel is None or place is None:  # it has been lost meanwhile
+            self.begin(rank, send)
+            return
+        self._numbers += 1
+        send.number = self._numbers
+        peer.offered[send.number] = send
+        try:
+            if send.data.size <= EAGER_BYTES:
+                channel.send(encode(Whole(send.envelope, send.data.tobytes())))
+                self._wire.watch(channel)
+                peer.offered.pop(send.number).handle.complete()
+                return
+            visible = bool(self._namespace) and place.process_namespace == self._namespace
+            process = os.getpid() if visible else 0
+            channel.send(encode(Offer(send.envelope, send.number, process, address_of(send.data))))
+            self._wire.watch(channel)
+        except ChannelClosed as error:
+            self._drop(rank, peer, channel, str(error))
+
+    def _serve(self, rank: int, peer: _Peer, events: int) -> None:
+        channel = peer.channel
+        if channel is None:
+            return
+        try:
+            if events & selectors.EVENT_WRITE:
+                channel.flush()
+            for body in channel.receive() if events & selectors.EVENT_READ else ():
+                self._take(peer, body)
+            self._stream(peer, channel)
+            self._wire.watch(channel)
+        except (ChannelClosed, msgspec.DecodeError, KeyError) as error:
+            self._drop(rank, peer, channel, str(error))
+
+    def _take(self, peer: _Peer, body: bytes) -> None:
+        message = decode(body)
+        if isinstance(message, Taken):
+            peer.offered.pop(message.number).handle.complete(outcome(message.error))
+        elif isinstance(message, Ask):
+            peer.streaming.append(peer.offered[message.number])
+        else:
+            raise ChannelClosed("it sent what only a sender sends")
+
+    def _stream(self, peer: _Peer, channel: Channel) -> None:
+        """Send parts of what the peer has asked for, as much as the socket takes."""
+        while peer.streaming and not channel.wants_write:
+            send = peer.streaming[0]
+            part = send.data[send.sent : send.sent + PART_BYTES]
+            channel.send(encode(Part(send.number, part.tobytes())))
+            send.sent += part.size
+            if send.sent == send.data.size:
+                peer.streaming.popleft()
+
+    def _drop(self, rank: int, peer: _Peer, channel: Channel, why: str) -> None:
+        self._peers.pop(rank, None)
+        peer.channel = None
+        handles = [send.handle for send in peer.offered.values()]
+        self._wire.drop(channel, rank, f"the connection for messages to it broke ({why})", handles)

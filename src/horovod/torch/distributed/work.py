@@ -1,0 +1,139 @@
+"""What a call of an operation returns to PyTorch: something to wait for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from horovod.core.errors import CollectiveTimeoutError
+from horovod.core.requests.handle import Handle
+from horovod.torch.device.base import Memory
+from horovod.torch.distributed.futures import Origin, future_of
+
+Finish = Callable[[Handle], None]
+"""Called once when the collective is done, to bring its results to the tensors of the caller."""
+
+_NO_LIMIT = timedelta(0)
+"""PyTorch's value for a wait that has no limit of its own."""
+
+
+class HorovodWork(dist.Work):
+    """One call of an operation. PyTorch's C++ code calls ``wait`` and ``get_future`` alone; Python code may call all methods.
+
+    Args:
+        handle: of the collective.
+        memory: of its tensors.
+        outputs: the tensors that the caller finds the results in.
+        what: the operation, for errors.
+        finish: None where the results are in place when the collective is done.
+        seconds: how long :meth:`wait` waits if it is not told; -1: as long as the runtime allows.
+        origin: of what follows its future, where Python code has made the call.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        memory: Memory,
+        outputs: Sequence[torch.Tensor],
+        what: str,
+        finish: Finish | None = None,
+        seconds: float = -1,
+        origin: Callable[[], Origin] | None = None,
+    ) -> None:
+        super().__init__()
+        self._handle = handle
+        self._memory = memory
+        self._outputs = list(outputs)
+        self._what = what
+        self._finish = finish
+        self._seconds = seconds
+        self._origin = origin
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Return True when the results are in the outputs; on a device, when later work of the current stream will find them.
+
+        Raises:
+            HorovodInternalError: the collective failed. The text names the ranks, the group's call and the lines.
+            CollectiveTimeoutError: it was not done within ``timeout``. It goes on, and may be waited for again.
+        """
+        seconds = timeout.total_seconds() or self._seconds
+        try:
+            self._handle.wait(seconds)
+        except TimeoutError:
+            raise CollectiveTimeoutError(
+                f"{self._what} was not done within {seconds:g} seconds: another rank has not called it yet, or is slow. The "
+                "tensors are still in use."
+            ) from None
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Bring the results of a collective that is done to the outputs."""
+        self._memory.arrive(self._handle)
+        if self._finish is None and self._failure is None:
+            return
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                try:
+                    with torch.no_grad():
+                        finish(self._handle)
+                except Exception as error:
+                    self._failure = error
+        if self._failure is not None:
+            raise self._failure
+
+    def _results(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> Any:
+        """A ``torch.futures.Future`` of the outputs."""
+        if self._future is None:
+            devices = list({tensor.device for tensor in self._outputs if not tensor.is_cpu})
+            origin = None if self._origin is None else self._origin()
+            self._future = future_of(self._handle.then, self._results, origin, devices)
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return or raise at once."""
+        if not self._handle.done():
+            self._handle.leave_to_worker()
+            return False
+        if self._handle.error is None:
+            try:
+                self._settle()
+            except Exception:
+                return True  # wait() raises it
+            return self._memory.arrived(self._handle)
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it is done and has not failed."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Why it failed; None if it has not."""
+        return self._handle.error or self._failure
+
+    def result(self) -> list[torch.Tensor]:
+        """The outputs, after a wait for them."""
+        return self._results()
+
+    def synchronize(self) -> None:
+        """As :meth:`wait`."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The rank in the group that a received tensor came from; -1 for other operations."""
+        return int(self._handle.result) if self._what == "recv" else -1
+
+    _source_rank = source_rank

@@ -1,0 +1,416 @@
+"""Process groups of the back end from their beginning to their end, beside hvd.* in one process, and what is wrong is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from process_groups import run_in_group, start_in_group
+from ranks import RankPool
+
+Ranks = Callable[..., RankPool]
+
+
+def test_a_group_needs_nothing_but_its_store_and_leaves_nothing(ranks: Ranks) -> None:
+    def check() -> None:
+        import torch.distributed as dist
+
+        import horovod.torch as hvd
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()) == (rank, size, rank, size)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).get_future().wait()
+        for work in [dist.isend(tensor, (rank + 1) % size), dist.irecv(torch.zeros(3), (rank - 1) % size)]:
+            work.wait()
+        dist.destroy_process_group(dist.new_group(list(range(size))))
+        dist.destroy_process_group()
+        assert not hvd.is_initialized()
+
+    pool = ranks(3, framework="torch")
+    run_in_group(pool, check, by_store=True)
+    with pool.leaves_nothing():
+        for _ in range(2):
+            run_in_group(pool, check, by_store=True)
+            run_in_group(pool, check)
+
+
+@pytest.mark.parametrize("by_store", [False, True])
+@pytest.mark.parametrize("first", ["hvd", "dist"])
+def test_hvd_and_dist_share_the_runtime(ranks: Ranks, first: str, by_store: bool) -> None:
+    """In either order; and the runtime that the script has asked for outlives the group."""
+
+    def check(first: str, launched: list[dict[str, str]]) -> None:
+        import torch.distributed as dist
+
+        import horovod.torch as hvd
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if first == "hvd":  # destroy the group, and make it again with Horovod running
+            store = dist.distributed_c10d._get_default_store()
+            dist.destroy_process_group()
+            os.environ.update(launched[rank])
+            hvd.init()
+            dist.init_process_group("horovod", store=store, rank=rank, world_size=size)
+        else:
+            hvd.init()
+        for turn in range(3):
+            assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size, size]
+            handle = hvd.allreduce_async(torch.full((2,), float(turn)), name="x")
+            work = dist.all_reduce(one := torch.ones(4), async_op=True)
+            assert hvd.synchronize(handle).tolist() == [turn, turn]
+            work.wait()
+            assert one.tolist() == [size] * 4
+        dist.destroy_process_group()
+        assert hvd.is_initialized() and hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+        hvd.shutdown()
+
+    def variables() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if "HOROVOD" in name}
+
+    pool = ranks(2, framework="torch")
+    run_in_group(pool, check, first, pool.run(variables), by_store=by_store)
+
+
+def test_groups_of_some_ranks(ranks: Ranks) -> None:
+    """Several at once, of one rank and of all, in their own order of calls; one that is destroyed says so."""
+
+    def check() -> None:
+        import torch.distributed as dist
+
+        from horovod.torch import HorovodInternalError
+
+        rank = dist.get_rank()
+        pairs = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([2, 0])]
+        alone = [dist.new_group([of]) for of in range(3)][rank]
+        every = dist.new_group()
+        mine = [group for group in pairs if group is not dist.GroupMember.NON_GROUP_MEMBER]
+        works = []
+        for group in mine if rank % 2 else mine[::-1]:
+            tensor = torch.full((1000,), float(rank))
+            works.append((dist.all_reduce(tensor, group=group, async_op=True), tensor, group))
+        for work, tensor, group in works:
+            work.wait()
+            assert tensor[0].item() == sum(dist.get_process_group_ranks(group))
+        single, whole = torch.ones(2), torch.ones(2)
+        dist.all_reduce(single, group=alone)
+        dist.all_reduce(whole, group=every)
+        assert single.tolist() == [1.0, 1.0] and whole.tolist() == [3.0, 3.0]
+        low = torch.tensor([float(rank)])
+        for group in mine:
+            dist.broadcast(low, max(dist.get_process_group_ranks(group)), group=group)
+        dist.destroy_process_group(every)
+        try:
+            every.allreduce([torch.ones(1)])
+        except (HorovodInternalError, ValueError):
+            pass
+        else:
+            raise AssertionError("a group that was destroyed took a call")
+        dist.barrier()
+
+    run_in_group(ranks(3, framework="torch"), check)
+
+
+def test_init_again_and_again(ranks: Ranks) -> None:
+    def check() -> None:
+        import torch.distributed as dist
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        store = dist.distributed_c10d._get_default_store()
+        for turn in range(3):
+            dist.destroy_process_group()
+            dist.init_process_group("horovod", store=store, rank=rank, world_size=size)
+            tensor = torch.full((2,), float(turn))
+            dist.all_reduce(tensor)
+            assert tensor.tolist() == [size * turn] * 2
+            received = torch.zeros(1)
+            dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(received, 0)
+            group = dist.new_group([0, 1])
+            dist.barrier(group)
+
+    run_in_group(ranks(2, framework="torch"), check, by_store=True)
+
+
+def test_who_is_missing_is_named(ranks: Ranks) -> None:
+    """At the beginning, in a group of some, in monitored_barrier()."""
+
+    def alone(path: str) -> str:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        import horovod.torch  # noqa: F401
+
+        try:
+            dist.init_process_group(
+                "horovod", store=dist.FileStore(path, 2), rank=0, world_size=2, timeout=timedelta(seconds=1)
+            )
+        except TimeoutError as error:
+            return str(error)
+        finally:
+            dist.distributed_c10d._world.group_count = (
+                0  # PyTorch would take another name for the next group here alone
+            )
+        return "no error"
+
+    def check() -> None:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        rank = dist.get_rank()
+        if rank == 0:
+            for call in (
+                lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=0.5)),  # type: ignore[union-attr]
+                lambda: dist.new_group([0, 1], timeout=timedelta(seconds=0.5)),
+            ):
+                try:
+                    call()
+                except TimeoutError as error:
+                    assert "rank 1 of 2 did not call" in str(error), error
+                else:
+                    raise AssertionError("nobody is missing")
+
+    pool = ranks(2, framework="torch")
+    with tempfile.TemporaryDirectory() as folder:
+        (told,) = pool.run(alone, f"{folder}/store", ranks=[0])
+    assert 'rank 1 of 2 did not call torch.distributed.init_process_group("horovod") within 1 seconds' in told
+    run_in_group(pool, check)
+
+
+def test_ranks_that_contradict_each_other_are_told(ranks: Ranks) -> None:
+    """Horovod runs on some ranks only, or with other numbers: all raise the same, and nothing has begun."""
+
+    def check(path: str, how: str) -> str:
+        import os
+
+        import torch.distributed as dist
+
+        import horovod.torch as hvd
+        from horovod.core import config
+
+        rank = int(os.environ[config.RANK])
+        hvd.init()
+        if how == "numbers":
+            rank = 1 - rank
+        elif rank == 0:
+            hvd.shutdown()
+        try:
+            dist.init_process_group("horovod", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+        except ValueError as error:
+            return str(error)
+        finally:
+            hvd.shutdown()
+        return "no error"
+
+    pool = ranks(2, framework="torch")
+    for how, expected in (
+        ("numbers", "rank 0 of the group is rank 1 of the running Horovod"),
+        ("some", "Horovod runs on rank 1 and does not on rank 0"),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            told = pool.run(check, f"{folder}/store", how)
+        assert all(expected in each for each in told), told
+
+
+def test_calls_that_do_not_fit_are_told_with_their_lines(ranks: Ranks) -> None:
+    """Other shapes, types and operations, also inside of DDP's backward pass; the group can be used afterwards."""
+
+    def check() -> list[str]:
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        rank, one = dist.get_rank(), lambda: torch.ones(5)
+        told = []
+        trained = DistributedDataParallel(torch.nn.Linear(8, 8))
+        for _ in range(3):
+            trained(torch.ones(2, 8)).sum().backward()
+        calls: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+            (lambda: dist.all_reduce(torch.ones(50)), lambda: dist.all_reduce(torch.ones(100))),
+            (lambda: dist.all_reduce(torch.ones(5)), lambda: dist.broadcast(torch.ones(5), 0)),
+            (lambda: dist.barrier(), lambda: dist.all_reduce(torch.ones(5, dtype=torch.int32))),
+            (lambda: dist.broadcast(torch.ones(5), 0), lambda: dist.broadcast(torch.ones(5), 1)),
+            (lambda: dist.gather(one(), [one(), one()], 0), lambda: dist.gather(one(), [one(), one()], 1)),
+            (lambda: trained(torch.ones(2, 8)).sum().backward(), lambda: dist.all_reduce(torch.ones(100))),
+        ]  # fmt: skip
+        for pair in calls:
+            try:
+                pair[rank]()
+            except RuntimeError as error:
+                told.append(str(error))
+            else:
+                told.append("no error")
+        dist.all_reduce(last := torch.ones(1))
+        assert last.item() == 2.0
+        return told
+
+    told = run_in_group(ranks(2, framework="torch"), check)
+    for each in told:
+        shapes, operations, barrier, root, gathered, inside = each
+        assert "[50]" in shapes and "[100]" in shapes and shapes.count("test_distributed_groups.py:") == 2, shapes
+        assert "One rank did an ALLREDUCE, but another rank did an BROADCAST" in operations, operations
+        assert "sent 0 tensors" in barrier, barrier
+        assert "Mismatched BROADCAST root ranks" in root and "Mismatched ALLTOALL root ranks" in gathered
+        assert "[72]" in inside and "[100]" in inside and inside.count("test_distributed_groups.py:") >= 2, inside
+
+
+def test_a_call_that_a_rank_never_makes_ends_by_the_time_limit(ranks: Ranks) -> None:
+    def check() -> str:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        from horovod.core.errors import CollectiveTimeoutError
+
+        if dist.get_rank() == 1:
+            time.sleep(3)
+            return "slept"
+        work = dist.all_reduce(torch.ones(5), async_op=True)
+        try:
+            work.wait(timedelta(seconds=0.1))
+        except CollectiveTimeoutError as error:
+            assert "was not done within 0.1 seconds" in str(error)
+        try:
+            work.wait()
+        except CollectiveTimeoutError as error:
+            return str(error)
+        return "no error"
+
+    told, _ = run_in_group(ranks(2, framework="torch"), check, timeout=1.5)
+    assert "rank 1" in told and "test_distributed_groups.py" in told, told
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("where", ["ddp", "recv", "send"])
+def test_a_lost_rank_is_named(ranks: Ranks, how: signal.Signals, where: str) -> None:
+    def check(where: str) -> str:
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        rank = dist.get_rank()
+        dist.all_reduce(torch.ones(1))
+        received = torch.zeros(1_000_000)
+        if where != "ddp":  # the connections are there
+            dist.send(received, 1 - rank) if rank == 0 else dist.recv(received, 1 - rank)
+            dist.recv(received, 1 - rank) if rank == 0 else dist.send(received, 1 - rank)
+        trained = DistributedDataParallel(torch.nn.Linear(8, 8))
+        print("ready", flush=True)
+        try:
+            for _ in range(1_000_000):
+                if where == "ddp":
+                    trained(torch.ones(2, 8)).sum().backward()
+                elif rank == 1:
+                    time.sleep(100)
+                elif where == "recv":
+                    dist.recv(received, 1)
+                else:
+                    dist.send(received, 1)
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+    from horovod.core import config
+
+    pool = ranks(2, env={config.TIMEOUT_SECONDS: "3"}, framework="torch")
+    call = start_in_group(pool, check, where)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not all("ready" in pool.output(rank) for rank in range(2)):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    pool.kill(1, how)
+    if how is signal.SIGSTOP:
+        time.sleep(8)
+        pool.kill(1, signal.SIGKILL)
+    told, _ = call.results(60.0, dies={1})
+    assert "rank 1" in told and ("killed" in told or "stopped" in told), told
+
+
+def test_abort_ends_what_is_in_flight_on_all_ranks(ranks: Ranks) -> None:
+    def check() -> str:
+        import torch.distributed as dist
+
+        from horovod.torch import HorovodInternalError
+
+        rank = dist.get_rank()
+        part = dist.new_group([0, 1])
+        for group in (part, None):
+            if rank == 0:
+                work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+                try:
+                    work.wait()
+                except HorovodInternalError as error:
+                    told = str(error)
+                    assert "rank 1" in told and "aborted the process group" in told, told
+            else:
+                time.sleep(0.5)
+                dist.distributed_c10d._abort_process_group(group)
+        return "told"
+
+    run_in_group(ranks(2, framework="torch"), check)
+
+
+def test_the_form_of_the_next_pytorch_takes_the_same_calls(ranks: Ranks) -> None:
+    """A Backend in place of a ProcessGroup. Before 2.15 it cannot be derived from, so a plain class stands for it."""
+
+    def check() -> None:
+        import importlib
+        from datetime import timedelta
+        from types import SimpleNamespace
+
+        import torch.distributed as dist
+
+        from horovod.torch.distributed import backend, membership
+
+        class Base:
+            def __init__(self, rank: int, size: int) -> None:
+                self.place = rank, size
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        own: Any = dist.group.WORLD
+        c10d: Any = torch._C._distributed_c10d
+        original, c10d.Backend = c10d.Backend, Base
+        try:
+            made = importlib.reload(backend)
+            assert made.AVAILABLE
+            options = SimpleNamespace(
+                store=own.get_group_store(), group_rank=rank, group_size=size, timeout=timedelta(seconds=30)
+            )
+            found = membership.of_some_ranks(
+                dist.PrefixStore("other", options.store), rank, size, list(range(size)), options.timeout, "all"
+            )
+            group = made.HorovodBackend(options, found)
+            assert group.place == (rank, size) and group.name() == "horovod"
+            tensor, gathered = torch.ones(3), torch.zeros(3 * size)
+            group.allreduce([tensor], dist.distributed_c10d.AllreduceOptions()).wait()
+            group.all_gather_single(gathered, tensor, dist.distributed_c10d.AllgatherOptions()).wait()
+            assert gathered.tolist() == [float(size)] * 3 * size
+            group.monitored_barrier(timedelta(seconds=20))
+            group.shutdown()
+        finally:
+            c10d.Backend = original
+            importlib.reload(backend)
+
+    run_in_group(ranks(2, framework="torch"), check)
+
+
+def test_several_back_ends_in_one_group_are_refused_where_pytorch_would_leave_one_out(ranks: Ranks) -> None:
+    def check() -> None:
+        import torch.distributed as dist
+
+        for backends in ("cpu:horovod,cuda:gloo", "cpu:gloo,cuda:horovod"):
+            try:
+                dist.new_group(backend=backends)
+            except ValueError as error:
+                assert f'backend="{backends}"' in str(error) and "PyTorch 2.15" in str(error)
+            else:
+                raise AssertionError("one of the two was left out")
+
+    run_in_group(ranks(2, framework="torch"), check)

@@ -1,0 +1,35 @@
+"""What is compared between ranks: numbers of optimizers, and the first elements of some parameters."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod._models.guard import ELEMENTS, digests, labels, numbers, some
+
+
+def test_numbers_flags_and_missing_values_are_compared() -> None:
+    found = numbers(
+        {"momentum": 0.9, "nesterov": True, "clipnorm": None, "name": "sgd", "schedule": object(), "steps": 3}
+    )
+    assert found == {"momentum": "0.9", "nesterov": "True", "clipnorm": "None", "steps": "3"}
+
+
+@given(st.integers(0, 1000))
+def test_some_parameters_are_from_all_parts_of_the_model(count: int) -> None:
+    chosen = some(range(count))
+    assert len(chosen) <= 64 and (count == 0 or chosen[0] == 0)
+    assert all(after - before <= count // 64 + 1 for before, after in itertools.pairwise(chosen))
+    assert count > 64 or chosen == list(range(count))
+
+
+def test_digests_are_of_the_first_elements() -> None:
+    one, two = np.arange(12.0).reshape(3, 4), np.arange(12.0).reshape(3, 4)
+    assert digests([one, np.zeros(0)]) == digests([two, np.zeros(0)])
+    two[0, ELEMENTS - 1] += 1e-9
+    changed = digests([two])["parameter 0"]
+    assert changed != digests([one])["parameter 0"] and changed.startswith("begins with 0 (")
+    assert list(digests([one, two])) == labels(2)

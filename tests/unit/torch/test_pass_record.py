@@ -1,0 +1,51 @@
+"""What follows from the records of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.core.errors import MismatchError
+from horovod.torch.optimizer.pass_record import PassRecord, TouchedGradients, as_bytes, as_mask, conclude, decode
+
+TOLD = st.builds(
+    TouchedGradients,
+    st.sampled_from(["a", "b", "c"]),
+    st.just(3),
+    st.just(12),
+    st.integers(0, 2**12 - 1).map(as_bytes),
+    st.integers(0, 2**12 - 1).map(as_bytes),
+    st.booleans(),
+    st.sampled_from([0, 5]),
+)
+RECORD = st.lists(TOLD, max_size=3, unique_by=lambda each: each.name).map(lambda told: PassRecord(tuple(told)))
+RECORDS = st.dictionaries(st.integers(0, 7), RECORD, min_size=1, max_size=4)
+
+
+@given(RECORDS)
+def test_what_any_rank_has_touched_is_reduced_and_every_rank_finds_the_same(records: dict[int, PassRecord]) -> None:
+    found = conclude(records)
+    shuffled = dict(sorted(records.items(), reverse=True))
+    assert [*conclude(shuffled).items()] == [*found.items()]
+    for name, conclusion in found.items():
+        told = [each for record in records.values() for each in record.optimizers if each.name == name]
+        for bit in range(12):
+            assert bool(conclusion.touched >> bit & 1) == any(as_mask(each.touched) >> bit & 1 for each in told)
+        assert conclusion.final == (len(told) == len(records) and all(each.final for each in told))
+        assert conclusion.alike == (len({each.held for each in told}) == 1)
+    assert {*found} == {each.name for record in records.values() for each in record.optimizers}
+
+
+@given(RECORD)
+def test_a_record_arrives_as_it_was_sent(record: PassRecord) -> None:
+    assert decode(record.encode()) == record
+
+
+def test_ranks_at_different_steps_are_named_with_their_counts() -> None:
+    def at(steps: int) -> PassRecord:
+        return PassRecord((TouchedGradients("DistributedOptimizer.a.1", steps, 2, b"\3"),))
+
+    with pytest.raises(MismatchError, match="ranks 0, 2 have made 4 steps, rank 1 has made 1 step") as raised:
+        conclude({0: at(4), 1: at(1), 2: at(4)})
+    assert raised.value.ranks == (0, 1, 2)
