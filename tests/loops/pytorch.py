@@ -79,7 +79,7 @@ def values_of(parts: nn.Module | Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 @contextmanager
-def _in_float64() -> Iterator[None]:
+def in_float64() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -95,6 +95,6 @@ def both_sides(train: Callable[[TorchSide], Any]) -> tuple[Outcome | None, Outco
     def loop(side: TorchSide) -> Iterator[Any]:
         return values_of(train(side))
 
-    with _in_float64():
+    with in_float64():
         alone = outcome(loop, TorchSide(0, size, False)) if rank == 0 else None
         return alone, outcome(loop, TorchSide(rank, size, True), end=hvd.shutdown)

@@ -66,7 +66,8 @@ class AdasumPasses(DistributedPart):
 
     def zero_grad(self) -> None:
         if is_initialized():
-            self.look_again()
+            self.adopt_changes()
+            self.hear_all()
             self.prepare()
         if self.phase is Phase.FILLING and any(bucket.waiting != len(bucket.slots) for bucket in self.buckets):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
@@ -135,7 +136,8 @@ class AdasumPasses(DistributedPart):
     def send_all(self) -> BaseException | None:
         """Send all buckets that are not sent. Returns the first error."""
         error: BaseException | None = None
-        self.look_again()
+        self.adopt_changes()
+        self.hear_all()
         self.prepare()
         for bucket in self.buckets:
             if bucket.open:

@@ -45,10 +45,9 @@ class Slot:
         passes: with Adasum, how many backward passes must still add to the gradient until it is ready. 0: it is ready.
         version: PyTorch's count of changes to the gradient (``_version``) when it was last sent, or when a backward pass last
             added to it and kept it on this rank.
-        place: the address of PyTorch's C++ tensor of the gradient, then.
+        place: the address of PyTorch's C++ tensor of the gradient, then or at the last step.
         sparse: whether the gradient is sparse on some rank.
         aside: the older part of the gradient, which is reduced already, while a newer part is reduced apart from it.
-        old: the place and version of the gradient that the last step has used.
         memory: what a compressor keeps for this parameter from step to step.
     """
 
@@ -59,7 +58,6 @@ class Slot:
         "hook",
         "memory",
         "name",
-        "old",
         "parameter",
         "passes",
         "place",
@@ -78,7 +76,6 @@ class Slot:
         self.place = 0
         self.sparse = False
         self.aside: torch.Tensor | None = None
-        self.old = (0, 0)
         self.memory: dict[str, Any] = {}
 
 

@@ -49,6 +49,10 @@ _OTHER_SETTINGS = (
     "The parameter {name!r} belongs to a DistributedOptimizer that was made later, too, and reduces with other settings. "
     "Delete that optimizer before you step with this one."
 )
+_CHANGED_AFTER_ADDED = (
+    "The parameter {name!r} was put into the optimizer after its last zero_grad() or step(), backward() has reached no older "
+    "one since then, and the gradient was changed before it was reduced. Call optimizer.zero_grad() after replacing parameters."
+)
 _LEFT_OUT = (
     "The parameter {name!r} has a gradient, but belongs to no DistributedOptimizer, so the gradient is this rank's own. If it "
     "is clipped together with the others, as by clip_grad_norm_(model.parameters()), every rank clips by another norm. Freeze "
@@ -153,12 +157,12 @@ class GradientReduction(GradientRounds):
             other._rest()
         if self._keeps_aside:
             for slot in self.slots.values():
-                gradient = slot.parameter.grad
-                slot.old = (0, 0) if gradient is None else (gradient._cdata, gradient._version)
+                slot.place = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
 
     def zero_grad(self) -> None:
         if is_initialized():
-            self.look_again()
+            self.adopt_changes()
+            self.hear_all()
             self.prepare()
         if self.under_way or (self._passes and not self._stays_local):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
@@ -184,7 +188,11 @@ class GradientReduction(GradientRounds):
 
     def complete(self) -> None:
         """Reduce all gradients that are not reduced: those of local passes, and those that were set by hand."""
-        self.look_again()
+        for slot in self.adopt_changes():
+            gradient = slot.parameter.grad
+            if gradient is not None and gradient._version:
+                self._error = self._error or AssertionError(_CHANGED_AFTER_ADDED.format(name=slot.name))
+        self.hear_all()
         self.prepare()
         if not self.communicates():
             return

@@ -19,6 +19,11 @@ _REMOVED = (
     "A hook of the script has removed the gradient of {name!r} inside backward(), before it could be reduced. Step and remove "
     "gradients after backward() has returned."
 )
+_REPLACED = (
+    "The gradient of {name!r} was replaced after a step, and no backward pass has reached it since. It may be reduced already "
+    "or this rank's own, and with this op or compression it must not be reduced twice. Call optimizer.zero_grad() before you "
+    "set gradients."
+)
 _AFTER_JOIN = (
     "backward() has added to the reduced gradient of {name!r} while some ranks have joined (hvd.join()), whose part of the "
     "average would be missing. Call optimizer.zero_grad() before each backward pass, or run all passes but the last inside "
@@ -39,6 +44,10 @@ class GradientRounds(GradientPasses):
         joins = running().joins
         if self._joins != joins:  # until then ranks may have made different numbers of steps
             self._joins, self._steps = joins, 0
+        new = self.adopt_changes()
+        if new:  # backward has reached them before they had hooks
+            self.prepare()
+            self._touched |= sum(slot.bit for slot in new if slot.parameter.grad is not None)
         for slot in self._in(self._touched & (self._local | self._unsent())):
             self._check_kept(slot)
         touched = self._touched | (self._set_by_hand() if final else 0)
@@ -68,11 +77,19 @@ class GradientRounds(GradientPasses):
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
 
     def _set_by_hand(self) -> int:
-        """The gradients that no backward pass has touched since the last step, and that may be this rank's own."""
+        """The gradients that no backward pass has touched since the last step, and that may be this rank's own.
+
+        One that is reduced already, and was not discarded since, may be averaged again: it is the same on all ranks. It must
+        not be summed again. Changes of it are trusted; a new tensor may be anything, so it is refused.
+        """
         found = 0
         for slot in self._in(self._all() & ~(self._touched | self._named | self._covered)):
             gradient = slot.parameter.grad
-            if gradient is None or (self._keeps_aside and slot.old == (gradient._cdata, gradient._version)):
+            if gradient is None:
+                continue
+            if self._keeps_aside and slot.bit & self._reduced:
+                if slot.place != gradient._cdata:
+                    self._error = self._error or AssertionError(_REPLACED.format(name=slot.name))
                 continue
             found |= slot.bit
         return found

@@ -140,11 +140,17 @@ class OptimizerParameters(ABC):
             self._listen()
             self._cut()
 
-    def look_again(self) -> None:
-        """Adopt parameters that the script has put into a group or taken out of it, and hear of all. Called between passes."""
+    def adopt_changes(self) -> list[Slot]:
+        """Adopt parameters that the script has put into a group or taken out of it. Returns the new ones."""
         present = _parameters(self.optimizer)
-        if len(present) != len(self._present) or not all(map(is_, present, self._present)):
-            self.adopt()
+        if len(present) == len(self._present) and all(map(is_, present, self._present)):
+            return []
+        known = {*self.slots.values()}
+        self.adopt()
+        return [slot for slot in self.slots.values() if slot not in known]
+
+    def hear_all(self) -> None:
+        """Restore hooks that ``module.to()`` has left behind with other C++ tensors. Called between passes."""
         for slot in self.slots.values():
             hook = slot.hook
             if hook is not None and hook.implementation != slot.parameter._cdata:

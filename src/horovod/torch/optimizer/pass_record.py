@@ -119,8 +119,8 @@ def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> C
 
 _ADVICE = {
     "steps": (
-        "Every rank must make the same steps: a rank that skips one, for example because its loss is not finite, must do so "
-        "on all ranks; allreduce the condition first."
+        "Every rank must make the same passes and steps. Where one rank skips some, or makes more, for example because its "
+        "loss is not finite, all must do so; allreduce the condition first."
     ),
     "parameters": "Every rank must give its optimizer the same parameters, and add or remove them at the same step.",
 }
