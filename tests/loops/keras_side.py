@@ -205,5 +205,6 @@ def both_sides(train: Callable[[KerasSide], Iterable[Any]], eager: bool) -> tupl
         return alone, outcome(loop, KerasSide(rank, size, True, eager), end=hvd.shutdown)
     finally:
         keras.config.set_floatx(floats)
+        keras.config.set_dtype_policy(floats)  # which was made of the other type, and is kept
         if BACKEND == "jax":
             jax.config.update("jax_enable_x64", False)

@@ -121,3 +121,4 @@ def both_sides(train: Callable[[TensorFlowSide], Any], graph: bool) -> tuple[Out
         return alone, outcome(loop, TensorFlowSide(rank, size, True, graph), end=hvd.shutdown)
     finally:
         tf.keras.backend.set_floatx(floats)
+        tf.keras.mixed_precision.set_global_policy(floats)  # which was made of the other type, and is kept

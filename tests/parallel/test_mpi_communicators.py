@@ -28,15 +28,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def play(folder: Path, *scenes: str) -> list[dict[str, Any]]:
-    """By rank, what each scene returned."""
+def play(folder: Path, *scenes: str, ends_well: bool = True) -> list[dict[str, Any]]:
+    """By rank, what each scene returned.
+
+    Args:
+        ends_well: whether the ranks finalize MPI. If they do not, mpiexec may kill those that end last.
+    """
     env = {name: value for name, value in os.environ.items() if "HOROVOD" not in name} | OPEN_MPI
     env |= {"PYTHONPATH": str(Path(horovod.__file__).resolve().parents[1]), "OMP_NUM_THREADS": "1"}
     command = [str(MPIEXEC), "-n", str(SIZE), sys.executable, str(SCENES), str(folder), *scenes]
     done = subprocess.run(
         command, env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 or not ends_well, done.stdout + done.stderr
     return [json.loads((folder / str(rank)).read_text()) for rank in range(SIZE)]
 
 
@@ -97,7 +101,7 @@ def test_lists_of_ranks_under_mpiexec(scenes: list[dict[str, Any]]) -> None:
 
 
 def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
-    for found in by_rank(play(tmp_path, "one_does_not_come"), "one_does_not_come")[1:]:
+    for found in by_rank(play(tmp_path, "one_does_not_come", ends_well=False), "one_does_not_come")[1:]:
         assert found.startswith(
             "TimeoutError: not all 4 ranks of the communicator called hvd.init(comm=...) within 1 seconds"
         )
