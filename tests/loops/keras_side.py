@@ -200,11 +200,12 @@ def both_sides(train: Callable[[KerasSide], Iterable[Any]], eager: bool) -> tupl
         jax.config.update("jax_enable_x64", True)
     floats = keras.config.floatx()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     try:
         alone = outcome(loop, KerasSide(0, size, False, eager)) if rank == 0 else None
         return alone, outcome(loop, KerasSide(rank, size, True, eager), end=hvd.shutdown)
     finally:
         keras.config.set_floatx(floats)
-        keras.config.set_dtype_policy(floats)  # which was made of the other type, and is kept
+        keras.config.set_dtype_policy(floats)
         if BACKEND == "jax":
             jax.config.update("jax_enable_x64", False)

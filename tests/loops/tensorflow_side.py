@@ -116,9 +116,10 @@ def both_sides(train: Callable[[TensorFlowSide], Any], graph: bool) -> tuple[Out
 
     floats = tf.keras.backend.floatx()
     tf.keras.backend.set_floatx("float64")
+    tf.keras.mixed_precision.set_global_policy("float64")
     try:
         alone = outcome(loop, TensorFlowSide(0, size, False, graph)) if rank == 0 else None
         return alone, outcome(loop, TensorFlowSide(rank, size, True, graph), end=hvd.shutdown)
     finally:
         tf.keras.backend.set_floatx(floats)
-        tf.keras.mixed_precision.set_global_policy(floats)  # which was made of the other type, and is kept
+        tf.keras.mixed_precision.set_global_policy(floats)
