@@ -214,6 +214,25 @@ def test_a_second_optimizer_of_the_same_model_takes_over_and_hands_back(job: Any
     job(2, check)
 
 
+def test_zero_grad_of_an_older_optimizer_discards_what_a_later_one_keeps_aside(job: Any) -> None:
+    """A sum keeps the reduced part of a gradient aside while passes add to a local one."""
+
+    def check() -> None:
+        weight = nn.Parameter(torch.zeros(2))
+        older, later = (hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum) for _ in range(2))
+        weight.sum().backward()
+        assert weight.grad.tolist() == [2.0, 2.0]
+        with later.no_sync():
+            weight.sum().backward()
+        older.zero_grad()
+        weight.sum().backward()
+        older.step()
+        assert weight.tolist() == [-2.0, -2.0]
+        del later
+
+    job(2, check)
+
+
 def test_a_dropped_optimizer_lets_go_of_everything(job: Any) -> None:
     def check() -> None:
         model = network()

@@ -101,7 +101,7 @@ class GradientPasses(GradientState):
         self._local &= ~slot.bit
 
     def pass_ended(self) -> bool:
-        self._passes = [each for each in self._passes if (found := each()) is not None and not found.ended]
+        self._passes = self._open_passes()
         self._window += 1
         return self._window >= self.passes
 

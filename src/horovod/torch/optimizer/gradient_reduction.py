@@ -167,13 +167,7 @@ class GradientReduction(GradientRounds):
         if self.under_way or (self._passes and not self._stays_local):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
         for each in (self, *self._takers()):
-            each._rest()
-            each._reduced = 0
-            each._passes.clear()
-            each._error = None
-        if self._keeps_aside:
-            for slot in self.slots.values():
-                slot.aside = None
+            each.discard()
 
     def abandon(self) -> None:
         if self._passes or self.under_way:

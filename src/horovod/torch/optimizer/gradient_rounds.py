@@ -145,7 +145,7 @@ class GradientRounds(GradientPasses):
         self._touched = self._local = 0
         self._window = 0
         self._settled = conclusion.final
-        self._passes = [each for each in self._passes if (found := each()) is not None and not found.ended]
+        self._passes = self._open_passes()
         if self.settings.groups is None:
             self._cut_by_use(conclusion.touched)
 

@@ -69,10 +69,19 @@ class GradientState(DistributedPart, PassListener):
         for slot in self.slots.values():
             if slot.aside is not None:
                 slot.parameter.grad, slot.aside = slot.aside, None
+        self.discard()
+
+    def discard(self) -> None:
+        """The script discards the gradients, those that are kept aside, too."""
         self._rest()
         self._reduced = 0
         self._passes.clear()
         self._error = None
+        for slot in self.slots.values() if self._keeps_aside else ():
+            slot.aside = None
+
+    def _open_passes(self) -> list[weakref.ref[BackwardPass]]:
+        return [each for each in self._passes if (found := each()) is not None and not found.ended]
 
     def _rest(self) -> None:
         """Between two steps: no gradient is known to be reduced for the next one."""

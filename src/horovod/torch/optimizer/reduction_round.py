@@ -139,7 +139,9 @@ class _Round:
         self._consensus: Consensus | None = None
         if self._members > 1:
             number = self._process_set.process_set_id
-            self._consensus = Consensus(RECORD, self._record.encode(), number, ending[0].line)
+            # One line for all records of the set: a request that changed with the optimizer would be announced anew each time.
+            line = next(each.line for each in participants() if each.process_set.process_set_id == number)
+            self._consensus = Consensus(RECORD, self._record.encode(), number, line)
 
     def conclude(self) -> None:
         """Get the records of all ranks."""
