@@ -108,8 +108,7 @@ def nccl_ran() -> bool:
 def on(job: Job, device: str, size: int, function: Callable[..., Any], *args: Any, **keywords: Any) -> list[Any]:
     """``function(*args)`` on every rank, in a generation with NCCL, which must have carried out a collective at the end.
 
-    Keywords: ``sets``, process sets, its first argument; ``idle``, whether NCCL may have done nothing on some rank, or have been
-    given up.
+    Keywords: ``sets``, process sets, its first argument; ``idle``, whether the communicators may be gone at the end.
     """
     sets = keywords.pop("sets", None)
     breaches = keywords.pop("breaches", True)
