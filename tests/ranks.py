@@ -30,6 +30,7 @@ from typing import IO, Any, NamedTuple
 import cloudpickle
 
 import horovod
+from horovod import pickling
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
 from leaks import Inventory, left_behind
@@ -481,10 +482,10 @@ def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     if foreign and Path(path).resolve().parent != TESTS:
         cloudpickle.register_pickle_by_value(module)
         try:
-            return bytes(cloudpickle.dumps((function, args)))
+            return pickling.dumps((function, args))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
-    return bytes(cloudpickle.dumps((function, args)))
+    return pickling.dumps((function, args))
 
 
 def _serve_rendezvous(secret: bytes) -> tuple[str, int]:

@@ -29,7 +29,7 @@ LAYERS: Layers = [
     {"diagnose"},
     {"core", "environments"},
     {"comm", "control", "observe"},
-    {"core.config", "_version", "_silence", "data", "ray", "spark"},
+    {"core.config", "_version", "_silence", "pickling", "data", "ray", "spark"},
 ]
 """From the top. A package may import every package of a lower layer, none of its own layer, and none of a higher one."""
 

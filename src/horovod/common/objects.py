@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import cloudpickle
 import numpy as np
 
+from horovod import pickling
 from horovod.comm.datatypes import Array, DataType
 from horovod.common.basics import rank
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
@@ -43,7 +44,7 @@ class _Failed:
 
 def _pickled(obj: Any) -> Array:
     buffer = io.BytesIO()
-    cloudpickle.dump(obj, buffer)
+    pickling.dump(obj, buffer)
     return np.frombuffer(buffer.getbuffer(), np.uint8)
 
 

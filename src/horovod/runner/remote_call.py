@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+from horovod import pickling
 
 REMOTE_CALL_KEY = "run/remote call"
 _PART_BYTES = 64 << 20
@@ -66,7 +66,7 @@ class Result:
 
 
 def dumps(value: Any) -> bytes:
-    return bytes(cloudpickle.dumps(value))
+    return pickling.dumps(value)
 
 
 def loads(data: bytes) -> Any:
