@@ -64,8 +64,9 @@ FOLDERS: Mapping[str, Layers] = {
         {"select"},
         {"gloo", "hierarchical", "mpi", "nccl", "oneccl", "shm", "tcp"},
         {"adasum", "bytewise", "cuda", "engine", "exchange", "single"},
-        {"base", "device", "segments"},
-        {"reduction", "spans"},
+        {"base", "device", "ranges"},
+        {"spans"},
+        {"reduction"},
         {"datatypes", "lasting"},
     ],
     "runner": [
