@@ -187,7 +187,7 @@ def test_what_runs_on_the_launchers_own_host_after_it_came_back_ends_with_the_jo
     launcher.await_line(process, "together again", times=2)
     process.send_signal(signal.SIGINT)
     assert finish(process).returncode == 130
-    launcher.await_nothing(5)
+    launcher.await_nothing()
 
 
 def test_an_agent_that_gets_sigterm_is_a_lost_host(launcher: Launcher, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ LAYERS: Layers = [
     {"diagnose"},
     {"core", "environments"},
     {"comm", "control", "observe"},
-    {"core.config", "_version", "_silence", "pickling", "data", "ray", "spark"},
+    {"core.config", "_version", "_silence", "pickling", "signal_deferral", "data", "ray", "spark"},
 ]
 """From the top. A package may import every package of a lower layer, none of its own layer, and none of a higher one."""
 
@@ -83,6 +83,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"config_file", "dry_run", "options"},
         {"agent", "check_build", "run_task", "tunables"},
         {"common", "errors", "loop", "machine", "probes", "remote_call", "signals"},
+        {"children"},
     ],
 }
 """The same for the files and folders of the packages that have an order inside."""

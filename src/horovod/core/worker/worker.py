@@ -39,9 +39,9 @@ from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
 from horovod.core.worker.progress import Progress, may_drive
 from horovod.core.worker.role import Role, Schedule, Watch
-from horovod.core.worker.signal_deferral import with_signals_deferred
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
 from horovod.observe.flight_recorder import FlightRecorder
+from horovod.signal_deferral import with_signals_deferred
 
 _log = logging.getLogger("horovod.core")
 
