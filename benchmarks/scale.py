@@ -44,6 +44,7 @@ from horovod.control.failure import Cause
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import Endpoint
 from horovod.control.networks import Network
+from horovod.control.rendezvous.messages import encode_values
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.core.config import Config
 from horovod.core.engines.device_choice import DeviceReport
@@ -242,12 +243,13 @@ def init(size: int, options: argparse.Namespace) -> Record:
     results = processes.results()
     server.stop()
     got = [each for _, found in results for each in found]
-    if len(got) != size:
-        raise RuntimeError(f"{len(got)} of {size} ranks have an answer")
+    expected = sum(map(len, values.values()))
+    if [length for length, _ in got] != [expected] * size:
+        raise RuntimeError(f"not all of {size} ranks have all {expected} bytes")
     started = min(begun for begun, _ in results)
     return {
         "seconds": max(at for _, at in got) - started,
-        "bytes_from": statistics.mean(length for length, _ in got),
+        "bytes_from": len(encode_values(list(values.values()))),
         "bytes_to": statistics.mean(map(len, values.values())),
     }
 
