@@ -49,6 +49,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"dial", "liveness_monitor"},
         {"channel", "failure_detector", "listener"},
         {
+            "descriptors",
             "elastic_messages",
             "failure",
             "framing",
