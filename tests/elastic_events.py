@@ -251,7 +251,7 @@ class ElasticEvents:
         if not results:
             raise self._error("no rank has a result")
         steps = {step for step, _, _ in results}
-        if len(steps) > 1 or any(found != rank.undisturbed(max(steps)) for _, found, _ in results):
+        if len(steps) > 1 or {found for _, found, _ in results} != {rank.undisturbed(max(steps))}:
             raise self._error(f"wrong results: {results}")
         kinds = Counter(
             " ".join(each.split()[:2] if each.startswith("agent") else each.split()[:1]) for each in self.happened
