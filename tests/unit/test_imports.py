@@ -26,6 +26,7 @@ LAYERS: Layers = [
     {"common.elastic"},
     {"elastic"},
     {"runner", "common"},
+    {"timeline"},
     {"diagnose"},
     {"core", "environments"},
     {"comm", "control", "observe"},
