@@ -128,7 +128,9 @@ class ElasticEvents:
                     if self._chance.random() < 0.6:
                         self._await_steps(process)
                     else:
-                        time.sleep(self._chance.uniform(0, 1.5))
+                        time.sleep(
+                            self._chance.uniform(0, 1.5)
+                        )  # so that the next comes at any place of a round's start
                         self._end_what_is_passing(by=time.monotonic())
                 self._end_what_is_passing(by=float("inf"))
                 self._await_steps(process)

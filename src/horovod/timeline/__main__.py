@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from horovod.diagnose.figure import FigureError
 from horovod.timeline.collectives import TimelineError, read
 from horovod.timeline.page import page
 from horovod.timeline.report import text
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except OSError as error:
                 raise TimelineError(f"{asked.html} cannot be written: {error.strerror}") from error
         print(text(summary))
-    except TimelineError as error:
+    except (TimelineError, FigureError) as error:
         print(f"horovod.timeline: {error}", file=sys.stderr)
         return 2
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from horovod.timeline.collectives import TimelineError
-from horovod.timeline.summary import Summary, waits
+from horovod.diagnose.figure import rows_over_time
+from horovod.timeline.summary import Interval, Summary, waits
 
 SECONDS = 5.0
 """How much of the end of the recording the picture shows, at most."""
@@ -17,39 +17,20 @@ def plot(summary: Summary, path: Path) -> None:
     """Draw into a file, whose suffix says the format.
 
     Raises:
-        TimelineError: matplotlib is missing, or the file cannot be written.
+        FigureError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise TimelineError(f"--plot needs matplotlib: pip install matplotlib ({error})") from error
     end = max(each.ended for each in summary.batches)
     begin = end - min(SECONDS, summary.seconds)
+
+    def shown(start: float, stop: float) -> Interval:
+        return max(begin, start), stop - max(begin, start)
+
     waited = dict(list(waits(summary.batches).items())[:MOST_RANKS])
-    figure, axes = pyplot.subplots(figsize=(12, 1.9 + 0.42 * len(waited)), layout="constrained")
-    runs = [
-        (max(begin, each.begun), each.ended - max(begin, each.begun)) for each in summary.batches if each.ended > begin
-    ]
-    axes.broken_barh(runs, (-0.4, 0.8), facecolors=_RUN, edgecolor="none")
-    for row, intervals in enumerate(waited.values(), 1):
-        spans = [(max(begin, start), stop - max(begin, start)) for start, stop in intervals if stop > begin]
-        axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=_WAIT, edgecolor="none")
-    axes.set_yticks(range(len(waited) + 1), ["collectives", *(f"rank {rank}" for rank in waited)])
-    axes.set_ylim(len(waited) + 0.6, -0.6)
-    axes.set_xlim(begin, end)
-    axes.set_xlabel("seconds since the recording began")
-    handles = [
-        Patch(color=_RUN, label="is carried out"),
-        Patch(color=_WAIT, label="has submitted what another rank has not"),
-    ]
-    figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise TimelineError(f"{path} cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
+    rows = ["collectives", *(f"rank {rank}" for rank in waited)]
+    colours = {_RUN: "is carried out", _WAIT: "has submitted what another rank has not"}
+    with rows_over_time(path, rows, (begin, end), "seconds since the recording began", colours) as axes:
+        runs = [shown(each.begun, each.ended) for each in summary.batches if each.ended > begin]
+        axes.broken_barh(runs, (-0.4, 0.8), facecolors=_RUN, edgecolor="none")
+        for row, intervals in enumerate(waited.values(), 1):
+            bars = [shown(start, stop) for start, stop in intervals if stop > begin]
+            axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=_WAIT, edgecolor="none")

@@ -101,8 +101,10 @@ def values_of(answer: Values | CompressedValues) -> list[bytes]:
         RendezvousError: it is damaged.
     """
     if isinstance(answer, CompressedValues):
+        if not 0 < answer.size <= VALUE_LIMIT:  # zlib takes 0 for no limit
+            raise RendezvousError(f"the rendezvous server has sent values of {answer.size} bytes")
         try:
-            decoded = decode_answer(zlib.decompressobj().decompress(answer.deflated, min(answer.size, VALUE_LIMIT)))
+            decoded = decode_answer(zlib.decompressobj().decompress(answer.deflated, answer.size))
         except (zlib.error, msgspec.DecodeError) as error:
             raise RendezvousError(f"the rendezvous server has sent values that cannot be read: {error}") from error
         if not isinstance(decoded, Values):

@@ -25,6 +25,7 @@ from horovod.control.rendezvous.messages import (
     Refusal,
     RendezvousError,
     ServerGoneError,
+    Values,
     decode_answer,
     encode,
     encode_values,
@@ -484,3 +485,11 @@ def test_any_values_are_decoded_as_they_were(length: int) -> None:
 def test_damaged_values_are_an_error(damaged: bytes) -> None:
     with pytest.raises(RendezvousError, match="the rendezvous server has sent"):
         values_of(CompressedValues(100, damaged))
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 33, 5])
+def test_compressed_values_of_a_wrong_size_are_refused(size: int) -> None:
+    """In particular 0, by which zlib would decompress without a limit."""
+    deflated = zlib.compress(encode(Values([b"x" * 1000])))
+    with pytest.raises(RendezvousError, match="has sent values"):
+        values_of(CompressedValues(size, deflated))
