@@ -28,6 +28,7 @@ LAYERS: Layers = [
     {"runner", "common"},
     {"diagnose"},
     {"core", "environments"},
+    {"autotune"},
     {"comm", "control", "observe"},
     {"core.config", "_version", "_silence", "pickling", "data", "ray", "spark"},
 ]
@@ -62,11 +63,12 @@ FOLDERS: Mapping[str, Layers] = {
     ],
     "comm": [
         {"select"},
+        {"switching"},
         {"gloo", "hierarchical", "mpi", "nccl", "oneccl", "shm", "tcp"},
         {"adasum", "bytewise", "cuda", "engine", "exchange", "single"},
         {"base", "device", "segments"},
         {"reduction", "spans"},
-        {"datatypes", "lasting"},
+        {"datatypes", "lasting", "tuned"},
     ],
     "runner": [
         {"__init__"},
