@@ -119,7 +119,7 @@ TUNABLES: tuple[Tunable, ...] = (
     _engine("torus_allreduce", config.TORUS_ALLREDUCE, "as --hierarchical-allreduce"),
     Tunable(
         "autotune", bool, config.AUTOTUNE, ("autotune", "enabled"),
-        "search for the settings with which steps are quickest, while the job runs", off="--no-autotune", off_hidden=True, when="autotune",
+        "search for the settings with which steps are quickest", off="--no-autotune", off_hidden=True, when="autotune",
     ),
     Tunable(
         "autotune_log_file", str, config.AUTOTUNE_LOG, ("autotune", "log_file"),
