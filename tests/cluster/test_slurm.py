@@ -288,7 +288,9 @@ def test_a_cancelled_job_says_so_once_and_leaves_nothing(nodes: Nodes, how: str)
         assert errors.count("CANCELLED AT") == 1
     else:
         assert len(re.findall(r"SIGTERM, as when Slurm's job \d+ is cancelled or its time is over", errors)) == 1
-        assert "failed first" not in errors and errors.endswith("horovodrun: ended by SIGTERM\n"), errors
+        # A rank may see others go before its own signal comes; the records of that are told last.
+        lines = [line for line in errors.splitlines() if not line.startswith("horovodrun: what every rank did")]
+        assert "failed first" not in errors and lines[-1] == "horovodrun: ended by SIGTERM", errors
     assert done.returncode != 0
 
 

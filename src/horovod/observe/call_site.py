@@ -1,4 +1,4 @@
-"""Finds the line of the user's script that led to a call, for errors, and where the script is now, for reports of stalls."""
+"""Finds the line of the user's script that led to a call, or from which an exception was raised, for errors."""
 
 from __future__ import annotations
 
@@ -98,14 +98,6 @@ def caller(above: int = 0) -> str:
             return _line(_users_frame(frame))
         frame = frame.f_back
     return ""
-
-
-def main_thread() -> str:
-    """Where this process's main thread is, as ``file:line in function``; callable from any thread."""
-    ident = threading.main_thread().ident
-    frame = sys._current_frames().get(ident) if ident is not None else None
-    found = _users_frame(frame)
-    return f"{_line(found)} in {found.f_code.co_name}" if found is not None else "unknown"
 
 
 def raised_at(error: BaseException) -> str:

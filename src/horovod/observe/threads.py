@@ -1,12 +1,18 @@
-"""Where the threads of this process are in their Python code, for reports of stalls and for what a rank writes down."""
+"""Where the threads of this process are in their Python code, for reports of stalls and for what a rank writes down.
+
+:mod:`faulthandler` reads the frames, in one call that holds the interpreter lock, so no thread runs meanwhile. Frame objects of
+other threads (``sys._current_frames()``) are not used: these threads run on while ``f_back`` is followed, which can crash the
+process.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import linecache
-import sys
+import os
+import re
 import threading
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -14,7 +20,6 @@ from horovod.observe.call_site import is_users
 
 OWN = "horovod-"
 """How the names of the runtime's own threads begin."""
-MOST_FRAMES = 100
 MOST_LINES = 16
 """How many threads a report of a stall names."""
 
@@ -57,18 +62,24 @@ class ThreadState(msgspec.Struct, frozen=True):
 def states() -> list[ThreadState]:
     """All threads of this process but the calling one, the main thread first. For any thread.
 
-    No file is read: :func:`with_code` adds the text of each line.
+    No source file is read: :func:`with_code` adds the text of each line.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     main, calling = threading.main_thread().ident, threading.get_ident()
     found = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frames in parsed(_dumped()):
         if ident == calling and ident != main:
             continue
         thread = threads.get(ident)
         name = f"thread {ident}" if thread is None else thread.name
-        found.append(ThreadState(name, ident == main, name.startswith(OWN), _frames(frame)))
+        found.append(ThreadState(name, ident == main, name.startswith(OWN), frames))
     return sorted(found, key=lambda state: (not state.main, state.own, state.name))
+
+
+def main_thread() -> str:
+    """Where this process's main thread is, as ``file:line in function``. For any thread."""
+    place = next((state.place for state in states() if state.main), None)
+    return "unknown" if place is None else f"{place.file}:{place.line} in {place.function}"
 
 
 def lines() -> list[str]:
@@ -95,11 +106,40 @@ def with_code(found: Sequence[ThreadState]) -> list[ThreadState]:
     ]
 
 
-def _frames(frame: FrameType | None) -> list[Frame]:
-    found: list[Frame] = []
-    while frame is not None and len(found) < MOST_FRAMES:
-        file, line = frame.f_code.co_filename, frame.f_lineno or 0
-        name = file.encode(errors="backslashreplace").decode()  # of a file, which need not be valid Unicode
-        found.append(Frame(name, line, frame.f_code.co_name, "", is_users(file)))
-        frame = frame.f_back
-    return found
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_CALL = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)')
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
+
+
+def _dumped() -> str:
+    """What faulthandler writes of all threads: at most 100 threads, and the 100 innermost calls of each."""
+    with os.fdopen(os.memfd_create("horovod-stacks", os.MFD_CLOEXEC), "w+b") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode("ascii", "backslashreplace")
+
+
+def parsed(dumped: str) -> Iterator[tuple[int, list[Frame]]]:
+    """The identifiers of the threads in a dump of faulthandler, and the calls that they are in, innermost first."""
+    frames: list[Frame] | None = None
+    for line in dumped.splitlines():
+        thread = _THREAD.match(line)
+        if thread is not None:
+            frames = []
+            yield int(thread[1], 16), frames
+            continue
+        call = _CALL.match(line)
+        if call is not None and frames is not None:
+            file, number, function = call.groups(default="???")
+            file = _unescaped(file)
+            frames.append(Frame(file, int(number) if number.isdigit() else 0, _unescaped(function), "", is_users(file)))
+
+
+def _unescaped(text: str) -> str:
+    """A name as it was before faulthandler has written it in ASCII. What is no valid Unicode stays escaped."""
+
+    def character(match: re.Match[str]) -> str:
+        code = int(match[1] or match[2] or match[3], 16)
+        return match[0] if 0xD800 <= code < 0xE000 or code > 0x10FFFF else chr(code)
+
+    return _ESCAPED.sub(character, text)

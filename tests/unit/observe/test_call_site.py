@@ -73,17 +73,6 @@ def test_a_thread_of_nobody_has_at_least_some_line() -> None:
         assert ":" in pool.submit(call_site.caller).result(10)
 
 
-def test_where_the_main_thread_is_can_be_told_from_another() -> None:
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(call_site.main_thread()))
-    thread.start()
-    thread.join(10)
-    (text,) = found
-    place, _, function = text.partition(" in ")
-    assert place.startswith(f"{HERE}:")
-    assert function == "test_where_the_main_thread_is_can_be_told_from_another"
-
-
 def raise_in_library() -> None:
     compiled(str(LIBRARY / "raises.py"), "function('{')")(json.loads)  # type: ignore[operator]
 

@@ -53,7 +53,7 @@ from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
-from horovod.observe import call_site, threads
+from horovod.observe import threads
 
 _log = logging.getLogger("horovod.core")
 
@@ -317,7 +317,7 @@ class Generation:
             },
             timeout / 3,
             self.config.stall_limit.total_seconds(),
-            call_site.main_thread,
+            threads.main_thread,
             self._look,
             self.termination.describe,
             self.termination.fail,
