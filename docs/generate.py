@@ -3,23 +3,20 @@
 A binding gets its page by a line in ``PAGES``. The pages are built and not kept in git: they would be a second copy of every
 docstring, stale after each change of one, while whoever has the source has the command. A test builds them all.
 
-Only the standard library is needed, and what the pages are about. Docstrings are read as this project writes them: prose
-with ``literals`` and :role:`names`, sections such as ``Args:``, simple tables, and indented code after ``::``.
+The source is parsed by griffe and never imported, so no framework is needed. Docstrings are read as this project writes them:
+prose with ``literals`` and :role:`names`, sections such as ``Args:``, simple tables, and indented code after ``::``.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+
+import griffe
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,14 +29,12 @@ class Page:
         name: of the file, without ``.md``.
         module: whose ``__all__`` it tells about.
         title: its headline.
-        needs: the framework without which the module cannot be imported.
         parts: by a headline, classes that users get to see but never name, whose public methods stand under it.
     """
 
     name: str
     module: str
     title: str
-    needs: str = ""
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -49,7 +44,6 @@ PAGES = (
         "torch",
         "horovod.torch",
         "`horovod.torch`: Horovod for PyTorch",
-        needs="torch",
         parts={
             "What a distributed optimizer has": (
                 "horovod.torch.optimizer.gradient_optimizer.GradientOptimizer",
@@ -57,15 +51,14 @@ PAGES = (
             )
         },
     ),
-    Page("tensorflow", "horovod.tensorflow", "`horovod.tensorflow`: Horovod for TensorFlow", needs="tensorflow"),
-    Page("keras", "horovod.keras", "`horovod.keras`: Horovod for Keras 3", needs="keras"),
+    Page("tensorflow", "horovod.tensorflow", "`horovod.tensorflow`: Horovod for TensorFlow"),
+    Page("keras", "horovod.keras", "`horovod.keras`: Horovod for Keras 3"),
     Page(
         "tensorflow-keras",
         "horovod.tensorflow.keras",
         "`horovod.tensorflow.keras`: Horovod for tf.keras",
-        needs="tensorflow",
     ),
-    Page("mxnet", "horovod.mxnet", "`horovod.mxnet`: Horovod for MXNet", needs="mxnet"),
+    Page("mxnet", "horovod.mxnet", "`horovod.mxnet`: Horovod for MXNet"),
 )
 
 SECTIONS = (
@@ -75,7 +68,7 @@ SECTIONS = (
     ("Making gradients smaller", r"\w*Compress(ion|or)"),
     ("Reducing", r"\w*allreduce\w*"),
     ("Kinds of reduction", r"Average|Sum|Adasum|Min|Max|Product"),
-    ("RendezvousGroup", r"(grouped_)?allgather(_async)?"),
+    ("Gathering", r"(grouped_)?allgather(_async)?"),
     ("Broadcasting", r"broadcast(_async)?_?"),
     ("Exchanging rows", r"alltoall\w*"),
     ("Reducing and scattering", r"\w*reducescatter\w*"),
@@ -95,30 +88,46 @@ No headline is the name of something, whose anchor it would take.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("pages", nargs="*", metavar="page", help="only these (default: all)")
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "api", metavar="DIR", help="default: docs/api")
     options = parser.parse_args()
     unknown = set(options.pages) - {page.name for page in PAGES}
     if unknown:
         parser.error(f"no such page: {', '.join(sorted(unknown))}; there are {', '.join(page.name for page in PAGES)}")
-    options.to.mkdir(parents=True, exist_ok=True)
-    for page in PAGES:
-        if options.pages and page.name not in options.pages:
-            continue
-        path = options.to / f"{page.name}.md"
-        if page.needs and importlib.util.find_spec(page.needs) is None:
-            print(f"not written: {path}: {page.needs} is not installed here", file=sys.stderr)
-            continue
-        path.write_text(written(page))
+    for path in write(options.to, options.pages):
         print(path)
 
 
-def written(page: Page) -> str:
+def write(folder: Path, names: Sequence[str] = ()) -> list[Path]:
+    """Write pages, all if none is named, and leave those alone that would not change. Returns their paths."""
+    package = source()
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for page in PAGES:
+        if names and page.name not in names:
+            continue
+        path, text = folder / f"{page.name}.md", written(page, package)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        paths.append(path)
+    return paths
+
+
+def source() -> griffe.Module:
+    """The package, parsed."""
+    loader = griffe.GriffeLoader(search_paths=[ROOT / "src"])
+    package = loader.load("horovod")
+    loader.resolve_aliases(external=False)
+    assert isinstance(package, griffe.Module)
+    return package
+
+
+def written(page: Page, package: griffe.Module) -> str:
     """The whole page."""
-    module = importlib.import_module(page.module)
+    module = named(package, page.module)
     reference = Reference(module)
-    lines = [f"# {page.title}", "", inline((module.__doc__ or "").split("\n\n")[0].split("::")[0].strip(), {}), ""]
+    lines = [f"# {page.title}", "", inline(_docstring(module).split("\n\n")[0].split("::")[0].strip(), {}), ""]
     sections = list(reference.sections())
     lines += [f"- [{title}](#{anchor(title)}): " + ", ".join(f"[`{n}`](#{anchor(n)})" for n in names)
               for title, names in sections]  # fmt: skip
@@ -126,12 +135,51 @@ def written(page: Page) -> str:
     for title, names in sections:
         lines += ["", f"## {title}"]
         for name in names:
-            lines += ["", f"### {name}", "", *reference.entry(name, getattr(module, name))]
+            lines += ["", f"### {name}", "", *reference.entry(name, resolved(module.members[name]))]
     for title, paths in page.parts.items():
-        named = [path.rpartition(".") for path in paths]
-        kinds = [getattr(importlib.import_module(owner), name) for owner, _, name in named]
-        lines += ["", f"## {title}", *reference.members("optimizer", *kinds)]
+        lines += ["", f"## {title}", *reference.members("optimizer", *(named(package, path) for path in paths))]
     return "\n".join(lines) + "\n"
+
+
+def named(package: griffe.Module, path: str) -> griffe.Object:
+    """What has a dotted name."""
+    return package if path == package.path else resolved(package[path.removeprefix(f"{package.path}.")])
+
+
+def resolved(found: griffe.Object | griffe.Alias) -> griffe.Object:
+    """What a name stands for: what is imported under it, or what a module gives another name (``New = Old``)."""
+    target = found.final_target if isinstance(found, griffe.Alias) else found
+    if isinstance(target, griffe.Attribute) and isinstance(target.value, griffe.ExprName):
+        try:
+            other = target.modules_collection[target.resolve(target.value.name)]
+        except (griffe.NameResolutionError, griffe.AliasResolutionError, KeyError):
+            return target
+        other = other.final_target if isinstance(other, griffe.Alias) else other
+        if isinstance(other, (griffe.Class, griffe.Function)):
+            return other
+    assert isinstance(target, griffe.Object)
+    return target
+
+
+def _docstring(found: griffe.Object) -> str:
+    """The text of a docstring; "" without one.
+
+    One that begins ``As :func:`other`.`` has the other function's text first; the decorator ``documented_as`` has it alone.
+    """
+    if found.docstring:
+        text = found.docstring.value
+        same = SAME.match(text)
+        if same is None:
+            return text
+        other = found.modules_collection[same[1]]  # what is said there comes first
+        return f"{_docstring(resolved(other))}\n\n{text[same.end() :].strip()}".strip()
+    for decorator in found.decorators if isinstance(found, griffe.Function) else ():
+        call = decorator.value
+        if isinstance(call, griffe.ExprCall) and call.canonical_path.endswith(".documented_as"):
+            other = call.arguments[0]
+            assert isinstance(other, griffe.ExprAttribute | griffe.ExprName)
+            return _docstring(resolved(found.modules_collection[other.canonical_path]))
+    return ""
 
 
 class Reference:
@@ -141,87 +189,103 @@ class Reference:
         module: with ``__all__``.
     """
 
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
-        self._public = [name for name in module.__all__ if not name.startswith("_")]
-        self._links = {name: f"#{anchor(name)}" for name in self._public}
+    def __init__(self, module: griffe.Object) -> None:
+        self.public = [str(name) for name in module.exports or [] if not str(name).startswith("_")]
+        self._links = {name: f"#{anchor(name)}" for name in self.public}
         # Defaults are shown by the names under which users know them.
-        self._names: dict[int, str] = {}
-        for name in self._public:
-            value = getattr(module, name)
-            self._names[id(value)] = name
-            if inspect.isclass(value):
-                self._names.update({id(part): f"{name}.{key}" for key, part in _public(value) if inspect.isclass(part)})
+        self._names = {
+            str(target.value): name
+            for name, target in ((name, resolved(module.members[name])) for name in self.public)
+            if isinstance(target, griffe.Attribute) and isinstance(target.value, griffe.ExprAttribute)
+        }
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
-        left = list(self._public)
+        left = list(self.public)
         for title, pattern in SECTIONS:
             names = [name for name in left if re.fullmatch(pattern, name)]
             left = [name for name in left if name not in names]
             if names:
                 yield title, names
 
-    def entry(self, name: str, value: Any) -> list[str]:
+    def entry(self, name: str, value: griffe.Object) -> list[str]:
         """What stands under the headline of an exported name."""
-        if not callable(value):
-            number = isinstance(value, int)  # so is what an IntEnum has
-            return [f"`{name} = {int(value) if number else repr(value)}`"]
+        if isinstance(value, griffe.Module):
+            return [f"`{value.path}`", "", *self._prose(value)]
+        if isinstance(value, griffe.Attribute):
+            prose = self._prose(value)
+            return [f"`{name} = {_number(value)}`", *(["", *prose] if any(prose) else [])]
         lines = ["```python", *self.signature(name, value), "```", "", *self._prose(value)]
-        if inspect.isclass(value):
+        if isinstance(value, griffe.Class):
             lines += self.members(name, value)
         return lines
 
-    def members(self, owner: str, *kinds: type) -> list[str]:
+    def members(self, owner: str, *kinds: griffe.Object) -> list[str]:
         """The public methods, properties and choices of classes that this project wrote; the first class goes before."""
         found = {name: value for kind in reversed(kinds) for name, value in _public(kind)}
         lines: list[str] = []
-        properties = [name for name, value in found.items() if isinstance(value, property)]
+        properties = [name for name, value in found.items() if "property" in value.labels]
         if properties:
             lines += ["", "Attributes: " + ", ".join(f"`{owner}.{name}`" for name in properties) + "."]
         for name, value in found.items():
-            if not value.__doc__ or isinstance(value, property):
+            if not value.docstring or name in properties:
                 continue
-            if inspect.isclass(value):
+            if isinstance(value, griffe.Class):
                 lines += ["", f"- `{owner}.{name}`: {self._prose(value)[0]}"]
-            elif callable(value):
+            elif isinstance(value, griffe.Function):
                 lines += ["", "```python", *self.signature(f"{owner}.{name}", value), "```", "", *self._prose(value)]
         return lines
 
-    def _prose(self, value: Any) -> list[str]:
-        return prose(inspect.cleandoc(value.__doc__ or ""), self._links)
+    def _prose(self, value: griffe.Object) -> list[str]:
+        return prose(_docstring(value), self._links)
 
-    def signature(self, name: str, value: Any) -> list[str]:
+    def signature(self, name: str, value: griffe.Object) -> list[str]:
         """One line, or one for each parameter where that would be too long."""
-        try:
-            given = inspect.signature(value)
-        except ValueError:  # some exceptions have none
+        function = value
+        if isinstance(value, griffe.Class):
+            made = value.all_members.get("__init__")
+            function = value if made is None else resolved(made)
+        if not isinstance(function, griffe.Function):
             return [name]
-        if inspect.isclass(value) and value.__init__ is Exception.__init__:
-            return [name]
-        parameters = [p for p in given.parameters.values() if p.name != "self"]
-        words = [self._parameter(p) for p in parameters]
-        result = given.return_annotation
-        arrow = "" if result is inspect.Signature.empty or inspect.isclass(value) else f" -> {_annotation(result)}"
+        words = list(self._parameters(function))
+        arrow = "" if value is not function or function.returns is None else f" -> {_annotation(function.returns)}"
         line = f"{name}({', '.join(words)}){arrow}"
         return [line] if len(line) <= 100 else [f"{name}(", *(f"    {word}," for word in words), f"){arrow}"]
 
-    def _parameter(self, parameter: inspect.Parameter) -> str:
-        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
-        word = stars.get(parameter.kind.name, "") + parameter.name
-        if parameter.annotation is not parameter.empty:
-            word += f": {_annotation(parameter.annotation)}"
-        if parameter.default is not parameter.empty:
-            word += f" = {self._names.get(id(parameter.default)) or repr(parameter.default)}"
-        return word
+    def _parameters(self, function: griffe.Function) -> Iterator[str]:
+        """The parameters of a function as they stand in its definition, without self."""
+        stars = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
+        starred = False
+        for parameter in function.parameters:
+            kind = parameter.kind
+            if parameter.name in ("self", "cls") or kind is None:
+                continue
+            if kind is griffe.ParameterKind.keyword_only and not starred:
+                starred = True
+                yield "*"
+            starred = starred or kind is griffe.ParameterKind.var_positional
+            word = stars.get(kind, "") + parameter.name
+            if parameter.annotation is not None:
+                word += f": {_annotation(parameter.annotation)}"
+            if parameter.default is not None and kind not in stars:
+                word += f" = {self._names.get(str(parameter.default), parameter.default)}"
+            yield word
 
 
-def _public(kind: type) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in vars(kind).items() if not name.startswith("_")]
+def _public(kind: griffe.Object) -> list[tuple[str, griffe.Object]]:
+    return [(name, resolved(value)) for name, value in kind.members.items() if not name.startswith("_")]
 
 
-def _annotation(annotation: Any) -> str:
-    text = annotation if isinstance(annotation, str) else str(inspect.formatannotation(annotation))
-    return re.sub(r"\b_Optimizer\b", "torch.optim.Optimizer", text)
+def _number(constant: griffe.Attribute) -> str:
+    """The value of a constant; of a member of an enumeration its number."""
+    if isinstance(constant.value, griffe.ExprAttribute):
+        member = constant.modules_collection.get_member(constant.value.canonical_path)
+        if isinstance(member, griffe.Attribute):
+            return str(member.value)
+    return str(constant.value)
+
+
+def _annotation(annotation: str | griffe.Expr) -> str:
+    return re.sub(r"\b_Optimizer\b", "torch.optim.Optimizer", str(annotation))
 
 
 def anchor(headline: str) -> str:
@@ -229,6 +293,7 @@ def anchor(headline: str) -> str:
     return re.sub(r"[^\w\- ]", "", headline).strip().lower().replace(" ", "-")
 
 
+SAME = re.compile(r"As :func:`([\w.]+)`\.")
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Shape|Keywords|Note|Example):")
 RULE = re.compile(r"=+( +=+)+")
 
@@ -247,7 +312,9 @@ def prose(docstring: str, links: dict[str, str]) -> list[str]:
             lines += [*_table(line, rest[:stop], links), ""]
             del rest[: stop + 1]
         elif line.endswith("::"):
-            lines += [inline(line[:-1], links), "", "```python", *_indented(rest), "```", ""]
+            # Where everything after the first line is code, all of it has lost its indentation.
+            code = _indented(rest) if lines or any(text.startswith(" ") for text in rest[:2]) else _all(rest)
+            lines += [inline(line[:-1], links), "", "```python", *code, "```", ""]
         else:
             lines.append(inline(line, links))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines).rstrip()).split("\n")
@@ -257,6 +324,12 @@ def _indented(rest: list[str]) -> list[str]:
     """Take the indented lines, and empty ones between them, from the front of ``rest``."""
     stop = next((number for number, line in enumerate(rest) if line and not line.startswith(" ")), len(rest))
     taken, rest[:] = rest[:stop], rest[stop:]
+    return inspect.cleandoc("\n".join(["", *taken])).splitlines()
+
+
+def _all(rest: list[str]) -> list[str]:
+    """Take everything."""
+    taken, rest[:] = rest[:], []
     return inspect.cleandoc("\n".join(["", *taken])).splitlines()
 
 

@@ -26,7 +26,7 @@ LIMIT = 60.0
 
 def work(engine: str, elements: int, marker: str) -> str:
     """Reduce until the second rank dies inside; what became of the memory of this rank after the error was caught."""
-    from horovod.comm import segments
+    from horovod.comm import spans
     from horovod.comm.datatypes import DataType
     from horovod.comm.reduction import ReduceOp
     from horovod.comm.shm import direct
@@ -67,7 +67,7 @@ def work(engine: str, elements: int, marker: str) -> str:
         return call
 
     places: dict[str, tuple[Any, str]] = {
-        "shm": (segments.Segments, "write"),
+        "shm": (spans.Spans, "write"),
         "direct": (direct, "reduce_into"),
         "tcp": (link.Link, "receive"),
     }

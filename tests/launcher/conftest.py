@@ -17,7 +17,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     started = Launcher(tmp_path)
     try:
         yield started
-        started.await_nothing(5)
+        started.await_nothing()
     finally:
         for number in started.living():
             os.kill(number, signal.SIGKILL)

@@ -73,7 +73,7 @@ def before(owner: Any, name: str, act: Callable[[Any], object]) -> None:
 def where_ranks_meet(step: Callable[[], int]) -> None:
     """Make places of what all bindings have in common: ``"allreduce"``, in the middle of one, and ``"reinit"``, when the
     ranks of a further round have met and are not connected."""
-    from horovod.comm import segments
+    from horovod.comm import spans
     from horovod.comm.exchange import communicator as exchange
     from horovod.comm.shm import communicator as shm
     from horovod.comm.shm import direct
@@ -88,6 +88,6 @@ def where_ranks_meet(step: Callable[[], int]) -> None:
         if os.environ["HOROVOD_ELASTIC_ROUND"] != "1":
             strike("reinit", generation.identity.rank, generation.identity.size, step())
 
-    for module in (exchange, shm, direct, segments):
+    for module in (exchange, shm, direct, spans):
         before(module, "reduce_into", reducing)
     before(Generation, "_connect", connecting)

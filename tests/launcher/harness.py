@@ -75,8 +75,8 @@ class Launcher:
             assert time.monotonic() < deadline, f"only these came: {living}"
             time.sleep(0.02)
 
-    def await_nothing(self, seconds: float) -> None:
-        """Fail unless all processes of this test end within ``seconds``."""
+    def await_nothing(self, seconds: float = LIMIT_SECONDS) -> None:
+        """Fail unless all processes of this test end within ``seconds``, of which a test's own should outlast many."""
         deadline = time.monotonic() + seconds
         while living := self.living():
             assert time.monotonic() < deadline, f"left behind: {living}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_ranks_are_lost_one_after_another_at_random_steps(launcher: Launcher, tm
 def test_a_rank_is_added_when_the_discovery_script_finds_a_slot_more(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost:1\n")
     command = prepare(tmp_path, steps=10, hosts={"5": "localhost:2\n"}, until=2, pause=0.02)
-    script = f"cat {tmp_path / 'hosts'}"
+    script = f"cat {quote(str(tmp_path / 'hosts'))}"
     ended = launcher.run("--host-discovery-script", script, "--min-np", "1", *command)
     assert ended.returncode == 0, ended.stderr
     found = results(tmp_path)
@@ -131,7 +132,7 @@ def test_a_rank_is_added_when_the_discovery_script_finds_a_slot_more(launcher: L
 def test_a_rank_is_taken_away_when_its_slot_is_withdrawn(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost:3\n")
     command = prepare(tmp_path, steps=10, hosts={"5": "localhost:2\n"}, until=2, pause=0.02)
-    script = f"cat {tmp_path / 'hosts'}"
+    script = f"cat {quote(str(tmp_path / 'hosts'))}"
     ended = launcher.run("--host-discovery-script", script, "--min-np", "1", *command)
     assert ended.returncode == 0, ended.stderr
     found = results(tmp_path)
@@ -165,9 +166,9 @@ def test_a_host_where_a_rank_fails_is_left_out_and_another_one_joins(launcher: L
     shell.chmod(0o755)
     (tmp_path / "hosts").write_text("alpha:1\nbeta:1\n")
     command = prepare(tmp_path, steps=10, pause=0.02, kill={1: 4}, hosts={"6": "alpha:1\ngamma:2\n"}, until=3)
-    script = f"cat {tmp_path / 'hosts'}"
+    script = f"cat {quote(str(tmp_path / 'hosts'))}"
     ended = launcher.run(
-        "--host-discovery-script", script, "--min-np", "1", "-np", "2", *command, HOROVOD_SSH_COMMAND=str(shell)
+        "--host-discovery-script", script, "--min-np", "1", "-np", "2", *command, HOROVOD_SSH_COMMAND=quote(str(shell))
     )
     assert ended.returncode == 0, ended.stderr
     found = results(tmp_path)

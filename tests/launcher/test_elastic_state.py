@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -144,8 +145,8 @@ def test_all_ranks_of_a_round_synchronise_or_none(
     shell.chmod(0o755)
     count = 2 if most == 2 else 3
     ended = launcher.run(
-        "--host-discovery-script", f"cat {tmp_path}/hosts", "-np", str(count), "--min-np", "1", "--max-np", str(most),
-        "python", "train.py", str(tmp_path), scene, HOROVOD_SSH_COMMAND=str(shell),
+        "--host-discovery-script", f"cat {quote(str(tmp_path))}/hosts", "-np", str(count), "--min-np", "1",
+        "--max-np", str(most), "python", "train.py", str(tmp_path), scene, HOROVOD_SSH_COMMAND=quote(str(shell)),
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     found = {int(path.suffix[1:]): json.loads(path.read_text()) for path in tmp_path.glob("result.*")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_when_all_processes_have_failed_a_job_with_a_discovery_script_ends_at_on
     shell.write_text(SHELL)
     shell.chmod(0o755)
     ended = launcher.run(
-        "--host-discovery-script", f"echo {hosts}", *words, *command, HOROVOD_SSH_COMMAND=str(shell)
+        "--host-discovery-script", f"echo {hosts}", *words, *command, HOROVOD_SSH_COMMAND=quote(str(shell))
     )  # fmt: skip
     assert ended.returncode == status, ended.stderr
     assert said in ended.stderr
@@ -61,14 +62,16 @@ def test_a_job_with_too_few_slots_says_what_it_waits_for(launcher: Launcher) -> 
 def test_a_signal_ends_a_launcher_whose_discovery_script_hangs(
     launcher: Launcher, tmp_path: Path, number: int, status: int
 ) -> None:
-    process = launcher.start("--host-discovery-script", f"touch {tmp_path}/asked; sleep 20", "--min-np", "1", "true")
+    process = launcher.start(
+        "--host-discovery-script", f"touch {quote(str(tmp_path))}/asked; sleep 1000", "--min-np", "1", "true"
+    )
     while not (tmp_path / "asked").exists():
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
     ended = finish(process)
     assert ended.returncode == status and "Traceback" not in ended.stderr
-    launcher.await_nothing(5)
+    launcher.await_nothing()
 
 
 # Rank 1 is stuck, outside of any collective, when the others have failed.

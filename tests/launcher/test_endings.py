@@ -206,7 +206,7 @@ def test_a_killed_launcher_leaves_nothing(launcher: Launcher) -> None:
     launcher.await_line(process, "ready", times=2)
     launcher.await_living(2 + 2 * 4)  # launcher and guardian; two ranks with three wanderers each
     process.kill()
-    launcher.await_nothing(6)
+    launcher.await_nothing()
 
 
 def test_a_failed_job_leaves_none_of_its_ranks_children(launcher: Launcher) -> None:

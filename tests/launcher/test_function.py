@@ -127,7 +127,7 @@ def test_ctrl_c_ends_the_ranks_and_is_raised(launcher: Launcher) -> None:
     launcher.await_line(process, "ready")
     process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in finish(process).stderr
-    launcher.await_nothing(5)
+    launcher.await_nothing()
 
 
 def test_a_killed_caller_leaves_nothing(launcher: Launcher) -> None:
@@ -135,7 +135,7 @@ def test_a_killed_caller_leaves_nothing(launcher: Launcher) -> None:
     process = launcher.python("-c", script)
     launcher.await_line(process, "ready")
     process.kill()
-    launcher.await_nothing(6)
+    launcher.await_nothing()
 
 
 def what_is_open() -> tuple[int, int]:

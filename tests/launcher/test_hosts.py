@@ -226,7 +226,7 @@ def test_an_agent_that_is_killed_is_named_and_leaves_nothing(launcher: Launcher,
     assert done.returncode == 255
     assert "Rank 1 failed first (beta, local rank 0)." in done.stderr
     assert "Reason: the agent of beta is lost: ssh was killed by SIGKILL" in done.stderr
-    launcher.await_nothing(6)
+    launcher.await_nothing()
 
 
 def test_an_agent_that_does_not_answer_does_not_hold_up_the_end(launcher: Launcher, ssh: Path) -> None:
@@ -240,14 +240,14 @@ def test_an_agent_that_does_not_answer_does_not_hold_up_the_end(launcher: Launch
     assert done.returncode == 3
     assert "Rank 0 failed first (localhost, local rank 0)." in done.stderr
     assert "horovodrun: beta did not confirm that the job has ended there" in done.stderr
-    launcher.await_nothing(8)
+    launcher.await_nothing()
 
 
 def test_a_killed_launcher_leaves_nothing_on_any_host(launcher: Launcher, ssh: Path) -> None:
     process = start(launcher, ssh, "-np", "3", "-H", "localhost:1,alpha:1,beta:1", "sh", "-c", WAIT)
     launcher.await_line(process, "ready", times=3)
     process.kill()
-    launcher.await_nothing(8)
+    launcher.await_nothing()
 
 
 def test_ctrl_c_ends_all_hosts(launcher: Launcher, ssh: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_second_ctrl_c_kills_all_hosts_at_once(launcher: Launcher, ssh: Path) 
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.returncode == 130 and "killed the job" in done.stderr
-    launcher.await_nothing(3)
+    launcher.await_nothing()
 
 
 def test_ctrl_c_while_hosts_are_being_reached_ends_everything(launcher: Launcher, ssh: Path) -> None:

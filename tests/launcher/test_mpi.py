@@ -102,7 +102,7 @@ def test_a_killed_rank_ends_the_job(mpi: Mpi) -> None:
     done = mpi.run("if me.rank == 1:\n    os.kill(os.getpid(), 9)\nbarrier().wait()\ntime.sleep(1000)")
     assert done.returncode not in (0, None)
     assert "horovodrun: the job failed: mpirun ended with exit code" in done.stderr
-    mpi.launcher.await_nothing(10)
+    mpi.launcher.await_nothing()
 
 
 def test_ctrl_c_ends_the_job(mpi: Mpi) -> None:
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_the_job(mpi: Mpi) -> None:
     done = finish(process)
     assert done.returncode == 128 + signal.SIGINT
     assert done.stderr.splitlines()[-1] == "horovodrun: ended by SIGINT"
-    mpi.launcher.await_nothing(10)
+    mpi.launcher.await_nothing()
 
 
 def test_a_second_ctrl_c_kills_ranks_that_take_no_notice(mpi: Mpi) -> None:
@@ -123,14 +123,14 @@ def test_a_second_ctrl_c_kills_ranks_that_take_no_notice(mpi: Mpi) -> None:
     process.send_signal(signal.SIGINT)
     # An mpirun that is quicker than that has ended them already: then the signal meets a launcher that is about to end.
     assert finish(process).returncode in (128 + signal.SIGINT, -signal.SIGINT)
-    mpi.launcher.await_nothing(10)
+    mpi.launcher.await_nothing()
 
 
 def test_a_killed_launcher_leaves_nothing(mpi: Mpi) -> None:
     process = mpi.start("say('ready')\ntime.sleep(1000)")
     mpi.launcher.await_line(process, "ready", times=2)
     process.kill()
-    mpi.launcher.await_nothing(10)
+    mpi.launcher.await_nothing()
 
 
 def test_each_ranks_output_goes_to_files(mpi: Mpi) -> None:

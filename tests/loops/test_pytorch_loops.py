@@ -9,12 +9,20 @@ from typing import Any
 import pytest
 
 from jobs import make_job
-from loops import pytorch_changes, pytorch_parameters, pytorch_seven, pytorch_unused, pytorch_windows
+from loops import (
+    pytorch_changes,
+    pytorch_parameters,
+    pytorch_second,
+    pytorch_seven,
+    pytorch_unused,
+    pytorch_windows,
+)
 from loops.harness import Loop, objection
 from loops.pytorch import both_sides
 from ranks import RankPool
 
-TABLES = [each.TABLE for each in (pytorch_seven, pytorch_unused, pytorch_changes, pytorch_windows, pytorch_parameters)]
+MODULES = (pytorch_seven, pytorch_unused, pytorch_changes, pytorch_windows, pytorch_parameters, pytorch_second)
+TABLES = [each.TABLE for each in MODULES]
 ALL = os.environ.get("HOROVOD_TEST_ALL_LOOPS") == "1"
 WAYS = [(2, ""), (2, "1"), (3, ""), (3, "1")]
 """Numbers of ranks, and HOROVOD_BUCKET_BYTES."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from horovod.timeline.__main__ import main
 from ranks import RankPool
 
 
@@ -211,3 +212,30 @@ def test_a_killed_job_leaves_a_file_that_can_be_read(
     pool.kill(1, signal.SIGKILL)
     call.results(dies={0, 1})
     assert 0 < len(rows(path)) <= 50
+
+
+def train_with_a_slow_rank() -> None:
+    import time
+
+    import torch
+
+    import horovod.torch as hvd
+
+    hvd.init()
+    for _ in range(30):
+        if hvd.rank() == 1:
+            time.sleep(0.05)  # what makes this rank slow
+        hvd.allreduce(torch.ones(1000), name="a")
+    hvd.shutdown()
+
+
+def test_the_summary_names_the_slow_rank(
+    ranks: Callable[..., RankPool], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "timeline.json"
+    ranks(2, {"HOROVOD_TIMELINE": str(path)}, "torch").run(train_with_a_slow_rank)
+    assert main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "with 2 ranks: 30 tensors in 30 batches." in printed
+    assert "Rank 1 holds the others up" in printed
+    assert "most before 'allreduce.a'" in printed

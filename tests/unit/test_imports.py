@@ -26,11 +26,12 @@ LAYERS: Layers = [
     {"common.elastic"},
     {"elastic"},
     {"runner", "common"},
+    {"timeline"},
     {"diagnose"},
     {"core", "environments"},
     {"autotune"},
     {"comm", "control", "observe"},
-    {"core.config", "_version", "_silence", "pickling", "data", "ray", "spark"},
+    {"core.config", "_version", "_silence", "pickling", "signal_deferral", "data", "ray", "spark"},
 ]
 """From the top. A package may import every package of a lower layer, none of its own layer, and none of a higher one."""
 
@@ -50,6 +51,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"dial", "liveness_monitor"},
         {"channel", "failure_detector", "listener"},
         {
+            "descriptors",
             "elastic_messages",
             "failure",
             "framing",
@@ -66,8 +68,9 @@ FOLDERS: Mapping[str, Layers] = {
         {"switching"},
         {"gloo", "hierarchical", "mpi", "nccl", "oneccl", "shm", "tcp"},
         {"adasum", "bytewise", "cuda", "engine", "exchange", "single"},
-        {"base", "device", "segments"},
-        {"reduction", "spans"},
+        {"base", "device", "ranges"},
+        {"spans"},
+        {"reduction"},
         {"datatypes", "lasting", "tuned"},
     ],
     "runner": [
@@ -84,6 +87,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"config_file", "dry_run", "options"},
         {"agent", "check_build", "run_task", "tunables"},
         {"common", "errors", "loop", "machine", "probes", "remote_call", "signals"},
+        {"children"},
     ],
 }
 """The same for the files and folders of the packages that have an order inside."""

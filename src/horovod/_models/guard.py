@@ -25,6 +25,7 @@ from horovod.core.config import CHECK
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.lifecycle.steps_made import StepCount
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import allgather, prepared_allreduce
 
@@ -93,6 +94,7 @@ class Guard:
         self._names: Mapping[str, str] = {}
         self._steps = 0
         self._generation = -1
+        self._count = StepCount()
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
     def be_named(self, kind: object) -> None:
@@ -130,6 +132,9 @@ class Guard:
         self._begin(Alike.HYPERPARAMETERS, self._name, hyperparameters)
         if self._steps == 2:
             self._begin(Alike.PARAMETERS, self._name, parameters)
+        if self._steps == 1:
+            self._count = running().steps.of(self._name, self._process_set.ranks or (), self._line)
+        self._count.made += 1
         for comparison in gathered:
             self._tell(comparison)
 

@@ -1,7 +1,8 @@
-"""Vectors by the addresses of their memory, which cost an integer each.
+"""Vectors seen as one, known by the addresses of their memory or as arrays.
 
 To make a NumPy array takes as long as to copy some kilobytes. A binding that has many tensors hands over where they lie
 instead: where they are small the kernel copies them all in one call, and arrays are made only where something needs them.
+An engine reads and writes the elements of all vectors by one index, so a batch needs no buffer of its size.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 
 from horovod.comm.datatypes import Array
+from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 
 VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
 """How many places one system call takes."""
@@ -67,15 +69,18 @@ class Layout(msgspec.Struct, eq=False, gc=False):
 
 
 class Spans(msgspec.Struct, gc=False):
-    """Vectors of one dtype. Whoever hands them out holds their memory as long as anybody may use them.
+    """Vectors of one dtype, and their concatenation, addressed by element index. Copies nothing.
+
+    Whoever hands out addresses holds their memory as long as anybody may use them. :func:`spans_of` makes spans of arrays.
 
     Attributes:
-        addresses: where each begins; anything for one without elements.
+        addresses: where each begins; anything for one without elements. Empty where the vectors are known as arrays.
     """
 
     layout: Layout
     addresses: Sequence[int]
-    _arrays: list[Array] | None = None
+    _arrays: Sequence[Array] | None = None
+    _table: Array | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -87,8 +92,14 @@ class Spans(msgspec.Struct, gc=False):
         """Of all vectors, as arrays have it."""
         return self.layout.nbytes
 
+    @property
+    def length(self) -> int:
+        """Elements in total."""
+        ends = self.layout.ends
+        return ends[-1] if ends else 0
+
     def __len__(self) -> int:
-        return len(self.addresses)
+        return len(self.layout.sizes)
 
     def __iter__(self) -> Iterator[Array]:
         return iter(self.arrays())
@@ -96,8 +107,8 @@ class Spans(msgspec.Struct, gc=False):
     def __getitem__(self, index: int) -> Array:
         return self.arrays()[index]
 
-    def arrays(self) -> list[Array]:
-        """One-dimensional arrays of the same memory, which do not hold it either.
+    def arrays(self) -> Sequence[Array]:
+        """One-dimensional arrays of the same memory. Those that are made of addresses do not hold it either.
 
         Raises:
             ValueError: it is the memory of a device.
@@ -116,20 +127,29 @@ class Spans(msgspec.Struct, gc=False):
             ]
         return self._arrays
 
-    def part(self, index: int, begin: int, end: int) -> Array:
-        """Elements ``[begin, end)`` of one vector, as an array that does not hold their memory; there is at least one."""
+    def table(self) -> Array:
+        """Where each vector begins, as 64-bit words."""
+        if self._table is None:
+            known = self.addresses or [address_of(array) for array in self.arrays()]
+            self._table = np.array(known, np.uintp)
+        return self._table
+
+    def part(self, vector: int, begin: int, end: int) -> Array:
+        """Elements ``[begin, end)`` of one vector, of which there is at least one."""
+        if self._arrays is not None:
+            return self._arrays[vector][begin:end]
         itemsize = self.layout.dtype.itemsize
-        memory = _memory_at(self.addresses[index] + begin * itemsize, (end - begin) * itemsize, _WRITABLE)
+        memory = _memory_at(self.addresses[vector] + begin * itemsize, (end - begin) * itemsize, _WRITABLE)
         return np.frombuffer(memory, self.layout.dtype)
 
     def places(self, start: int, stop: int) -> Array:
-        """Where elements ``[start, stop)`` of their concatenation lie: rows of an address and a number of bytes (``iovec``)."""
+        """Where elements ``[start, stop)`` lie: rows of an address and a number of bytes (``iovec``)."""
         layout = self.layout
         if start >= stop:
             return np.empty((0, 2), np.uintp)
         first, last = bisect_right(layout.ends, start), bisect_left(layout.ends, stop)
         found = np.empty((last + 1 - first, 2), np.uintp)
-        found[:, 0] = self.addresses[first : last + 1]
+        found[:, 0] = self.table()[first : last + 1]
         found[:, 1] = layout.lengths[first : last + 1]
         before = (start - layout.ends[first] + layout.sizes[first]) * layout.dtype.itemsize
         if before:
@@ -137,6 +157,70 @@ class Spans(msgspec.Struct, gc=False):
             found[0, 1] -= np.uintp(before)
         found[-1, 1] -= np.uintp((layout.ends[last] - stop) * layout.dtype.itemsize)
         return found
+
+    def runs(self, start: int, stop: int) -> list[Array]:
+        """The contiguous views that make up elements ``[start, stop)``, in order. Empty vectors do not appear."""
+        if start >= stop:
+            return []
+        arrays, ends = self.arrays(), self.layout.ends
+        if len(ends) == 1:
+            return [arrays[0][start:stop]]
+        index = bisect_right(ends, start)
+        begin = start - (ends[index] - arrays[index].size)
+        if stop <= ends[index]:
+            return [arrays[index][begin : begin + stop - start]]
+        found = [arrays[index][begin:]]
+        index += 1
+        while ends[index] < stop:
+            if arrays[index].size:
+                found.append(arrays[index])
+            index += 1
+        found.append(arrays[index][: stop - (ends[index] - arrays[index].size)])
+        return found
+
+    def read(self, start: int, stop: int, target: Array) -> None:
+        """Copy elements ``[start, stop)`` into ``target``, which has that length ("pack")."""
+        runs = self.runs(start, stop)
+        if len(runs) == 1:
+            np.copyto(target, runs[0])
+        elif runs:
+            np.concatenate(runs, out=target)
+
+    def write(self, start: int, stop: int, source: Array, factor: float = 1.0) -> None:
+        """Copy ``source`` over elements ``[start, stop)`` ("unpack"); floating types can be multiplied on the way."""
+        position = 0
+        scalar = source.dtype.type(factor)
+        for run in self.runs(start, stop):
+            part = source[position : position + run.size]
+            if factor == 1.0:
+                run[:] = part
+            else:
+                np.multiply(part, scalar, out=run)
+            position += run.size
+
+    def whole(self, start: int, stop: int) -> Array | None:
+        """Elements ``[start, stop)`` as one view where they lie in one vector, else None."""
+        runs = self.runs(start, stop)
+        return runs[0] if len(runs) == 1 else None
+
+    def reduce(
+        self,
+        start: int,
+        stop: int,
+        contributions: Sequence[Array],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        workspace: Workspace,
+    ) -> None:
+        """Write the reduction of ``contributions``, vectors of that length, over elements ``[start, stop)``."""
+        whole = self.whole(start, stop)
+        if whole is not None:
+            reduce_into(whole, contributions, op, prescale, postscale, workspace)
+        elif start < stop:
+            result = workspace.array(2, contributions[0].dtype, stop - start)
+            reduce_into(result, contributions, op, prescale, postscale, workspace)
+            self.write(start, stop, result)
 
 
 Vectors = Sequence[Array] | Spans
@@ -179,6 +263,21 @@ def size_in_bytes(vectors: Vectors) -> int:
 def layout_of(dtype: np.dtype[Any], sizes: tuple[int, ...], device: str = HOST) -> Layout:
     """The layout of vectors of these sizes, the same object each time."""
     return Layout.of(dtype, sizes, device)
+
+
+def spans_of(vectors: Vectors) -> Spans:
+    """Vectors of one dtype in host memory as spans."""
+    if isinstance(vectors, Spans):
+        return vectors
+    if not vectors:
+        return Spans(layout_of(np.dtype(np.uint8), ()), ())
+    return Spans(layout_of(vectors[0].dtype, tuple([array.size for array in vectors])), (), vectors)
+
+
+def source_and_target(inputs: Vectors, outputs: Vectors) -> tuple[Spans, Spans]:
+    """Both sides of a reduction; one and the same where it is in place."""
+    source = spans_of(inputs)
+    return source, source if outputs is inputs else spans_of(outputs)
 
 
 @lru_cache(maxsize=64)

@@ -56,7 +56,10 @@ class Channel:
 
     def send(self, body: bytes) -> None:
         """Send one message, or queue what does not fit in the socket's buffer."""
-        data = frame(body)
+        self.send_framed(frame(body))
+
+    def send_framed(self, data: bytes) -> None:
+        """The same with a message behind its length. Channels that are given the same bytes keep no copies of them."""
         sent = 0 if self._outbox else self._write(data)
         if sent < len(data):
             self._outbox.append(memoryview(data)[sent:])

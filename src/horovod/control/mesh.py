@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
+from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.dial import Address, dial_until
 from horovod.control.listener import Listener
 from horovod.control.networks import Network, common_links, networks_of
@@ -138,8 +139,12 @@ class Mesh:
             Connected, authenticated, blocking sockets.
 
         Raises:
-            MeshError: a peer could not be reached, or did not connect.
+            MeshError: a peer could not be reached, or did not connect; or this process may not open so many connections.
         """
+        try:
+            make_room(len(keys), f"rank {self._rank}")
+        except DescriptorLimitError as error:
+            raise MeshError(str(error)) from error
         made: dict[ConnectionKey, socket.socket] = {}
         try:
             for key in sorted(key for key in keys if key.peer < self._rank):

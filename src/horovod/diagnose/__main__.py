@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from horovod.diagnose.figure import FigureError
 from horovod.diagnose.findings import findings
 from horovod.diagnose.job import Job
 from horovod.diagnose.report import diagnosis, text
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if asked.json
             else text(job, found)
         )
-    except DumpError as error:
+    except (DumpError, FigureError) as error:
         print(f"horovod.diagnose: {error}", file=sys.stderr)
         return 2
     return 0

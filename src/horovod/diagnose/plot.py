@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from horovod.diagnose.figure import rows_over_time
 from horovod.diagnose.job import Job
-from horovod.observe.dump import DumpError
 
 SECONDS = 20.0
 """How much time before the end the picture shows, at most."""
@@ -18,50 +18,31 @@ def plot(job: Job, path: Path) -> None:
     """Draw ``job`` into a file, whose suffix says the format.
 
     Raises:
-        DumpError: matplotlib is missing, or the file cannot be written.
+        FigureError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise DumpError(f"--plot needs matplotlib: pip install matplotlib ({error})") from error
     ranks = sorted(job.dumps)[:MOST_RANKS]
     end, begin = _window(job, ranks)
-    figure, axes = pyplot.subplots(figsize=(12, 1.6 + 0.42 * len(ranks)), layout="constrained")
-    for row, rank in enumerate(ranks):
-        bars: dict[str, list[tuple[float, float]]] = {_WAIT: [], _RUN: [], _OPEN: [], _FAILED: []}
-        for each in job.dumps[rank].collectives:
-            submitted = job.time(rank, each.submitted)
-            started = job.time(rank, each.started) if each.started is not None else None
-            ended = job.time(rank, each.ended) if each.ended is not None else None
-            stop = end if ended is None else ended
-            if stop < begin:
-                continue
-            if ended is None:
-                bars[_OPEN].append((max(begin, submitted) - end, stop - max(begin, submitted)))
-                continue
-            agreed = stop if started is None else started
-            bars[_WAIT].append((max(begin, submitted) - end, max(0.0, agreed - max(begin, submitted))))
-            bars[_FAILED if each.error else _RUN].append((max(begin, agreed) - end, stop - max(begin, agreed)))
-        for colour, spans in bars.items():
-            axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, edgecolor="none")
-        _label_open(axes, job, rank, row)
-    axes.set_yticks(range(len(ranks)), [f"rank {rank} ({job.host(rank)})" for rank in ranks])
-    axes.invert_yaxis()
-    axes.set_xlim(begin - end, 0.0)
-    axes.set_xlabel("seconds before the end")
-    labels = {_WAIT: "waits for other ranks", _RUN: "is carried out", _OPEN: "not over", _FAILED: "failed"}
-    handles = [Patch(color=colour, label=text) for colour, text in labels.items()]
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise DumpError(f"{path} cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
+    rows = [f"rank {rank} ({job.host(rank)})" for rank in ranks]
+    colours = {_WAIT: "waits for other ranks", _RUN: "is carried out", _OPEN: "not over", _FAILED: "failed"}
+    with rows_over_time(path, rows, (begin - end, 0.0), "seconds before the end", colours) as axes:
+        for row, rank in enumerate(ranks):
+            bars: dict[str, list[tuple[float, float]]] = {_WAIT: [], _RUN: [], _OPEN: [], _FAILED: []}
+            for each in job.dumps[rank].collectives:
+                submitted = job.time(rank, each.submitted)
+                started = job.time(rank, each.started) if each.started is not None else None
+                ended = job.time(rank, each.ended) if each.ended is not None else None
+                stop = end if ended is None else ended
+                if stop < begin:
+                    continue
+                if ended is None:
+                    bars[_OPEN].append((max(begin, submitted) - end, stop - max(begin, submitted)))
+                    continue
+                agreed = stop if started is None else started
+                bars[_WAIT].append((max(begin, submitted) - end, max(0.0, agreed - max(begin, submitted))))
+                bars[_FAILED if each.error else _RUN].append((max(begin, agreed) - end, stop - max(begin, agreed)))
+            for colour, spans in bars.items():
+                axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, edgecolor="none")
+            _label_open(axes, job, rank, row)
 
 
 def _window(job: Job, ranks: list[int]) -> tuple[float, float]:

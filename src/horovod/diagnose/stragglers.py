@@ -1,12 +1,15 @@
 """Which rank holds the others up, and where in a step it loses the time. Pure.
 
 Every rank waits for the last one that submits a collective. By how much that is later than all others is what it costs them;
-it is lost since the collective before, or since an earlier one where ranks submit several without waiting for them.
+it is lost since the collective before. Where ranks submit several without waiting for them, a rank that is late with each
+costs its greatest delay, not the sum.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,6 +40,37 @@ class Delay(NamedTuple):
     after: str
 
 
+class Submissions(NamedTuple):
+    """One collective of a process set: its name, and by rank when it was submitted and when it was over, by one clock."""
+
+    name: str
+    submitted: Mapping[int, float]
+    ended: Mapping[int, float]
+
+
+def lost_time(collectives: Iterable[Submissions]) -> dict[int, dict[str, float]]:
+    """By rank, the seconds that the others lose by it before each collective, in all, by its name.
+
+    Args:
+        collectives: of the same ranks, in the order in which they were carried out.
+    """
+    lost: dict[int, dict[str, float]] = {}
+    latest: dict[int, float] = {}  # by rank, how late it was at most since `since`
+    since = -math.inf  # when the ranks last had everything before done
+    before: Mapping[int, float] | None = None  # when the one before was over
+    for name, submitted, ended in collectives:
+        if before and all(rank in before and before[rank] <= at for rank, at in submitted.items()):
+            latest, since = {}, max(before.values())
+        last = max(submitted, key=lambda rank: submitted[rank])
+        others = max((at for rank, at in submitted.items() if rank != last), default=submitted[last])
+        late = max(0.0, submitted[last] - max(others, since))
+        of_rank = lost.setdefault(last, defaultdict(float))
+        of_rank[name] += max(0.0, late - latest.get(last, 0.0))
+        latest[last] = max(late, latest.get(last, 0.0))
+        before = ended
+    return lost
+
+
 def findings(job: Job) -> list[Finding]:
     """The rank that holds the others up, if one does."""
     delays = [
@@ -54,24 +88,13 @@ def delay_of(job: Job, process_set: int, ranks: list[int]) -> Delay | None:
     common = sorted(set.intersection(*(set(each) for each in known.values())))
     if len(common) < LEAST_COLLECTIVES:
         return None
-    lost: dict[int, defaultdict[str, float]] = {rank: defaultdict(float) for rank in ranks}
-    late = dict.fromkeys(ranks, 0.0)
-    before: dict[int, Collective] = {}
-    for order in common:
-        records = {rank: known[rank][order] for rank in ranks}
-        times = {rank: job.time(rank, each.submitted) for rank, each in records.items()}
-        now = dict.fromkeys(ranks, 0.0)
-        last = max(ranks, key=lambda rank: times[rank])
-        now[last] = times[last] - max(times[rank] for rank in ranks if rank != last)
-        overlaps = any(each.ended is None or each.ended > records[rank].submitted for rank, each in before.items())
-        lost[last][records[last].name] += max(0.0, now[last] - (late[last] if overlaps else 0.0))
-        late, before = now, records
+    lost = lost_time(_submissions(job, {rank: known[rank][order] for rank in ranks}) for order in common)
     whole = job.time(ranks[0], known[ranks[0]][common[-1]].submitted) - job.time(
         ranks[0], known[ranks[0]][common[0]].submitted
     )
     if whole <= 0:
         return None
-    shares = sorted(((sum(lost[rank].values()) / whole, rank) for rank in ranks), reverse=True)
+    shares = sorted(((sum(lost.get(rank, {}).values()) / whole, rank) for rank in ranks), reverse=True)
     if shares[0][0] - shares[1][0] < LEAST_SHARE:
         return None
     share, rank = shares[0]
@@ -79,6 +102,15 @@ def delay_of(job: Job, process_set: int, ranks: list[int]) -> Delay | None:
     names = [known[rank][order].name for order in common]
     after = Counter(one for one, two in pairwise(names) if two == most).most_common(1)
     return Delay(process_set, rank, share, len(common), dict(lost[rank]), after[0][0] if after else "")
+
+
+def _submissions(job: Job, records: Mapping[int, Collective]) -> Submissions:
+    """What the ranks' records of one collective say."""
+    return Submissions(
+        next(iter(records.values())).name,
+        {rank: job.time(rank, each.submitted) for rank, each in records.items()},
+        {rank: job.time(rank, each.ended) for rank, each in records.items() if each.ended is not None},
+    )
 
 
 def _finding(job: Job, delay: Delay) -> Finding:

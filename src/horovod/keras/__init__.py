@@ -54,6 +54,7 @@ else:
     from horovod.common.basics import init, shutdown
 
 Compression = _backend.compression()
+"""The choices for ``compression=``: ``none``, ``fp16`` and ``bf16``."""
 
 
 def DistributedOptimizer(

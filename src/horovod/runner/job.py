@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +23,7 @@ from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
+from horovod.runner.children import Cleanup, owned
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.hosts import host_sources
 from horovod.runner.hosts.slots import MOST_RANKS, HostInfo, SlotInfo, get_host_assignments
@@ -128,7 +128,7 @@ class Job:
             options.output_filename,
             timestamps=options.prefix_output_with_timestamp,
         )
-        with ExitStack() as cleanup:
+        with Cleanup() as cleanup, cleanup:
             server, secret = self._serve(cleanup, published or {})
             mark = f"{config.SECRET_KEY}={secret}".encode()
             guardian = self._start_guardian(cleanup, mark, output) if self._here else None
@@ -145,6 +145,7 @@ class Job:
                 signals=signals,
                 reader=self._reader,
             )
+            cleanup.callback(supervisor.kill)
             agents: list[Agent] = []
             if self._here:
                 facts = HostFacts(sys.executable, usable_cores(), [name for _, name in socket.if_nameindex()], None)
@@ -157,16 +158,21 @@ class Job:
             if self._elsewhere:
                 from horovod.runner.reach.reach import reach  # costs time, which a job on one host need not spend
 
-                agents += reach(
-                    [self._hosts[name] for name in self._elsewhere],
-                    options,
-                    self._launcher_environment,
-                    loop=loop,
-                    report=supervisor.report,
-                    secret=secret,
-                    port=port,
-                    seconds=self._seconds,
-                )
+                def reach_others() -> None:
+                    for agent in reach(
+                        [self._hosts[name] for name in self._elsewhere],
+                        options,
+                        self._launcher_environment,
+                        loop=loop,
+                        report=supervisor.report,
+                        secret=secret,
+                        port=port,
+                        seconds=self._seconds,
+                    ):
+                        agents.append(agent)
+                        cleanup.callback(agent.kill)  # where it was not ended with the job
+
+                owned(reach_others)
 
             def plans() -> list[Plans]:
                 rendezvous = [self._rendezvous_address(agent, agents, port) for agent in agents]
@@ -221,13 +227,13 @@ class Job:
         """What :meth:`dry_run` says of the job before it comes to its hosts."""
         return ()
 
-    def _serve(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
+    def _serve(self, cleanup: Cleanup, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
         """Start the rendezvous server. Returns it, and the job's secret as the text of an environment variable."""
         server, secret = self._make_server(cleanup, published)
-        server.start()
+        owned(server.start)
         return server, secret
 
-    def _make_server(self, cleanup: ExitStack, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
+    def _make_server(self, cleanup: Cleanup, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
         key = make_secret()
         # Other hosts must be able to reach it. A client without the secret is disconnected in either case.
         self._server = server = RendezvousServer(key, "0.0.0.0" if self._serves_other_hosts else LOOPBACK)
@@ -338,12 +344,13 @@ class Job:
             )
         return found
 
-    def _start_guardian(self, cleanup: ExitStack, mark: bytes, output: Output) -> Guardian | None:
+    def _start_guardian(self, cleanup: Cleanup, mark: bytes, output: Output) -> Guardian | None:
         environment = {
             name: value for name, value in self._launcher_environment.items() if name != config.SECRET_KEY
         }  # fmt: skip
         try:
-            return cleanup.enter_context(Guardian(mark, environment))
+            guardian: Guardian = cleanup.own(lambda: Guardian(mark, environment))
+            return guardian
         except OSError as error:
             output.say(
                 f"horovodrun: cannot start the guardian ({error.strerror}): should this launcher be killed, "

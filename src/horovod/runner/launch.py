@@ -58,10 +58,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         if options.check_build:
-            from horovod.runner.check_build import check_build
-
-            print(check_build())
-            return 0
+            return _check_build()
         if options.dump is not None:
             return _dump(options.dump)
         status, words = _carry_out(options)
@@ -140,8 +137,8 @@ def _carry_out(options: Options) -> tuple[int, str]:
     pipe = SignalPipe()
     stdout, stderr = console(pipe)
     try:
+        pipe.ends_at_once = True  # the first answer of a discovery script may take its time
         with pipe as signals:
-            signals.ends_at_once = True  # the first answer of a discovery script may take its time
             job = make_job(options, os.environ)
             signals.ends_at_once = False
             outcome = job.run(stdout, stderr, signals)
@@ -154,6 +151,17 @@ def _carry_out(options: Options) -> tuple[int, str]:
         words = "horovodrun: killed the job"
         stderr.write(words + "\n")
         return 128 + insisted.number, words
+
+
+def _check_build() -> int:
+    from horovod.runner.check_build import check_build
+    from horovod.runner.signals import SignalPipe
+
+    pipe = SignalPipe()
+    pipe.ends_at_once = True  # with the probes
+    with pipe:
+        print(check_build())
+    return 0
 
 
 def _dump(target: str) -> int:

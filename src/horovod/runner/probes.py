@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from horovod.core import config
+from horovod.runner import children
 
 SECONDS = 5.0
 """The time limit of one probe. A framework that takes longer to import, as on a slow disk, is reported as such."""
@@ -34,11 +34,19 @@ class Finding(NamedTuple):
     """The command that adds what is missing."""
 
 
-def together(probes: Mapping[str, Callable[[], Finding]]) -> dict[str, Finding]:
-    """Run probes at the same time; findings by name."""
-    with ThreadPoolExecutor(len(probes)) as pool:
-        started = {name: pool.submit(probe) for name, probe in probes.items()}
-        return {name: future.result() for name, future in started.items()}
+Probe = Callable[[int], Finding]
+"""Gets a descriptor; once that can be read, the probe is given up."""
+
+
+def together(probes: Mapping[str, Probe]) -> dict[str, Finding]:
+    """Run probes at the same time; findings by name. A signal ends them, and is handled then."""
+
+    def run(interrupted: int) -> dict[str, Finding]:
+        with ThreadPoolExecutor(len(probes)) as pool:
+            started = {name: pool.submit(probe, interrupted) for name, probe in probes.items()}
+            return {name: future.result() for name, future in started.items()}
+
+    return children.interruptible(run)
 
 
 _IMPORT = """
@@ -51,45 +59,45 @@ print("found", getattr(framework, "__version__", "of unknown version") + (f", wi
 """
 
 
-def framework(module: str, binding: str, remedy: str) -> Finding:
+def framework(module: str, binding: str, remedy: str, cancel: int = -1) -> Finding:
     """Import a framework, and Horovod's binding of it."""
     if _spec(module) is None:
         return Finding(False, "not installed", remedy)
-    done = _run([sys.executable, "-c", _IMPORT, module, binding], {"TF_CPP_MIN_LOG_LEVEL": "3"}, SECONDS)
+    done = _run([sys.executable, "-c", _IMPORT, module, binding], {"TF_CPP_MIN_LOG_LEVEL": "3"}, SECONDS, cancel)
     if done is None:
         return Finding(
             True, f"{_installed(module)}; importing it takes more than {SECONDS:g} s here, and was not tried to its end"
         )
-    found = re.search(r"^found (.*)$", done.stdout, re.MULTILINE)
-    if done.returncode or found is None:
+    found = re.search(r"^found (.*)$", done.output, re.MULTILINE)
+    if done.status or found is None:
         return Finding(False, f"installed, and cannot be imported: {_last_line(done)}", f"{remedy} --force-reinstall")
     return Finding(True, found[1])
 
 
-def engine(name: str) -> Finding:
+def engine(name: str, cancel: int = -1) -> Finding:
     """Run a job of two ranks whose data travel by this engine."""
     words = ["-m", "horovod.runner.launch", "-np", "2", "-H", "localhost:2"]
     words += [sys.executable, "-m", "horovod.common.trial"]
-    done = _run([sys.executable, *words], {config.CPU_OPERATIONS: name, config.TIMELINE: ""}, JOB_SECONDS)
+    done = _run([sys.executable, *words], {config.CPU_OPERATIONS: name, config.TIMELINE: ""}, JOB_SECONDS, cancel)
     if done is None:
         return Finding(False, f"a job of two ranks did not end within {JOB_SECONDS:g} seconds")
-    if done.returncode:
-        said = re.findall(r"^\[\d+\]<stderr>:(\w[\w.]*(?:Error|Exception|Interrupt): .*)$", done.stderr, re.M)
+    if done.status:
+        said = re.findall(r"^\[\d+\]<stderr>:(\w[\w.]*(?:Error|Exception|Interrupt): .*)$", done.errors, re.M)
         return Finding(False, f"a job of two ranks failed: {said[0] if said else _last_line(done)}")
     return Finding(True, "a job of two ranks on this host ran with it")
 
 
-def program(name: str, arguments: Sequence[str], remedy: str) -> Finding:
+def program(name: str, arguments: Sequence[str], remedy: str, cancel: int = -1) -> Finding:
     """Ask a program for its version; with no arguments for that, only look for it."""
     if shutil.which(name) is None:
         return Finding(False, "not found on the PATH", remedy)
     if not arguments:
         return Finding(True, "found on the PATH")
-    done = _run([name, *arguments], {}, SECONDS)
+    done = _run([name, *arguments], {}, SECONDS, cancel)
     if done is None:
         return Finding(False, f"it does not answer within {SECONDS:g} seconds")
-    text = done.stdout + done.stderr
-    if done.returncode:
+    text = done.output + done.errors
+    if done.status:
         return Finding(False, f"it fails: {_last_line(done)}")
     return Finding(True, _version(text))
 
@@ -105,31 +113,34 @@ def _version(text: str) -> str:
     return lines[0] if lines else "of unknown version"
 
 
-def _run(command: Sequence[str], extra: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str] | None:
+class _Said(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def _run(command: Sequence[str], extra: Mapping[str, str], seconds: float, cancel: int) -> _Said | None:
     """A command's end; None if it does not end in time."""
     # As from an ordinary shell: what this process itself may be a rank of is none of the probe's concern.
     inherited = {
         name: value for name, value in os.environ.items() if name not in (config.RANK, config.SIZE, config.SECRET_KEY)
     }
     try:
-        return subprocess.run(
-            command,
-            env={**inherited, **extra},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
+        done = children.run(command, seconds, environment={**inherited, **extra}, cancel=cancel)
+    except (TimeoutError, children.Cancelled):
         return None
+    except children.TooMuchOutput:
+        return _Said(1, "", "it writes without end")
     except OSError as error:
-        return subprocess.CompletedProcess(command, 127, "", error.strerror or str(error))
+        return _Said(127, "", error.strerror or str(error))
+    return _Said(done.status, done.output.decode(errors="replace"), done.errors.decode(errors="replace"))
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {done.returncode}"
+def _last_line(said: _Said) -> str:
+    lines = [line.strip() for line in (said.errors or said.output).splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {said.status}"
 
 
 def _installed(module: str) -> str:

@@ -24,7 +24,7 @@ class Insisted(BaseException):
 
 
 class SignalPipe:
-    """While active, signals that ask the launcher to end arrive at :meth:`fileno`; a second one raises ``Insisted``.
+    """While active, signals that ask the launcher to end arrive at :meth:`fileno`; a second one may raise ``Insisted``.
 
     Ctrl-Z arrives there, too, and SIGURG, by which the user has all ranks write down what they do. A signal that was ignored
     when the launcher started (``nohup``, a background job) stays ignored. Main thread only.
@@ -37,6 +37,8 @@ class SignalPipe:
         self._first_at = 0.0
         self.ends_at_once = False
         """Whether a signal ends this process at once: the job has not begun."""
+        self.may_insist = False
+        """Whether a second signal raises ``Insisted``. Set where that is caught; the exception resets it, so it comes once."""
         self.passes_interrupts_on = False
         """Whether Ctrl-C is for a rank that reads from the terminal, unless two come in quick succession."""
         self._passed_on_at = -_INSISTING_SECONDS
@@ -96,5 +98,6 @@ class SignalPipe:
                 return
         if not self._first_at:
             self._first_at = now
-        elif now - self._first_at > _SAME_SIGNAL_SECONDS:
+        elif self.may_insist and now - self._first_at > _SAME_SIGNAL_SECONDS:
+            self.may_insist = False
             raise Insisted(number)

@@ -114,10 +114,15 @@ class Supervisor:
         """Start the job by ``begin()``, and stay with it to its end."""
         grace = GRACE_SECONDS
         try:
-            if self._signals is not None:
-                self._loop.watch(self._signals.fileno(), self._on_signals)
-            begin()
-            self._loop.run(self._finished)
+            try:
+                if self._signals is not None:
+                    self._loop.watch(self._signals.fileno(), self._on_signals)
+                    self._signals.may_insist = True
+                begin()
+                self._loop.run(self._finished)
+            finally:
+                if self._signals is not None:
+                    self._signals.may_insist = False  # from here on everything ends soon, and must not be interrupted
             if self._refusal:
                 raise LaunchError(self._refusal)
         except BaseException as error:
@@ -185,14 +190,18 @@ class Supervisor:
             deadline = time.monotonic() + grace + _SWEEP_SECONDS
             self._loop.run(lambda: all(agent.closed for agent in self._agents), deadline)
         finally:
-            self._input.stop()
-            for agent in self._agents:
-                agent.kill()
-            for stream in self._streams.values():
-                try:
-                    stream.finish()
-                except ReaderGone:
-                    pass
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill what is left, and let go of all agents. Idempotent, since an exception may come at any moment."""
+        self._input.stop()
+        for agent in list(self._agents):
+            agent.kill()
+        while self._streams:
+            try:
+                self._streams.popitem()[1].finish()
+            except ReaderGone:
+                pass
 
     # What agents and the loop report.
 
@@ -261,7 +270,7 @@ class Supervisor:
         self._signal_all(signal.SIGCONT)
 
     def _signal_all(self, number: int) -> None:
-        for agent in self._agents:
+        for agent in list(self._agents):
             agent.signal(number, [rank for rank, home in self._home.items() if home is agent])
 
     # How decisions are carried out.
@@ -282,7 +291,7 @@ class Supervisor:
 
     def _give_up(self) -> None:
         """End without the agents that do not answer: they are stopped, or their hosts have just become unreachable."""
-        for agent in self._agents:
+        for agent in list(self._agents):
             if not agent.closed:
                 agent.kill()
 

@@ -23,7 +23,7 @@ from horovod.tensorflow.graph.run import run
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
-    """Start Horovod. Every rank must call it first. Arguments as :func:`horovod.common.basics.init`.
+    """As :func:`horovod.common.basics.init`.
 
     If OMP_NUM_THREADS is set, as under horovodrun, TensorFlow uses this number of threads. A number that the script or
     TensorFlow's own variables set has precedence, and threads that TensorFlow has already started are kept.

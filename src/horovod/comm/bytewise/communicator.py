@@ -21,9 +21,9 @@ import numpy as np
 from horovod.comm.base import Communicator
 from horovod.comm.bytewise.base import ByteCollectives
 from horovod.comm.datatypes import Array
+from horovod.comm.ranges import Range, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Range, Segments, source_and_target, split, split_by_rank
-from horovod.comm.spans import Vectors, arrays_of
+from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
 
 PIECE_BYTES = 8 << 20
 """Bytes of a batch that one rank contributes to a reduction at a time: the next piece is under way while one is reduced."""
@@ -122,7 +122,7 @@ class BytewiseCommunicator(Communicator):
         nbytes = length * dtype.itemsize
         excess = (self.size - 1) * nbytes * (self.size - 2) // self.size
         if nbytes <= DIRECT_BYTES and excess <= DIRECT_EXCESS_BYTES:
-            (own,) = self._sources("own", dtype, [source.range()])
+            (own,) = self._sources("own", dtype, [Range.of(source)])
             lengths = [0 if rank == self.rank else length for rank in range(self.size)]
             everybody = split(self._stage("everybody", dtype, sum(lengths)), lengths)
             self._collectives.wait(self._collectives.gather(own.view(np.uint8), _bytes(everybody), nbytes))
@@ -139,9 +139,9 @@ class BytewiseCommunicator(Communicator):
             each = -(-min(step, length - start) // self.size)
             return [min(start + rank * each, start + step, length) for rank in range(self.size + 1)]
 
-        def ranges(segments: Segments, index: int) -> list[Range]:
+        def ranges(spans: Spans, index: int) -> list[Range]:
             at = bounds(index)
-            return [Range(segments, at[rank], at[rank + 1]) for rank in range(self.size)]
+            return [Range(spans, at[rank], at[rank + 1]) for rank in range(self.size)]
 
         def exchange(index: int) -> _Contributions:
             return self._contributions(f"{index % 2}", dtype, ranges(source, index))
@@ -180,8 +180,8 @@ class BytewiseCommunicator(Communicator):
         sources, targets = arrays_of(inputs), arrays_of(outputs)
         if not sources:
             return
-        dtype, target = sources[0].dtype, Segments(targets)
-        shards = [Segments(views).range() for views in split_by_rank(sources, counts)]
+        dtype, target = sources[0].dtype, spans_of(targets)
+        shards = [Range.of(views) for views in split_by_rank(sources, counts)]
         step = max(1, self._piece_bytes // dtype.itemsize // self.size)
 
         def start(index: int) -> _Contributions:
@@ -197,8 +197,8 @@ class BytewiseCommunicator(Communicator):
     # Movements
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
-        source = Segments(inputs)
-        targets = [Segments(views).range() for views in split_by_rank(arrays_of(outputs), counts)]
+        source = spans_of(inputs)
+        targets = [Range.of(views) for views in split_by_rank(arrays_of(outputs), counts)]
         longest = max((target.length for target in targets), default=0)
         if not longest:
             return
@@ -208,7 +208,7 @@ class BytewiseCommunicator(Communicator):
         def start(index: int) -> _Receipt:
             ranges = [target.piece(index, step) for target in targets]
             own = ranges[self.rank]
-            (array,) = self._sources(f"{index % 2} own", dtype, [own._replace(segments=source)])
+            (array,) = self._sources(f"{index % 2} own", dtype, [own._replace(spans=source)])
             own.write(array)
             return self._gather(f"{index % 2} results", array, ranges)
 

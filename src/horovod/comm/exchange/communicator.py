@@ -16,9 +16,9 @@ from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import Collective, Exchange
 from horovod.comm.exchange.sharded_reduction import ShardedReduction, Staging, as_bytes
+from horovod.comm.ranges import Range, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Range, Segments, source_and_target, split, split_by_rank
-from horovod.comm.spans import Vectors, arrays_of
+from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target
 
 PIECE_BYTES = 512 << 10
 """The usual size of a piece. Measured between 2 ranks of one host: half of it and four times of it are slower."""
@@ -80,8 +80,8 @@ class ExchangeCommunicator(Communicator):
 
     def _allreduce_direct(
         self,
-        source: Segments,
-        target: Segments,
+        source: Spans,
+        target: Spans,
         dtype: np.dtype[Any],
         combine: Callable[[Array, Sequence[Array]], None],
     ) -> None:
@@ -121,8 +121,8 @@ class ExchangeCommunicator(Communicator):
             return
         dtype = sources[0].dtype
         step = self._piece_bytes // dtype.itemsize
-        shares = [Segments(views).range() for views in split_by_rank(sources, counts)]
-        own = Segments(targets).range()
+        shares = [Range.of(views) for views in split_by_rank(sources, counts)]
+        own = Range.of(targets)
         combine = self._arithmetic(op, prescale, postscale)
         ShardedReduction(self._exchange, self._staging, self.rank, dtype, step, shares, own, [], combine).run()
 

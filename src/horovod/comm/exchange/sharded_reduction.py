@@ -19,7 +19,7 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import Exchange, Mark
-from horovod.comm.segments import Range
+from horovod.comm.ranges import Range
 
 
 def as_bytes(array: Array) -> memoryview:

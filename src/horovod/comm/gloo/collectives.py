@@ -27,7 +27,7 @@ from horovod.comm.engine import EngineError
 from horovod.comm.gloo.sockets import shut_down, sockets_of
 from horovod.comm.gloo.store import ConnectionStore
 from horovod.comm.lasting import lasting_list
-from horovod.comm.segments import split
+from horovod.comm.ranges import split
 from horovod.comm.spans import address_of, bytes_at
 
 _log = logging.getLogger("horovod.comm")

@@ -31,9 +31,9 @@ from horovod.comm.datatypes import Array
 from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
 from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.ranges import split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace
-from horovod.comm.segments import Segments, split, split_by_rank
-from horovod.comm.spans import Vectors, arrays_of
+from horovod.comm.spans import Spans, Vectors, arrays_of, spans_of
 from horovod.comm.tuned import TunedSettings
 
 PIECE_BYTES = 8 << 20
@@ -98,7 +98,7 @@ class HierarchicalCommunicator(Communicator):
         if not self._steps_in_allreduce:
             self._flat.allreduce(inputs, outputs, op, prescale, postscale)
             return
-        source, target = Segments(inputs), Segments(outputs)
+        source, target = spans_of(inputs), spans_of(outputs)
         if not source.length:
             return
         step = max(1, self._piece_bytes // source.dtype.itemsize)
@@ -119,7 +119,7 @@ class HierarchicalCommunicator(Communicator):
         if before is not None:
             self._gather_inside(target, *before)
 
-    def _reduce_inside(self, source: Segments, piece: _Piece, slot: int, op: ReduceOp, prescale: float) -> Array:
+    def _reduce_inside(self, source: Spans, piece: _Piece, slot: int, op: ReduceOp, prescale: float) -> Array:
         """This rank's share of a piece, reduced over its host."""
         placement, dtype = self._placement, source.dtype
         counts = placement.shares(piece.length)
@@ -131,7 +131,7 @@ class HierarchicalCommunicator(Communicator):
         self._inside.reducescatter([packed], [share], [counts], op, prescale, 1.0)
         return share
 
-    def _gather_inside(self, target: Segments, piece: _Piece, share: Array, travelling: Future[object] | None) -> None:
+    def _gather_inside(self, target: Spans, piece: _Piece, share: Array, travelling: Future[object] | None) -> None:
         """Wait until a share has been reduced over the hosts, and collect those of this host's ranks."""
         if travelling is not None:
             travelling.result()  # an abort ends what it waits for
@@ -148,10 +148,10 @@ class HierarchicalCommunicator(Communicator):
         if not self._steps_in_allgather:
             self._flat.allgather(inputs, outputs, counts)
             return
-        source = Segments(inputs)
-        if not source.count:
+        source = spans_of(inputs)
+        if not len(source):
             return
-        targets = [Segments(views) for views in split_by_rank(arrays_of(outputs), counts)]
+        targets = [spans_of(views) for views in split_by_rank(arrays_of(outputs), counts)]
         lengths = np.array([target.length for target in targets])
         start, longest = 0, int(lengths.max())
         while start < longest:
@@ -161,7 +161,7 @@ class HierarchicalCommunicator(Communicator):
             self._allgather_piece(source, targets, ranges)
             start = stop
 
-    def _allgather_piece(self, source: Segments, targets: Sequence[Segments], ranges: Sequence[_Piece]) -> None:
+    def _allgather_piece(self, source: Spans, targets: Sequence[Spans], ranges: Sequence[_Piece]) -> None:
         """Gather a range of what each rank brings.
 
         Args:
@@ -193,7 +193,7 @@ class HierarchicalCommunicator(Communicator):
     def _unpack(
         self,
         everything: Array,
-        targets: Sequence[Segments],
+        targets: Sequence[Spans],
         ranges: Sequence[_Piece],
         shares: Sequence[Sequence[int]],
         columns: Sequence[int],
@@ -205,7 +205,7 @@ class HierarchicalCommunicator(Communicator):
             for place, column in enumerate(split(everything, columns)[: placement.columns])
         ]
         for index, ranks in enumerate(placement.hosts):
-            host = Segments([piece[index] for piece in pieces])
+            host = spans_of([piece[index] for piece in pieces])
             position = 0
             for rank in ranks:
                 for run in targets[rank].runs(*ranges[rank]):

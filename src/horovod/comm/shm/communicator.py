@@ -31,15 +31,15 @@ import numpy as np
 
 from horovod.comm.base import Communicator, OnStall, give_up
 from horovod.comm.datatypes import Array
+from horovod.comm.ranges import shard_bounds, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments, shard_bounds, source_and_target, split, split_by_rank
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters
 from horovod.comm.shm.direct import Direct
 from horovod.comm.shm.large import SCATTERED, Large
 from horovod.comm.shm.pieces import Pieces
 from horovod.comm.shm.words import PACKED, REDUCED
-from horovod.comm.spans import Vectors, arrays_of
+from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
 from horovod.comm.tuned import TunedSettings
 
 SMALL = 32 << 10
@@ -94,20 +94,20 @@ class ShmCommunicator(Communicator):
         dtype = source.dtype
         # What decides must be the same on all ranks, and whether vectors are known by their addresses is not.
         nbytes = source.length * dtype.itemsize
-        if source.count < MANY and nbytes <= min(SMALL, self._arena.piece_bytes):
+        if len(source) < MANY and nbytes <= min(SMALL, self._arena.piece_bytes):
             self._allreduce_small(source, target, dtype, op, prescale, postscale)
             return
         self._large.run(
             "allreduce",
             nbytes,
-            source.count,
-            2 * source.count,
+            len(source),
+            2 * len(source),
             lambda direct: direct.allreduce(source, target, op, prescale, postscale),
             lambda: self._allreduce_streamed(source, target, dtype, op, prescale, postscale),
         )
 
     def _allreduce_small(
-        self, source: Segments, target: Segments, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
+        self, source: Spans, target: Spans, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         length = source.length
         piece = self._begin()
@@ -118,11 +118,11 @@ class ShmCommunicator(Communicator):
         target.reduce(0, length, contributions, op, prescale, postscale, self._workspace)
 
     def _allreduce_streamed(
-        self, source: Segments, target: Segments, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
+        self, source: Spans, target: Spans, dtype: np.dtype[Any], op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         counters, size, rank = self._counters, self.size, self.rank
         factor = 1.0
-        scattered = source.length * dtype.itemsize < SCATTERED * source.count
+        scattered = source.length * dtype.itemsize < SCATTERED * len(source)
         if dtype.kind == "f" and dtype.itemsize >= 4 and not scattered:
             # Scaled by everybody while unpacking: a multiplication costs no more than a copy, and saves the owner a pass.
             postscale, factor = 1.0, postscale
@@ -148,7 +148,7 @@ class ShmCommunicator(Communicator):
             else:
                 target.write(start, stop, self._region(current, size, dtype)[: stop - start], factor)
 
-    def _pack_shards(self, source: Segments, start: int, stop: int, dtype: np.dtype[Any]) -> int:
+    def _pack_shards(self, source: Spans, start: int, stop: int, dtype: np.dtype[Any]) -> int:
         """Contribute elements ``[start, stop)`` less my own shard as the next piece; returns its number."""
         piece = self._begin()
         region = self._region(piece, self.rank, dtype)
@@ -159,21 +159,21 @@ class ShmCommunicator(Communicator):
         self._counters.signal(PACKED, piece)
         return piece
 
-    def _pack_all(self, source: Segments, start: int, stop: int, dtype: np.dtype[Any]) -> int:
+    def _pack_all(self, source: Spans, start: int, stop: int, dtype: np.dtype[Any]) -> int:
         """The same with my own shard."""
         piece = self._begin()
-        if source.spans is not None:
-            self._arena.gather(self._start(piece, self.rank), source.spans.places(start, stop))
+        if source.addresses:
+            self._arena.gather(self._start(piece, self.rank), source.places(start, stop))
         else:
             source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
         self._counters.signal(PACKED, piece)
         return piece
 
-    def _unpack_all(self, target: Segments, start: int, stop: int, piece: int, dtype: np.dtype[Any]) -> None:
+    def _unpack_all(self, target: Spans, start: int, stop: int, piece: int, dtype: np.dtype[Any]) -> None:
         """Copy a piece's result over elements ``[start, stop)``."""
         begin = self._start(piece, self.size)
-        if target.spans is not None:
-            self._arena.scatter(begin, target.spans.places(start, stop))
+        if target.addresses:
+            self._arena.scatter(begin, target.places(start, stop))
         elif dtype.kind != "V":
             self._arena.scatter_over(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
         else:  # no type of NumPy's own, so it has no buffer protocol
@@ -205,24 +205,22 @@ class ShmCommunicator(Communicator):
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         self._counters.check()
-        targets = [Segments(views) for views in split_by_rank(arrays_of(outputs), counts)]
+        targets = [spans_of(views) for views in split_by_rank(arrays_of(outputs), counts)]
         longest = max((target.length for target in targets), default=0)
         if longest == 0:
             return
-        source, dtype = Segments(inputs), arrays_of(inputs)[0].dtype
+        source, dtype = spans_of(inputs), arrays_of(inputs)[0].dtype
         nbytes = sum(target.length for target in targets) * dtype.itemsize
         self._large.run(
             "allgather",
             nbytes,
-            self.size * source.count,
-            source.count,
+            self.size * len(source),
+            len(source),
             lambda direct: direct.allgather(source, targets),
             lambda: self._allgather_streamed(source, targets, longest, dtype),
         )
 
-    def _allgather_streamed(
-        self, source: Segments, targets: Sequence[Segments], longest: int, dtype: np.dtype[Any]
-    ) -> None:
+    def _allgather_streamed(self, source: Spans, targets: Sequence[Spans], longest: int, dtype: np.dtype[Any]) -> None:
         step = self._arena.piece_bytes // dtype.itemsize
         for start in range(0, longest, step):
             piece = self._begin()
@@ -317,25 +315,25 @@ class ShmCommunicator(Communicator):
         postscale: float,
     ) -> None:
         self._counters.check()
-        shards = [Segments(views) for views in split_by_rank(arrays_of(inputs), counts)]
+        shards = [spans_of(views) for views in split_by_rank(arrays_of(inputs), counts)]
         longest = max((shard.length for shard in shards), default=0)
         if longest == 0:
             return
-        target, dtype = Segments(outputs), arrays_of(inputs)[0].dtype
+        target, dtype = spans_of(outputs), arrays_of(inputs)[0].dtype
         nbytes = sum(shard.length for shard in shards) * dtype.itemsize
         self._large.run(
             "reducescatter",
             nbytes,
-            self.size * target.count,
-            self.size * target.count,
+            self.size * len(target),
+            self.size * len(target),
             lambda direct: direct.reducescatter(shards, target, op, prescale, postscale),
             lambda: self._reducescatter_streamed(shards, target, longest, dtype, op, prescale, postscale),
         )
 
     def _reducescatter_streamed(
         self,
-        shards: Sequence[Segments],
-        target: Segments,
+        shards: Sequence[Spans],
+        target: Spans,
         longest: int,
         dtype: np.dtype[Any],
         op: ReduceOp,

@@ -23,11 +23,11 @@ import numpy as np
 
 from horovod.comm.base import PeerFailure
 from horovod.comm.datatypes import Array
+from horovod.comm.ranges import PLACE_BYTES, copy_plan, shard_bounds
 from horovod.comm.reduction import HALVES, ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import PLACE_BYTES, Segments, copy_plan, shard_bounds
 from horovod.comm.shm import cross_memory
 from horovod.comm.shm.words import WORD
-from horovod.comm.spans import Layout, address_of
+from horovod.comm.spans import Layout, Spans, address_of, spans_of
 
 _log = logging.getLogger(__name__)
 
@@ -113,8 +113,8 @@ class Direct:
         self._advance = advance
         self._workspace = workspace
 
-    def allreduce(self, source: Segments, target: Segments, op: ReduceOp, prescale: float, postscale: float) -> bool:
-        layout, count = source.layout, source.count
+    def allreduce(self, source: Spans, target: Spans, op: ReduceOp, prescale: float, postscale: float) -> bool:
+        layout, count = source.layout, len(source)
         tables = self._tell(source, target)
         if tables is None:
             return False
@@ -123,12 +123,12 @@ class Direct:
         self._fold(inputs, source, target, bounds[self._rank], bounds[self._rank + 1], op, prescale, postscale)
         self._exchange(NOTHING)
         for peer in self._peers:
-            self._gather(peer, tables[peer][count:], layout, target.addresses, bounds[peer], bounds[peer + 1])
+            self._gather(peer, tables[peer][count:], layout, target.table(), bounds[peer], bounds[peer + 1])
         self._exchange(NOTHING)
         return True
 
     def reducescatter(
-        self, shards: Sequence[Segments], target: Segments, op: ReduceOp, prescale: float, postscale: float
+        self, shards: Sequence[Spans], target: Spans, op: ReduceOp, prescale: float, postscale: float
     ) -> bool:
         """Reduce what belongs to this rank.
 
@@ -143,7 +143,7 @@ class Direct:
         self._exchange(NOTHING)
         return True
 
-    def allgather(self, source: Segments, targets: Sequence[Segments]) -> bool:
+    def allgather(self, source: Spans, targets: Sequence[Spans]) -> bool:
         """Copy everybody's vectors.
 
         Args:
@@ -152,7 +152,7 @@ class Direct:
         tables = self._tell(source)
         if tables is None:
             return False
-        for run, into in zip(source.arrays, targets[self._rank].arrays, strict=True):
+        for run, into in zip(source.arrays(), targets[self._rank].arrays(), strict=True):
             self._advance()
             np.copyto(into, run)
         for peer in self._peers:
@@ -161,7 +161,7 @@ class Direct:
         return True
 
     def broadcast(self, array: Array, root: int) -> bool:
-        mine = Segments([array])
+        mine = spans_of([array])
         tables = self._tell(mine)
         if tables is None:
             return False
@@ -176,17 +176,17 @@ class Direct:
         Args:
             parts, targets: by rank, what goes to it and what comes from it.
         """
-        tables = self._tell(Segments(parts))
+        tables = self._tell(spans_of(parts))
         if tables is None:
             return False
         for peer in self._peers:
-            self._gather_all(peer, tables[peer][self._rank : self._rank + 1], Segments([targets[peer]]))
+            self._gather_all(peer, tables[peer][self._rank : self._rank + 1], spans_of([targets[peer]]))
         self._exchange(NOTHING)
         return True
 
-    def _tell(self, *vectors: Segments) -> list[Array] | None:
+    def _tell(self, *vectors: Spans) -> list[Array] | None:
         """Everybody's addresses, by rank; None, on all ranks, if what is there cannot be read by others."""
-        addresses = np.concatenate([each.addresses for each in vectors])
+        addresses = np.concatenate([each.table() for each in vectors])
         there = np.concatenate([each.layout.lengths for each in vectors]) > 0
         tables = self._exchange(np.insert(addresses, 0, cross_memory.readable(addresses[there])))
         return [table[1:] for table in tables] if all(table[0] for table in tables) else None
@@ -194,8 +194,8 @@ class Direct:
     def _fold(
         self,
         inputs: Sequence[Array],
-        source: Segments,
-        target: Segments,
+        source: Spans,
+        target: Spans,
         start: int,
         stop: int,
         op: ReduceOp,
@@ -234,8 +234,8 @@ class Direct:
                         np.copyto(result, folded)
                     position += high - low
 
-    def _gather_all(self, peer: int, theirs: Array, target: Segments) -> None:
-        self._gather(peer, theirs, target.layout, target.addresses, 0, target.length)
+    def _gather_all(self, peer: int, theirs: Array, target: Spans) -> None:
+        self._gather(peer, theirs, target.layout, target.table(), 0, target.length)
 
     def _gather(self, peer: int, theirs: Array, layout: Layout, mine: Array, start: int, stop: int) -> None:
         """Read elements ``[start, stop)`` of a peer's vectors into mine; both by their addresses."""

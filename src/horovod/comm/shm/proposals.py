@@ -33,11 +33,10 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.segments import Segments
 from horovod.comm.shm import futex
 from horovod.comm.shm.memory import SharedMemory, in_pages
 from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, word_bytes, word_index
-from horovod.comm.spans import Vectors
+from horovod.comm.spans import Vectors, spans_of
 
 _BLOCK_BYTES = 20 << 10
 _HEAD_BYTES = 1 << 10
@@ -108,7 +107,7 @@ class Proposals:
         if len(vectors) == 1:
             np.copyto(self._contributions((vector := vectors[0]).dtype)[self._rank][: vector.size], vector)
         elif vectors:
-            source = Segments(vectors)
+            source = spans_of(vectors)
             source.read(0, source.length, self._contributions(source.dtype)[self._rank][: source.length])
         head = self._heads[slot][self._rank]
         head[: len(identity)] = identity
@@ -151,14 +150,14 @@ class Proposals:
             contributions = [each[first : first + only.size] for each in self._contributions(only.dtype)]
             reduce_into(only, contributions, op, prescale, postscale, self._workspace)
         elif outputs:
-            target = Segments(outputs)
+            target = spans_of(outputs)
             contributions = [each[first : first + target.length] for each in self._contributions(target.dtype)]
             target.reduce(0, target.length, contributions, op, prescale, postscale, self._workspace)
 
     def broadcast(self, outputs: Vectors, root: int) -> None:
         """After a success: copy the contribution of ``root`` into ``outputs``."""
         if outputs and root != self._rank:
-            target = Segments(outputs)
+            target = spans_of(outputs)
             target.write(0, target.length, self._contributions(target.dtype)[root][: target.length])
 
     def allgather(self, output: Array, counts: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from horovod.control.rendezvous.messages import (
     ServerGoneError,
     decode_answer,
     encode,
+    values_of,
 )
 
 
@@ -116,4 +117,4 @@ class RendezvousClient:
         answer: Answer = decode_answer(body)
         if isinstance(answer, Refusal):
             raise TimeoutError(answer.reason) if answer.timed_out else RendezvousError(answer.reason)
-        return answer.values
+        return values_of(answer)

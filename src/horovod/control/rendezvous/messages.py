@@ -9,6 +9,8 @@ number of init/shutdown cycles leaves nothing behind.
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 
 VALUE_LIMIT = (1 << 32) - 1
@@ -52,6 +54,18 @@ class Values(msgspec.Struct, tag=True):
     values: list[bytes]
 
 
+class CompressedValues(msgspec.Struct, tag=True):
+    """:class:`Values` of which most repeat others: what ranks say of themselves differs in a few numbers.
+
+    Attributes:
+        size: of the encoded :class:`Values`, in bytes.
+        deflated: these, as zlib compresses them.
+    """
+
+    size: int
+    deflated: bytes
+
+
 class Refusal(msgspec.Struct, tag=True):
     """The answer where the values did not arrive in time, or the request was wrong."""
 
@@ -60,11 +74,43 @@ class Refusal(msgspec.Struct, tag=True):
 
 
 Request = Put | Get | Exchange
-Answer = Values | Refusal
+Answer = Values | CompressedValues | Refusal
 
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 encode = msgspec.msgpack.Encoder().encode
+
+
+_SHORT = 1 << 14
+"""In bytes. Values that are shorter together travel as they are."""
+
+
+def encode_values(values: list[bytes]) -> bytes:
+    """An answer with the values, to be decoded by :func:`values_of`."""
+    encoded = encode(Values(values))
+    if len(encoded) < _SHORT:
+        return encoded
+    deflated = zlib.compress(encoded, 1)
+    return encode(CompressedValues(len(encoded), deflated)) if len(deflated) < len(encoded) else encoded
+
+
+def values_of(answer: Values | CompressedValues) -> list[bytes]:
+    """The values of an answer.
+
+    Raises:
+        RendezvousError: it is damaged.
+    """
+    if isinstance(answer, CompressedValues):
+        if not 0 < answer.size <= VALUE_LIMIT:  # zlib takes 0 for no limit
+            raise RendezvousError(f"the rendezvous server has sent values of {answer.size} bytes")
+        try:
+            decoded = decode_answer(zlib.decompressobj().decompress(answer.deflated, answer.size))
+        except (zlib.error, msgspec.DecodeError) as error:
+            raise RendezvousError(f"the rendezvous server has sent values that cannot be read: {error}") from error
+        if not isinstance(decoded, Values):
+            raise RendezvousError("the rendezvous server has sent no values")
+        answer = decoded
+    return answer.values
 
 
 class RendezvousError(RuntimeError):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.descriptors import DescriptorLimitError, make_room
+from horovod.control.framing import frame
 from horovod.control.listener import Listener
 from horovod.control.rendezvous.group import RendezvousGroup, abandonment, lateness
 from horovod.control.rendezvous.messages import (
@@ -25,6 +27,7 @@ from horovod.control.rendezvous.messages import (
     Values,
     decode_request,
     encode,
+    encode_values,
 )
 from horovod.control.wakeup import WakeUp
 
@@ -243,6 +246,11 @@ class RendezvousServer:
             return
         group = self._rendezvous_groups.get(request.key)
         if group is None:
+            try:
+                make_room(max(0, request.size - len(self._clients)), f"a rendezvous of {request.size} ranks")
+            except DescriptorLimitError as error:
+                self._answer(client, Refusal(str(error), False))
+                return
             deadline = time.monotonic() + request.seconds
             group = RendezvousGroup(request.size, deadline, request.seconds, request.members, request.round)
             self._rendezvous_groups[request.key] = group
@@ -266,9 +274,9 @@ class RendezvousServer:
             del self._rendezvous_groups[request.key]
             with self._lock:
                 self._exchanged |= self._clients.intersection(group.clients.values())
-            answer = Values([group.values[rank] for rank in range(group.size)])
+            answer = frame(encode_values([group.values[rank] for rank in range(group.size)]))
             for waiting in list(group.clients.values()):
-                self._answer(waiting, answer)
+                self._send(waiting, answer)
 
     def _answer_waiting(self) -> None:
         with self._lock:
@@ -323,10 +331,13 @@ class RendezvousServer:
             del self._waiting[key]
 
     def _answer(self, client: Channel, answer: Answer) -> None:
+        self._send(client, frame(encode(answer)))
+
+    def _send(self, client: Channel, answer: bytes) -> None:
         if client not in self._clients:
             return
         try:
-            client.send(encode(answer))
+            client.send_framed(answer)
         except ChannelClosed:
             self._dismiss(client)
             return

@@ -10,14 +10,15 @@ import atexit
 import logging
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from horovod.core.config import Config
-from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError
+from horovod.core.config import CHECK, Config
+from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError
 from horovod.core.lifecycle import crash, elastic_process, initial_process_sets
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.core.lifecycle.generation import Generation
@@ -160,19 +161,41 @@ def _hook() -> None:
     global _hooked
     if not _hooked:
         _hooked = True
-        atexit.register(shutdown)
+        atexit.register(_end)
         os.register_at_fork(after_in_child=_after_fork)
 
 
 def shutdown() -> None:
-    """End the runtime on this rank, and with it the collectives of all ranks. Does nothing if it does not run."""
+    """End the runtime on this rank, and with it the collectives of all ranks. Does nothing if it does not run.
+
+    It warns if an optimizer of this rank has made another number of steps than that of the first rank that has left.
+
+    Raises:
+        MismatchError: instead of the warning, if ``HOROVOD_CHECK=error``. The runtime has ended.
+    """
+    found, strict = _shut_down()
+    if found and strict:
+        raise MismatchError(found)
+    if found:
+        warnings.warn(f"{found} ({CHECK}=error makes this an error, {CHECK}=off hides it.)", stacklevel=3)
+
+
+def _end() -> None:
+    """Shut down at the end of the process, where no error can be raised any more."""
+    found, _ = _shut_down()
+    if found:
+        warnings.warn(f"{found} ({CHECK}=off hides this.)", stacklevel=2)
+
+
+def _shut_down() -> tuple[str, bool]:
+    """End the runtime. Returns what ranks differ in, or "", and whether that is an error."""
     global _running
     with _lock:
         generation, _running = _running, None
         if generation is None or generation.process != os.getpid():
-            return
+            return "", False
         try:
-            generation.stop()
+            return generation.stop(), generation.config.check == "error"
         finally:
             membership.clear()
             global_process_set.ranks = []

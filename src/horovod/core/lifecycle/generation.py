@@ -46,6 +46,7 @@ from horovod.core.lifecycle.rendezvous import (
     reachable_endpoints,
     rendezvous_of,
 )
+from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.world import World, place_by_hosts
 from horovod.core.negotiation.messages import Operation
@@ -86,6 +87,7 @@ class Generation:
         mpi: where its ranks are in MPI, should it be used.
         device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
         buckets_are_tuned: an optimizer of this process cuts its buckets anew when autotuning asks for other sizes.
+        steps: how many steps the optimizers of this rank have made.
         joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         last_by_members: the highest number of a process set that its members have made alone.
@@ -108,6 +110,7 @@ class Generation:
         self.mpi: MpiRanks | None = None
         self.device_engine = ""
         self.buckets_are_tuned = False
+        self.steps = StepCounts()
         self.joins = 0
         self.freed: list[int] = []
         self.changes = 0
@@ -363,8 +366,13 @@ class Generation:
         for made in self._sockets:
             made.close()
 
-    def stop(self) -> None:
-        """End this generation, in good order or at once if the job has failed, and release everything."""
+    def stop(self) -> str:
+        """End this generation, in good order or at once if the job has failed, and release everything.
+
+        Returns:
+            In what numbers of steps this rank differs from the first that has left; "" if it does not, if the job or this rank
+            has failed, and in elastic jobs, whose ranks may leave a round at different steps.
+        """
         raised = crash.unhandled()
         if raised and self._monitor is not None and self.stopped is None:
             self._monitor.report(self.identity.rank, raised, cause=RAISED)
@@ -377,10 +385,13 @@ class Generation:
         elif error is not None:
             self.termination.ended_by(f"{type(error).__name__}: {error}")
         deadline = time.monotonic() + self.config.timeout.total_seconds()
-        for worker in self.workers.values():
-            worker.leave("it left the job (hvd.shutdown() or the end of its script)")
+        compared = self.config.check != "off"
+        made, steps = (self.steps.in_words(), self.steps.told()) if compared else ("", [])
+        for group, worker in self.workers.items():
+            worker.leave(f"it left the job (hvd.shutdown() or the end of its script){made}", () if group else steps)
         for worker in self.workers.values():
             self._await_end(worker, deadline)
+        first = self.workers[0].farewell if 0 in self.workers else None
         for companion in self.termination.companions:
             companion.close()
         if self._monitor is not None:
@@ -391,6 +402,16 @@ class Generation:
         for worker in self.workers.values():
             worker.close()
         self.workers.clear()
+        if (
+            first is None
+            or not compared
+            or raised
+            or error
+            or self.termination.failure
+            or elastic_process.this_process()
+        ):
+            return ""
+        return self.steps.difference(self.identity.rank, first)
 
     def end_worker(self, group: int, reason: str) -> None:
         """End the worker thread of one process set. All its members must call it.
@@ -449,6 +470,7 @@ class Generation:
         Called on every rank, by the thread that has joined.
         """
         self.joins += 1
+        self.steps.count_anew()
         self.workers[0].count_anew()
 
     def abandon(self) -> None:

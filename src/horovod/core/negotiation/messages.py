@@ -175,10 +175,30 @@ class Announce(msgspec.Struct, tag=0, array_like=True):
     ages: list[float] = []
 
 
+class StepsMade(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many steps a rank has made with one optimizer.
+
+    Attributes:
+        optimizer: its name, the same on all ranks.
+        ranks: those that reduce its gradients.
+        line: the line of the script that made it; "" if it is not known.
+    """
+
+    optimizer: str
+    ranks: tuple[int, ...]
+    steps: int
+    line: str = ""
+
+
 class Leave(msgspec.Struct, tag=1, array_like=True):
-    """Member to coordinator: this rank shuts down and will announce nothing more."""
+    """Member to coordinator: this rank shuts down and will announce nothing more.
+
+    Attributes:
+        steps: what the sender's optimizers have made.
+    """
 
     reason: str
+    steps: list[StepsMade] = []
 
 
 class Order(msgspec.Struct, tag=2, array_like=True):
@@ -193,10 +213,11 @@ class Order(msgspec.Struct, tag=2, array_like=True):
 
 
 class Stop(msgspec.Struct, tag=3, array_like=True):
-    """Coordinator to member: the last order; ``rank`` (global) left."""
+    """Coordinator to member: the last order; ``rank`` (global) left, and had made ``steps``."""
 
     rank: int
     reason: str
+    steps: list[StepsMade] = []
 
 
 class Succeeded(msgspec.Struct, tag=4, array_like=True):

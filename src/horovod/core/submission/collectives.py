@@ -31,7 +31,7 @@ from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.core.submission.arguments import full_name, whole_numbers
-from horovod.core.submission.prepared import device_of, submit, submit_arrays
+from horovod.core.submission.prepared import device_of, submit, submit_arrays, submit_to
 from horovod.core.submission.requests import (
     allreduce_call,
     allreduce_request,
@@ -110,8 +110,9 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
-    request = broadcast_call(prefix, name, tensors, root, process_set_id, device_of(tensors))
-    return submit(process_set_id, request, outputs=tensors, awaited=awaited)
+    worker = running().worker(process_set_id, Operation.BROADCAST)
+    request = broadcast_call(prefix, name, tensors, root, worker.ranks, device_of(tensors))
+    return submit_to(worker, process_set_id, request, outputs=tensors, awaited=awaited)
 
 
 def alltoall(
@@ -129,7 +130,8 @@ def alltoall(
     dimensions but the first must agree. ``splits=None`` deals the rows evenly.
     """
     called = full_name(prefix, name) or prefix
-    size = len(running().worker(process_set_id, Operation.ALLTOALL).ranks)
+    worker = running().worker(process_set_id, Operation.ALLTOALL)
+    size = len(worker.ranks)
     rows = source.shape[0] if source.shape else 0
     splits = None if splits is None else whole_numbers(splits, "splits")
     if not splits:
@@ -150,7 +152,7 @@ def alltoall(
             f"Sum of splits entries is greater than the first dimension of tensor. {called!r}: {sum(splits)} > {rows}."
         )
     request = make_request(Operation.ALLTOALL, prefix, name, [source], splits=tuple(splits), device=device_of([source]))
-    return submit(process_set_id, request, [source], allocate=allocate, awaited=awaited)
+    return submit_to(worker, process_set_id, request, [source], allocate=allocate, awaited=awaited)
 
 
 def reducescatter(

@@ -20,6 +20,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.devices import Ready, members_of, of_members
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor, Transfer
+from horovod.core.worker.worker import WorkerThread
 
 
 class Prepared(msgspec.Struct, eq=False, gc=False):
@@ -105,8 +106,20 @@ def submit_arrays(
         ValueError: the name is in flight, or this rank is not a member of the process set.
         HorovodInternalError: the job has failed or was shut down.
     """
-    handle = Handle()
     worker = running().worker(process_set_id, request.operation)
+    return _submit_arrays(worker, request, inputs, outputs, allocate, awaited, owner)
+
+
+def _submit_arrays(
+    worker: WorkerThread,
+    request: Request,
+    inputs: Vectors,
+    outputs: Vectors,
+    allocate: Allocate | None,
+    awaited: bool,
+    owner: object = None,
+) -> Handle:
+    handle = Handle()
     worker.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), awaited=awaited)
     return handle
 
@@ -120,16 +133,29 @@ def submit(
     awaited: bool = False,
 ) -> Handle:
     """Submit a checked request for tensors, on a device or on their way from one too. Raises as :func:`submit_arrays`."""
+    worker = running().worker(process_set_id, request.operation)
+    return submit_to(worker, process_set_id, request, inputs, outputs, allocate, awaited)
+
+
+def submit_to(
+    worker: WorkerThread,
+    process_set_id: int | None,
+    request: Request,
+    inputs: Sequence[Tensor] = (),
+    outputs: Sequence[Tensor] = (),
+    allocate: Allocate | None = None,
+    awaited: bool = False,
+) -> Handle:
+    """:func:`submit` where the worker of the process set is known already."""
     first = (inputs or outputs)[:1]
     if first and first[0].ready is not None:
-        return _submit_on_device(process_set_id, request, inputs, outputs, allocate, first[0].ready)
+        return _submit_on_device(worker, process_set_id, request, inputs, outputs, allocate, first[0].ready)
     transfer = _transfer(inputs or outputs)
     arrays = [tensor.array for tensor in inputs]
     targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
     if transfer is None:
-        return submit_arrays(process_set_id, request, arrays, targets, allocate, awaited)
+        return _submit_arrays(worker, request, arrays, targets, allocate, awaited)
     handle = Handle(transfer.end)
-    worker = running().worker(process_set_id, request.operation)
     entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
     try:
         worker.submit(entry, held=True)
@@ -141,6 +167,7 @@ def submit(
 
 
 def _submit_on_device(
+    worker: WorkerThread,
     process_set_id: int | None,
     request: Request,
     inputs: Sequence[Tensor],
@@ -149,8 +176,6 @@ def _submit_on_device(
     ready: Ready,
 ) -> Handle:
     """Submit a request for device memory that an engine moves. The coordinator of all ranks gets those of all process sets."""
-    context = running()
-    worker = context.worker(process_set_id, request.operation)
     members = members_of(worker.ranks, process_set_id)
     if members:
         request = of_members(request, members, worker.registration)
@@ -158,7 +183,7 @@ def _submit_on_device(
     targets = sources if outputs is inputs else _places(outputs)
     handle = Handle()
     entry = Entry(request, sources, targets, allocate, handle, time.monotonic(), ready.held, ready=ready.marker)
-    context.worker(0, request.operation).submit(entry)
+    running().worker(0, request.operation).submit(entry)
     return handle
 
 

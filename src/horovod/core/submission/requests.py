@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from horovod.comm.adasum import can_combine
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import OF_BITS, ReduceOp, can_fold, can_scale
-from horovod.core.lifecycle.context import running
 from horovod.core.negotiation.messages import HOST, UNNAMED, Operation, Request, TensorSpec, encode
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.arguments import full_name, real_number, whole_number
@@ -142,20 +141,22 @@ def broadcast_call(
     name: str | None,
     tensors: Sequence[Tensor | TensorSpec],
     root: int,
-    process_set_id: int | None = 0,
+    ranks: Sequence[int],
     device: str = HOST,
 ) -> Request:
     """The request of one call of ``broadcast``, to be submitted later. Only the tensors' types and shapes are used.
 
+    Args:
+        ranks: the members of the process set.
+
     Raises:
-        ValueError: the root or this rank is not a member of the process set.
+        ValueError: the root is not one of them.
     """
     called, root = full_name(prefix, name) or prefix, whole_number(root, "root_rank")
-    worker = running().worker(process_set_id, Operation.BROADCAST)
-    if root not in worker.ranks:
+    if root not in ranks:
         raise ValueError(
             f"broadcast received invalid root rank {root} for provided process set: {called!r} can come from "
-            f"ranks {worker.ranks}"
+            f"ranks {list(ranks)}"
         )
     return make_request(Operation.BROADCAST, prefix, name, tensors, root=root, device=device)
 

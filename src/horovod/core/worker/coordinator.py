@@ -27,6 +27,7 @@ from horovod.core.negotiation.messages import (
     Operation,
     Order,
     Request,
+    StepsMade,
     Stop,
     decode_from_member,
     encode,
@@ -124,7 +125,7 @@ class Coordinator(Role):
     def receive(self, member: int, body: bytes) -> None:
         message = decode_from_member(body)
         if isinstance(message, Leave):
-            self._schedule.stop = self._schedule.stop or (self._ranks[member], message.reason)
+            self._schedule.stop = self._schedule.stop or Stop(self._ranks[member], message.reason, message.steps)
             return
         requests = self._listeners[member].requests(message.items)
         if message.proposal and self._had_succeeded(member, message.proposal):
@@ -133,12 +134,12 @@ class Coordinator(Role):
         if self._proposals is not None and not self.fast_path_open():
             self._proposals.shut()  # a member that has announced or joined proposes nothing
 
-    def leave(self, reason: str) -> None:
-        self._schedule.stop = self._schedule.stop or (self._ranks[0], reason)
+    def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
+        self._schedule.stop = self._schedule.stop or Stop(self._ranks[0], reason, list(steps))
 
-    def stop(self, rank: int, reason: str) -> None:
+    def stop(self, stop: Stop) -> None:
         """Send Stop to all members, behind everything that was decided before."""
-        body = encode(Stop(rank, reason))
+        body = encode(stop)
         for member in self._connections.members():
             self._connections.send(member, body)
         self._connections.flush_all(self._config.timeout.total_seconds() / 3)

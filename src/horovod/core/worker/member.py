@@ -12,6 +12,7 @@ from horovod.core.negotiation.messages import (
     Leave,
     MessageError,
     Request,
+    StepsMade,
     Stop,
     Succeeded,
     decode_from_coordinator,
@@ -58,13 +59,13 @@ class Member(Role):
             0, encode(Announce([self._announcer.item(request) for request in requests], proposal, now, ages))
         )
 
-    def leave(self, reason: str) -> None:
-        self._connections.send(0, encode(Leave(reason)))
+    def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
+        self._connections.send(0, encode(Leave(reason, list(steps))))
 
     def receive(self, member: int, body: bytes) -> None:
         message = decode_from_coordinator(body)
         if isinstance(message, Stop):
-            self._schedule.stop = (message.rank, message.reason)
+            self._schedule.stop = message
             self._connections.drop(member)  # it is the last message; the coordinator closes the connection after it
         elif isinstance(message, Succeeded):
             self._resolve(message.proposal)
@@ -79,7 +80,7 @@ class Member(Role):
     def settled(self) -> None:
         """Nothing: the coordinator opens and closes the fast path."""
 
-    def stop(self, rank: int, reason: str) -> None:
+    def stop(self, stop: Stop) -> None:
         """Nothing: Stop is the last message."""
 
     def _resolve(self, proposal: int) -> None:

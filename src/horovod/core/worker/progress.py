@@ -61,7 +61,7 @@ class Progress:
         """Drive the worker on the calling thread until ``handle`` is done, or until only the worker thread can go on.
 
         The worker thread is woken for everything that this thread leaves undone. Signal handlers must be deferred
-        (:mod:`horovod.core.worker.signal_deferral`).
+        (:mod:`horovod.signal_deferral`).
 
         Args:
             try_fast_path: carries the collective out by the fast path, and returns whether it has; None if there is none.

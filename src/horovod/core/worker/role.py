@@ -14,7 +14,7 @@ from typing import Protocol
 
 from horovod.autotune.kept import Tuned
 from horovod.control.failure import LOST, Cause
-from horovod.core.negotiation.messages import Decision, Request
+from horovod.core.negotiation.messages import Decision, Request, StepsMade, Stop
 from horovod.core.requests.batch import Batch
 
 
@@ -52,14 +52,14 @@ class Schedule:
 
     Attributes:
         batches: in the order in which every rank carries them out; between them, settings that hold from there on.
-        stop: the rank that has left and its reason, once no batch follows any more; None before.
+        stop: says which rank has left, once no batch follows any more; None before.
     """
 
     __slots__ = ("batches", "stop")
 
     def __init__(self) -> None:
         self.batches: deque[Sequence[Decision] | Tuned] = deque()
-        self.stop: tuple[int, str] | None = None
+        self.stop: Stop | None = None
 
 
 class Role(ABC):
@@ -88,8 +88,8 @@ class Role(ABC):
         """
 
     @abstractmethod
-    def leave(self, reason: str) -> None:
-        """Tell the coordinator that this rank shuts down."""
+    def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
+        """Tell the coordinator that this rank shuts down, and what its optimizers have made."""
 
     @abstractmethod
     def decide(self) -> None:
@@ -104,8 +104,8 @@ class Role(ABC):
         """Note that nothing of this rank is in flight."""
 
     @abstractmethod
-    def stop(self, rank: int, reason: str) -> None:
-        """Do what is left to do when everything scheduled has run and ``rank`` has left."""
+    def stop(self, stop: Stop) -> None:
+        """Do what is left to do when everything scheduled has run and a rank has left."""
 
     def milliseconds(self) -> float | None:
         """After what time the worker must take a step though nothing happens; None: never."""

@@ -27,7 +27,7 @@ from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
-from horovod.core.negotiation.messages import Decision, MessageError, Request
+from horovod.core.negotiation.messages import Decision, MessageError, Request, StepsMade, Stop
 from horovod.core.negotiation.negotiator import NegotiationError
 from horovod.core.requests.batch import Batch, Entry
 from horovod.core.requests.handle import Handle
@@ -40,9 +40,9 @@ from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
 from horovod.core.worker.progress import Progress, may_drive
 from horovod.core.worker.role import Role, Schedule, Watch
-from horovod.core.worker.signal_deferral import with_signals_deferred
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
 from horovod.observe.flight_recorder import FlightRecorder
+from horovod.signal_deferral import with_signals_deferred
 
 _log = logging.getLogger("horovod.core")
 
@@ -73,6 +73,7 @@ class WorkerThread:
     Attributes:
         role: coordinator or member.
         finished: the set has ended in good order, on all ranks.
+        farewell: what the first rank to leave has said; None before, and where a collective of this rank has failed by it.
         unnamed: how many calls without a name were made on this process set, by kind.
         registration: a number that tells its process set from another of the same ranks, the same on all members.
         executor: what carries out batches.
@@ -97,6 +98,7 @@ class WorkerThread:
         self.communicator = communicator
         self.registration = 0
         self.finished = False
+        self.farewell: Stop | None = None
         self._config = config
         self._watch = watch
         self._on_stopped = on_stopped
@@ -135,7 +137,7 @@ class WorkerThread:
             self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity)
         self.executor.settled = self.role.settled
         self._left = threading.Event()
-        self._leaving: str | None = None
+        self._leaving: tuple[str, Sequence[StepsMade]] | None = None
         self._said_leave = False
         self._probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
@@ -199,9 +201,13 @@ class WorkerThread:
         """The names of the collectives that a thread of the script waits for."""
         return self._requests.awaited()
 
-    def leave(self, reason: str) -> None:
-        """Ask for an orderly end: what is decided still runs, the rest fails. Then the thread ends, on every rank."""
-        self._leaving = reason
+    def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
+        """Ask for an orderly end: what is decided still runs, the rest fails. Then the thread ends, on every rank.
+
+        Args:
+            steps: what the optimizers of this rank have made, for the other ranks' :attr:`farewell`.
+        """
+        self._leaving = reason, steps
         self._connections.wake()
 
     # An abort has three steps, because a script that gets the error may use the tensors' memory for something else:
@@ -359,7 +365,7 @@ class WorkerThread:
         """
         if self._requests.closed:
             return
-        leaving = self._leaving is not None and not self._said_leave
+        leaving = None if self._said_leave else self._leaving
         if self._announce_submissions():
             self._requests.announced(coalesce=not driven)
         for member in ready.writable:
@@ -368,9 +374,9 @@ class WorkerThread:
         for member in ready.readable:
             if member in self._connections and not self._receive(member):
                 return
-        if leaving:
+        if leaving is not None:
             self._said_leave = True
-            self.role.leave(self._leaving or "")
+            self.role.leave(*leaving)
         self.role.decide()
         if self._schedule.batches:
             self.executor.agreed = time.monotonic()
@@ -389,8 +395,8 @@ class WorkerThread:
             if self.role.announces_between_batches:
                 self._announce_submissions()
         if self._schedule.stop is not None and not driven:
-            self.role.stop(*self._schedule.stop)
-            self._stop(*self._schedule.stop)
+            self.role.stop(self._schedule.stop)
+            self._stop(self._schedule.stop)
 
     def _announce_submissions(self) -> bool:
         """Announce what was submitted since the last time; False if nothing was."""
@@ -423,11 +429,14 @@ class WorkerThread:
             raise Aborted
         return list(zip(decisions, entries, strict=True))
 
-    def _stop(self, rank: int, reason: str) -> None:
+    def _stop(self, stop: Stop) -> None:
         """End in good order: everything that was ordered has run; what is still in flight fails."""
         self.finished = True
+        rank, reason = stop.rank, stop.reason
         pending = self._requests.oldest()
-        if pending is not None:
+        if pending is None:
+            self.farewell = stop
+        else:
             reason += f" while rank {self.ranks[self.index]} waited for {pending.request.name!r}"
         self.fail(shut_down_by(rank, reason, pending.request.name if pending is not None else ""))
         self._on_stopped(rank, reason, pending is not None)

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from horovod.runner.errors import LaunchError, UsageError
+
 _EXIT_SECONDS = 5.0
 """How long the guardian may take to end once it is told that the job is over."""
 _START = "import sys; sys.path.append({path!r}); from horovod.runner.agent.guardian_process import watch; watch()"
@@ -50,8 +52,11 @@ class Guardian:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the guardian. After Ctrl-C or the like it is not told "done", so that it ends what is left of the job."""
-        orderly = kind is None or issubclass(kind, Exception)
+        """End the guardian. After Ctrl-C or the like it is not told "done", so that it ends what is left of the job.
+
+        Any exception may be the like: a handler of SIGALRM raises what its author likes, wherever the job's end has come to.
+        """
+        orderly = kind is None or issubclass(kind, (LaunchError, UsageError))
         if orderly:
             self._write(b"done")
         if self._process.stdin is not None:

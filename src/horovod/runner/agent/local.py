@@ -18,6 +18,7 @@ from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.messages import Closed, Ended, NotStarted, Output, ProcessPlan, Wanted
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.agent.processes import STREAMS, Process
+from horovod.runner.children import owned
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
 
@@ -65,22 +66,25 @@ class LocalAgent(Agent):
     def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
         for plan in plans:
             try:
-                process = Process(
-                    plan, {**environment, **plan.environment}, inherits_input=self._inherits_input and plan.reads_input
-                )
+                process = owned(self._start, plan, {**environment, **plan.environment})
             except LaunchError as error:
                 self._report(self, NotStarted(plan.number, str(error)))
                 return
-            self._processes[plan.number] = process
-            if self._guardian is not None:
-                self._guardian.watch_over(process.session)
-            self._loop.watch(process.ended, partial(self._on_end, process))
-            for name in STREAMS:
-                self._open.add((plan.number, name))
-                if not self._paused:
-                    self._loop.watch(process.descriptor(name), partial(self._read, process, name))
             if process.input is not None:
                 self._report(self, Wanted(plan.number))
+
+    def _start(self, plan: ProcessPlan, environment: Mapping[str, str]) -> Process:
+        process = self._processes[plan.number] = Process(
+            plan, environment, inherits_input=self._inherits_input and plan.reads_input
+        )
+        if self._guardian is not None:
+            self._guardian.watch_over(process.session)
+        self._loop.watch(process.ended, partial(self._on_end, process))
+        for name in STREAMS:
+            self._open.add((plan.number, name))
+            if not self._paused:
+                self._loop.watch(process.descriptor(name), partial(self._read, process, name))
+        return process
 
     def signal(self, number: int, processes: Collection[int]) -> None:
         for process in processes:
@@ -113,9 +117,12 @@ class LocalAgent(Agent):
 
     def kill(self) -> None:
         if not self.closed:
-            self.closed = True
-            process_tree.send(self._members(), signal.SIGKILL)
-            self._release()
+            owned(self._kill)
+
+    def _kill(self) -> None:
+        self.closed = True
+        process_tree.send(self._members(), signal.SIGKILL)
+        self._release()
 
     def pause(self) -> None:
         """Read no more output until :meth:`resume`. A process that writes then waits."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from horovod.core import config
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
+from horovod.runner.children import Cleanup, owned
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import Start
 from horovod.runner.elastic.discovery import PERIOD_SECONDS, Discovery
@@ -122,7 +123,7 @@ class ElasticJob(Job):
             fixed=not self._changes,
         )
         policy = ElasticPolicy(limits, Blacklist(options.cooldown_range), batch_job(self._launcher_environment))
-        with ExitStack() as cleanup:
+        with Cleanup() as cleanup, cleanup:
             server, secret = self._make_server(cleanup, published or {})
             mark = f"{config.SECRET_KEY}={secret}".encode()
             self._say_what_has_no_effect(output)
@@ -159,10 +160,11 @@ class ElasticJob(Job):
             supervisor = ElasticSupervisor(
                 loop, output, policy, server, reach=reach, plan=plan, seconds=self._seconds, signals=signals
             )
-            server.start()
+            cleanup.callback(supervisor.kill)
+            owned(server.start)
             hosts = list(self._hosts.values())
             if isinstance(self._source, host_sources.HostScript):
-                cleanup.enter_context(Discovery(self._source, self._start, loop, supervisor.hosts_found, hosts))
+                cleanup.own(partial(Discovery, self._source, self._start, loop, supervisor.hosts_found, hosts))
             return supervisor.run_elastic(hosts)
 
     def _plan(self, agent: Agent, start: Start, port: int, secret: str) -> Plans:

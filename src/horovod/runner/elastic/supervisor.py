@@ -19,6 +19,7 @@ from horovod.runner.agent.base import Agent
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import AgentReady, Closed, Event, Exit, NotStarted, Refused, Signalled
 from horovod.runner.agent.process_tree import GRACE_SECONDS
+from horovod.runner.children import owned
 from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, EndRound, Kill, Start, Stop
 from horovod.runner.elastic.discovery import Found
 from horovod.runner.elastic.policy import ElasticPolicy
@@ -215,19 +216,22 @@ class ElasticSupervisor(Supervisor):
         agent = self._by_host.get(name)
         if agent is None:
             try:
-                agent = self._reach(start.host)
+                agent = owned(self._reach_host, start.host)
             except (LaunchError, ValueError) as error:
                 self._on_end(start.number, Exit(255, reason=str(error)))
                 return
-            self._by_host[name] = agent
-            if agent not in self._agents:
-                self._agents.append(agent)
         if agent.facts is not None:
             self._start_process(agent, start)
             return
         if agent not in self._to_start:
             self._loop.after(("agent", agent), self._seconds, partial(self._on_no_answer, agent))
         self._to_start.setdefault(agent, []).append(start)
+
+    def _reach_host(self, host: HostInfo) -> Agent:
+        agent = self._by_host[host.hostname] = self._reach(host)
+        if agent not in self._agents:
+            self._agents.append(agent)
+        return agent
 
     def _start_process(self, agent: Agent, start: Start) -> None:
         if start.number not in self._elastic.running:

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
 
+from horovod.runner import children
 from horovod.runner.reach import ssh
-
-_EXIT_SECONDS = 1.0
 
 
 def unreachable(command: Sequence[str], hosts: Sequence[str], seconds: float) -> dict[str, str]:
-    """The hosts where ssh cannot run a command, and why. Tries all of them at once.
+    """The hosts where ssh cannot run a command, and why. Tries all of them at once. A signal ends that, and is handled then.
 
     Args:
         command: ssh and its options, up to the name of a host.
         seconds: how long all of it may take.
     """
-    deadline = time.monotonic() + seconds
-    found: dict[str, str] = {}
-    tried = []
-    with ExitStack() as cleanup:
-        for host in hosts:
-            try:
-                errors = cleanup.enter_context(tempfile.TemporaryFile())
-                # In the launcher's session, so that Ctrl-C ends it, too.
-                process = subprocess.Popen(
-                    [*command, host, "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
-                )
-            except OSError:
-                return {}  # no ssh can be run here, or not so many: nothing is known
-            cleanup.callback(_end, process)
-            tried.append((host, process, errors))
-        for host, process, errors in tried:
-            try:
-                status = process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                found[host] = f"it does not answer within {seconds:g} seconds"
-                continue
-            if status > 0:  # not where Ctrl-C has ended it
-                errors.seek(0)
-                found[host] = ssh.explain(status, errors.read().decode(errors="replace"))
-    return found
+
+    def ask(interrupted: int) -> list[str]:
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            return list(pool.map(lambda host: _why_not([*command, host, "true"], seconds, interrupted), hosts))
+
+    if not hosts:
+        return {}
+    try:
+        return {host: why for host, why in zip(hosts, children.interruptible(ask), strict=True) if why}
+    except (OSError, RuntimeError):
+        return {}  # no thread can be started, or no ssh run here, or not so many: nothing is known
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    with suppress(subprocess.TimeoutExpired):  # it waits inside the kernel; the launcher does not wait with it
-        process.wait(_EXIT_SECONDS)
+def _why_not(command: Sequence[str], seconds: float, interrupted: int) -> str:
+    try:
+        done = children.run(command, seconds, cancel=interrupted)
+    except TimeoutError:
+        return f"it does not answer within {seconds:g} seconds"
+    except (children.Cancelled, children.TooMuchOutput):
+        return ""
+    # Not where a signal has ended it.
+    return ssh.explain(done.status, done.errors.decode(errors="replace")) if done.status > 0 else ""

@@ -20,6 +20,7 @@ from horovod.runner import worker_environment
 from horovod.runner.agent.base import HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import Exit, ProcessPlan
+from horovod.runner.children import Cleanup
 from horovod.runner.dry_run import hide
 from horovod.runner.job import LOOPBACK, Job
 from horovod.runner.loop import Loop
@@ -95,7 +96,7 @@ class WholeJob(Job):
     ) -> Outcome:
         options = self._options
         output = PlainOutput(stdout, stderr, len(self.slots), timestamps=options.prefix_output_with_timestamp)
-        with ExitStack() as cleanup:
+        with Cleanup() as cleanup, cleanup:
             command = tuple(self._command_line(cleanup))
             server, secret = self._serve(cleanup, published or {})
             mark = f"{config.SECRET_KEY}={secret}".encode()
@@ -116,6 +117,7 @@ class WholeJob(Job):
                 signals=signals,
                 reader=CHILD if reads_input else None,
             )
+            cleanup.callback(supervisor.kill)
             facts = HostFacts(sys.executable, 1, (), None)  # not used: the program decides what runs where
             agent = LocalAgent(
                 [self.program], loop, supervisor.report, facts, mark=mark, guardian=guardian, inherits_input=True

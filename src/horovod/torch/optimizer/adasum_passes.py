@@ -150,6 +150,7 @@ class AdasumPasses(DistributedPart):
     def end_step(self) -> None:
         """Called when the combined changes are made."""
         self.reset()
+        self.count.made += 1
         self.phase = Phase.STEPPED
         for slot in self.slots.values():
             gradient = slot.parameter.grad

@@ -129,7 +129,7 @@ class GradientReduction(GradientRounds):
             if self._touched:
                 raise AssertionError(_NOT_REDUCED)
             self.complete()
-        self._steps += 1
+        self._count_step()
         self._named, self._settled = 0, False  # the scaler may skip the step, which counts as one
         self._scaler_stepped = True
 
@@ -151,13 +151,17 @@ class GradientReduction(GradientRounds):
     def end_step(self) -> None:
         """Called when the wrapped optimizer has used the gradients."""
         if not self._scaler_stepped:
-            self._steps += 1
+            self._count_step()
         self._rest()
         for other in self._takers():
             other._rest()
         if self._keeps_aside:
             for slot in self.slots.values():
                 slot.place = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
+
+    def _count_step(self) -> None:
+        self._steps += 1
+        self.count.made += 1
 
     def zero_grad(self) -> None:
         if is_initialized():

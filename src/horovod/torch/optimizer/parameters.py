@@ -16,6 +16,7 @@ import torch
 
 from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.steps_made import StepCount
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.bucket_cutting import by_size, cut_buckets
 from horovod.torch.optimizer.buckets import Bucket, Slot
@@ -37,6 +38,7 @@ class OptimizerParameters(ABC):
     Attributes:
         name: the name of the optimizer in requests. "" until its first step in a generation.
         generation: the generation of the buckets. -1 until then.
+        count: of the steps in this generation, for the comparison at its end.
         passes: the number of backward passes per step.
         slots: by parameter, in the order of the optimizer. Parameters that can have no gradient, such as integers, have none.
         trained: the set of slots whose parameters were not frozen when the buckets were cut.
@@ -48,6 +50,7 @@ class OptimizerParameters(ABC):
         self.identity = identity
         self.name = ""
         self.generation = -1
+        self.count = StepCount()
         self.passes = settings.passes
         self.names = dict(settings.names)
         self.slots: dict[torch.Tensor, Slot] = {}
@@ -130,6 +133,7 @@ class OptimizerParameters(ABC):
         generation = running().generation
         if generation != self.generation:
             self.generation, self.name = generation, self.identity.name()
+            self.count = self._counted()
             for bucket in self.buckets:  # if one was under way, it has failed with its generation
                 bucket.reset(self.passes)
                 bucket.dissolve()
@@ -142,6 +146,11 @@ class OptimizerParameters(ABC):
             self._changed = False
             self._listen()
             self._cut()
+
+    def _counted(self) -> StepCount:
+        if not self.settings.active():
+            return StepCount()
+        return running().steps.of(self.name, self.settings.process_set.ranks or (), self.settings.line)
 
     def adopt_changes(self) -> list[Slot]:
         """Adopt parameters that the script has put into a group or taken out of it. Returns the new ones."""

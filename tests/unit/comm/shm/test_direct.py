@@ -22,12 +22,12 @@ from engines import group_of, outcomes, run_ranks
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace
-from horovod.comm.segments import Segments
 from horovod.comm.shm import cross_memory, direct
 from horovod.comm.shm import large as large_module
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.direct import Direct, exchange_rank_infos, folded_bytes
 from horovod.comm.shm.words import PACKED, word_index
+from horovod.comm.spans import spans_of
 from unit.control.together import wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="cross-memory attach needs Linux")
@@ -96,11 +96,11 @@ def test_batches_of_many_vectors(
     def reduce(rank: int, exchange: Callable[[Array], list[Array]]) -> list[Array]:
         processes = exchange_rank_infos(rank, exchange)
         assert processes is not None
-        source = Segments([array.copy() for array in values[rank]])
-        target = source if in_place else Segments([np.zeros_like(array) for array in values[rank]])
+        source = spans_of([array.copy() for array in values[rank]])
+        target = source if in_place else spans_of([np.zeros_like(array) for array in values[rank]])
         way = Direct(rank, processes, exchange, lambda: None, Workspace())
         assert way.allreduce(source, target, ReduceOp.SUM, 1.0, factor)
-        return list(target.arrays)
+        return list(target.arrays())
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_FOLDED", "_FOLDED_AT_LEAST", "_SCALED", "_READ"):

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -16,7 +17,20 @@ from horovod.control.dial import Address, dial
 from horovod.control.framing import frame
 from horovod.control.handshake import GREETING
 from horovod.control.rendezvous.client import RendezvousClient
-from horovod.control.rendezvous.messages import PURPOSE, Exchange, Put, RendezvousError, ServerGoneError
+from horovod.control.rendezvous.messages import (
+    PURPOSE,
+    CompressedValues,
+    Exchange,
+    Put,
+    Refusal,
+    RendezvousError,
+    ServerGoneError,
+    Values,
+    decode_answer,
+    encode,
+    encode_values,
+    values_of,
+)
 from horovod.control.rendezvous.server import RendezvousServer
 from unit.control.strangers import STRANGERS, Recorder, connect, receive, visited_by
 from unit.control.together import Together, errors, together, wait_until
@@ -306,7 +320,7 @@ def test_who_puts_and_goes_without_reading_the_answer_disturbs_nobody(server: Re
 
 def test_a_guest_that_does_not_read_holds_nobody_up(server: RendezvousServer) -> None:
     """Its answer, far larger than the kernel takes at once, waits in the server; the others have theirs."""
-    big = b"b" * 6_000_000
+    big = os.urandom(6_000_000)  # cannot be compressed
     with Guest(server) as slow:
         slow.say(Exchange("k", 0, 2, big, SECONDS))
         assert exchange(server, 1, 2, b"small") == [big, b"small"]
@@ -449,3 +463,33 @@ def test_a_hundred_servers_after_one_another() -> None:
         server.start()
         assert exchange(server, 0, 1, b"x") == [b"x"]
         server.stop()
+
+
+def test_values_that_repeat_one_another_travel_compressed(server: RendezvousServer) -> None:
+    size = 20
+    values = [b"node%d.cluster.example " % rank * 200 for rank in range(size)]
+    found = together(*(partial(exchange, server, rank, size, values[rank]) for rank in range(size)))
+    assert found == [values] * size
+    assert len(encode_values(values)) < len(b"".join(values)) / 10
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 5000, 70_000])
+def test_any_values_are_decoded_as_they_were(length: int) -> None:
+    for values in ([os.urandom(length) for _ in range(9)], [b"a" * length] * 9, []):
+        answer = decode_answer(encode_values(values))
+        assert not isinstance(answer, Refusal)
+        assert values_of(answer) == values
+
+
+@pytest.mark.parametrize("damaged", [b"", b"x", zlib.compress(b"x"), zlib.compress(encode(Refusal("", False)))])
+def test_damaged_values_are_an_error(damaged: bytes) -> None:
+    with pytest.raises(RendezvousError, match="the rendezvous server has sent"):
+        values_of(CompressedValues(100, damaged))
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 33, 5])
+def test_compressed_values_of_a_wrong_size_are_refused(size: int) -> None:
+    """In particular 0, by which zlib would decompress without a limit."""
+    deflated = zlib.compress(encode(Values([b"x" * 1000])))
+    with pytest.raises(RendezvousError, match="has sent values"):
+        values_of(CompressedValues(size, deflated))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from horovod.runner import children
 from horovod.runner.errors import LaunchError
 
 PROGRAM = "mpirun"
@@ -46,17 +46,13 @@ def find(environment: Mapping[str, str]) -> Mpi:
     if path is None:
         raise LaunchError(f"there is no {PROGRAM} on PATH. {_INSTALL}")
     try:
-        done = subprocess.run(
-            [path, "--version"],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_TIMEOUT_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{path} --version cannot be run: {error}. {_INSTALL}") from None
-    said = done.stdout.decode(errors="replace")
+        done = children.run([path, "--version"], _TIMEOUT_SECONDS, environment=environment)
+    except TimeoutError:
+        raise LaunchError(f"{path} --version did not end within {_TIMEOUT_SECONDS:g} seconds. {_INSTALL}") from None
+    except (OSError, children.Cancelled, children.TooMuchOutput) as error:
+        why = str(error) or (error.__doc__ or "").splitlines()[0]
+        raise LaunchError(f"{path} --version cannot be run: {why}. {_INSTALL}") from None
+    said = (done.output + done.errors).decode(errors="replace")
     kind = recognise(said)
     if kind is None:
         first = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")

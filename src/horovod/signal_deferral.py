@@ -2,7 +2,7 @@
 
 Python runs signal handlers in the main thread, between any two instructions, and an exception that they raise
 (KeyboardInterrupt, a time-out) surfaces there. A collective of some milliseconds shares its state with other threads and
-other ranks, so handlers wait until it is done.
+other ranks, and a launcher that has started a process must know of it; so handlers wait until such work is done.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class _Deferral:
         self._handlers: dict[int, Any] = {}
         self._came: list[int] = []
         self._over = False
+        self._noticed: Callable[[int], object] | None = None
 
     def begin(self) -> None:
         _under_way.append(self)
@@ -62,6 +63,14 @@ class _Deferral:
             self._handlers[number](number, frame)
         else:
             self._came.append(number)
+            if self._noticed is not None:
+                self._noticed(number)
+
+    def notice_by(self, noticed: Callable[[int], object]) -> None:
+        """Call ``noticed``, which must not raise, with the number of each signal when it arrives, and of those that have."""
+        self._noticed = noticed
+        for number in tuple(self._came):
+            noticed(number)
 
     def end(self) -> None:
         try:
@@ -102,6 +111,26 @@ def with_signals_deferred(work: Callable[..., _T], *arguments: Any) -> _T:
         return work(*arguments)
     finally:
         deferral.end()
+
+
+def with_signals_noticed(noticed: Callable[[int], object], work: Callable[..., _T], *arguments: Any) -> _T:
+    """The same for work that waits: ``noticed(number)`` is called when a signal arrives, and can have the work end early.
+
+    The descriptor of ``signal.set_wakeup_fd`` gets a signal's number when its handler runs, and not when it arrives.
+    """
+    result: _T = with_signals_deferred(_noticing, noticed, work, *arguments)
+    return result
+
+
+def _noticing(noticed: Callable[[int], object], work: Callable[..., _T], *arguments: Any) -> _T:
+    if threading.current_thread() is not threading.main_thread():
+        return work(*arguments)
+    before = signal.set_wakeup_fd(-1)
+    try:
+        _under_way[-1].notice_by(noticed)
+        return work(*arguments)
+    finally:
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
 
 
 def _after_fork() -> None:

@@ -1,0 +1,221 @@
+"""Simulated ranks for ``scale.py``: many members of one process set in a few processes, each on a socket pair.
+
+Each is the real :class:`~horovod.core.worker.member.Member`, or a real client of the rendezvous. It computes nothing and moves
+no tensors. Every member checks that it is told to run what it has announced, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from horovod.comm.datatypes import DataType
+from horovod.control import liveness_monitor
+from horovod.control.channel import Channel
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
+from horovod.core.worker.connections import Connections
+from horovod.core.worker.member import Member
+from horovod.core.worker.role import Schedule
+
+LONGEST_SECONDS = 300.0
+"""After so long without a message the simulation counts as stuck."""
+
+_monitor_message = msgspec.msgpack.Decoder(liveness_monitor.Message).decode
+
+
+class Step(NamedTuple):
+    """What every rank does in one step.
+
+    Attributes:
+        requests: by rank and number of the step.
+        messages: in how many announcements a rank submits them.
+    """
+
+    requests: Callable[[int, int], list[Request]]
+    messages: int
+
+    def parts(self, rank: int, step: int) -> list[list[Request]]:
+        requests = self.requests(rank, step)
+        length = -(-len(requests) // self.messages)
+        return [requests[start : start + length] for start in range(0, len(requests), length)]
+
+
+def resnet50() -> list[tuple[int, ...]]:
+    """The shapes of ResNet-50's 161 parameters, in the order of its layers."""
+    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
+    width = 64
+    for planes, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            for out, into, kernel in ((planes, width, 1), (planes, planes, 3), (planes * 4, planes, 1)):
+                shapes += [(out, into, kernel, kernel), (out,), (out,)]
+            if block == 0:
+                shapes += [(planes * 4, width, 1, 1), (planes * 4,), (planes * 4,)]
+            width = planes * 4
+    return [*shapes, (1000, 2048), (1000,)]
+
+
+def gradients(messages: int = 1) -> Step:
+    """A step of ResNet-50's gradients, the last layer first."""
+    requests = [
+        Request(
+            Operation.ALLREDUCE,
+            f"gradient.{index}",
+            (TensorSpec(f"gradient.{index}", DataType.FLOAT32, shape),),
+            caller="train.py:1",
+        )
+        for index, shape in reversed(list(enumerate(resnet50())))
+    ]
+    return Step(lambda rank, step: requests, messages)
+
+
+def rows(sender: int, receiver: int, step: int) -> int:
+    """How many rows one rank sends to another in an alltoall of the step."""
+    return (sender * 7 + receiver * 3 + step * 5) % 97
+
+
+def alltoall(size: int) -> Step:
+    """A step of one alltoall, whose splits change with the step."""
+
+    def requests(rank: int, step: int) -> list[Request]:
+        splits = tuple(rows(rank, receiver, step) for receiver in range(size))
+        spec = TensorSpec("tokens", DataType.FLOAT32, (sum(splits), 4))
+        return [Request(Operation.ALLTOALL, "tokens", (spec,), splits=splits, caller="train.py:1")]
+
+    return Step(requests, 1)
+
+
+class SimulatedMember:
+    """One rank but the first, which announces a step as soon as the one before it was ordered."""
+
+    def __init__(self, rank: int, size: int, connection: socket.socket, what: Step, capacity: int) -> None:
+        self.connections = Connections({0: Channel(connection)})
+        self.done = 0
+        self.order = hashlib.sha256()
+        self._rank = rank
+        self._size = size
+        self._what = what
+        self._schedule = Schedule()
+        self._role = Member(self.connections, self._schedule, None, capacity)
+        self._awaited: set[str] = set()
+
+    def begin(self) -> None:
+        """Announce the next step."""
+        for requests in self._what.parts(self._rank, self.done):
+            self._awaited.update(request.name for request in requests)
+            self._role.announce(requests)
+        self.connections.flush_all(LONGEST_SECONDS)
+
+    def serve(self) -> bool:
+        """Take what has arrived; whether that ends the step."""
+        for body in self.connections.receive(0):
+            self._role.receive(0, body)
+        while self._schedule.batches:
+            for decision in self._schedule.batches.popleft():
+                self._check(decision)
+        if self._awaited:
+            return False
+        self.done += 1
+        return True
+
+    def _check(self, decision: Decision) -> None:
+        if decision.error:
+            raise RuntimeError(f"rank {self._rank}: {decision.error}")
+        self._awaited.remove(decision.name)
+        self.order.update(decision.name.encode())
+        if decision.operation is Operation.ALLTOALL:
+            expected = tuple(rows(sender, self._rank, self.done) for sender in range(self._size))
+            if decision.received != expected:
+                raise RuntimeError(f"rank {self._rank} was told wrong rows in step {self.done}")
+
+
+def run_members(
+    connections: Mapping[int, socket.socket], size: int, what: Step, capacity: int, steps: int
+) -> list[str]:
+    """Drive the members through all steps. Returns the digests of the orders that they have followed, without repetition."""
+    members = [SimulatedMember(rank, size, each, what, capacity) for rank, each in connections.items()]
+    poll = select.poll()
+    by_descriptor: dict[int, SimulatedMember] = {}
+    for rank, member in zip(connections, members, strict=True):
+        poll.register(connections[rank], select.POLLIN)
+        by_descriptor[connections[rank].fileno()] = member
+        member.begin()
+    left = len(members)
+    while left:
+        found = poll.poll(LONGEST_SECONDS * 1000)
+        if not found:
+            raise TimeoutError("no order arrives")
+        for descriptor, _ in found:
+            member = by_descriptor[descriptor]
+            if not member.serve():
+                continue
+            if member.done < steps:
+                member.begin()
+            else:
+                poll.unregister(descriptor)
+                left -= 1
+    return sorted({member.order.hexdigest() for member in members})
+
+
+def run_peers(connections: Mapping[int, socket.socket], lost: int) -> list[tuple[int, float]]:
+    """Wait until every rank is told of a failure; rank ``lost``, if it is here, ends at once, as a killed process does.
+
+    Returns the rank that each was told of, and when (``time.monotonic``).
+    """
+    channels = {rank: Channel(each) for rank, each in connections.items()}
+    poll = select.poll()
+    by_descriptor = {channel.fileno(): rank for rank, channel in channels.items()}
+    for channel in channels.values():
+        poll.register(channel, select.POLLIN)
+    if lost in channels:
+        poll.unregister(channels[lost])
+        channels.pop(lost).close()
+    told: list[tuple[int, float]] = []
+    while len(told) < len(channels):
+        found = poll.poll(LONGEST_SECONDS * 1000)
+        if not found:
+            raise TimeoutError("not all ranks are told of the failure")
+        for descriptor, _ in found:
+            for body in channels[by_descriptor[descriptor]].receive():
+                message = _monitor_message(body)
+                if isinstance(message, liveness_monitor.Failure):
+                    told.append((message.rank, time.monotonic()))
+                    poll.unregister(descriptor)
+    return told
+
+
+def run_clients(
+    address: str, values: Mapping[int, bytes], size: int, arrived: Callable[[], None]
+) -> list[tuple[int, float]]:
+    """Exchange the ranks' values through the server, a thread for each rank.
+
+    Args:
+        arrived: called when all are connected; returns when all ranks of all processes are.
+
+    Returns:
+        By rank the bytes that it got, and when it had them all.
+    """
+    got: dict[int, tuple[int, float]] = {}
+    clients = {rank: RendezvousClient(address, b"", LONGEST_SECONDS, same_user=True) for rank in values}
+
+    def exchange(rank: int) -> None:
+        found = clients[rank].exchange("init", rank, size, values[rank], LONGEST_SECONDS)
+        got[rank] = sum(map(len, found)), time.monotonic()
+        clients[rank].close()
+
+    arrived()
+    threads = [threading.Thread(target=exchange, args=(rank,), daemon=True) for rank in values]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONGEST_SECONDS)
+    if got.keys() != values.keys():
+        raise TimeoutError(f"{len(values) - len(got)} ranks have no answer")
+    return list(got.values())

@@ -1,0 +1,55 @@
+"""The limit of this process on open files: it is raised as far as the job's connections need it."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from pathlib import Path
+
+_log = logging.getLogger("horovod.control")
+
+_OTHER_FILES = 64
+"""What the process may open besides at the same time: its engines' memory, handshakes of connections, pipes."""
+
+
+class DescriptorLimitError(RuntimeError):
+    """The hard limit on open files is too low; the message says for what, and how to raise it."""
+
+
+def make_room(connections: int, purpose: str) -> None:
+    """Raise the soft limit so that so many connections can be opened.
+
+    Half of the limit that the process has so far remains free for the script, so repeated calls do not raise it further than
+    is needed. A process that opens few connections keeps its limit: ``select()``, and programs that close all possible
+    descriptors, suffer from a high one.
+
+    Args:
+        purpose: of the connections, for the error.
+
+    Raises:
+        DescriptorLimitError: the hard limit is too low. Nothing was opened.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    used = open_descriptors()
+    needed = used + connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise DescriptorLimitError(
+            f"{purpose} needs {connections:,} connections. This process has {used:,} files open and may open {hard:,}, but "
+            f"needs {needed:,}. Raise the hard limit on every host before the job starts: as root, `ulimit -Hn "
+            f"{needed}` in the shell that starts it, or a line `* hard nofile {needed}` in /etc/security/limits.conf; "
+            f"`docker run --ulimit nofile={needed}` for containers; LimitNOFILE={needed} for the service that starts it"
+        )
+    wanted = used + connections + max(_OTHER_FILES, soft // 2)
+    if wanted > soft:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        _log.debug(
+            "raised the limit on open files from %d to %d: %s needs %d connections", soft, limit, purpose, connections
+        )
+
+
+def open_descriptors() -> int:
+    """How many files this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # the one that reads the folder

@@ -1,0 +1,102 @@
+"""One rank of ``tests/elastic_events.py``: trains in whole numbers, so that the result has the same bits for any ranks.
+
+    elastic_events_rank.py FOLDER
+
+It writes to the folder
+
+    member.PLACE    the round that the process of this place trains in
+    progress        by rank 0: the steps that the job has made, and the round
+    result.PLACE    at the end: the step, a digest of the weights, and the sizes of the rounds
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = NDArray[np.int64]
+
+SAMPLES = 24
+WEIGHTS = 20_000
+MODULUS = 1_000_003
+PAUSE_SECONDS = 0.01
+"""After each step, so that processes that start get some of the machine."""
+
+
+def first_weights() -> Weights:
+    return np.arange(WEIGHTS, dtype=np.int64)
+
+
+def gradient(weights: Weights, step: int, samples: range) -> Weights:
+    """The sum of the gradients of some samples."""
+    total = np.zeros_like(weights)
+    for sample in samples:
+        total += (weights * (sample + 3) + step * sample) % MODULUS
+    return total
+
+
+def digest(weights: Weights) -> str:
+    return hashlib.sha256(weights.tobytes()).hexdigest()
+
+
+def undisturbed(steps: int) -> str:
+    """The digest after so many steps of one process."""
+    weights = first_weights()
+    for step in range(steps):
+        weights = (weights + gradient(weights, step, range(SAMPLES))) % MODULUS
+    return digest(weights)
+
+
+def main() -> None:
+    from horovod.comm.datatypes import DataType
+    from horovod.comm.reduction import ReduceOp
+    from horovod.common import basics
+    from horovod.common.elastic import ObjectState, Reset, run_fn
+    from horovod.common.objects import broadcast_object
+    from horovod.core.requests.tensor import Tensor
+    from horovod.core.submission import collectives
+
+    folder, place = Path(sys.argv[1]), os.environ["HOROVOD_ELASTIC_PROCESS"]
+    basics.init()
+    state = ObjectState(broadcast_object, basics.rank, step=0, weights=first_weights(), over=False)
+    sizes: list[int] = []
+
+    def write(name: str, text: str) -> None:
+        new = folder / f".{name}.{place}"
+        new.write_text(text)
+        new.rename(folder / name)  # all at once, for who reads it meanwhile
+
+    def summed(values: Weights) -> Weights:
+        result = np.empty_like(values)
+        tensors = [Tensor(each, DataType.INT64, each.shape) for each in (values, result)]
+        collectives.allreduce("allreduce", "gradient", tensors[:1], tensors[1:], ReduceOp.SUM, awaited=True).wait()
+        return result
+
+    def train(state: ObjectState) -> None:
+        sizes.append(basics.size())
+        training_round = os.environ["HOROVOD_ELASTIC_ROUND"]
+        write(f"member.{place}", training_round)
+        while not state.over:
+            own = range(basics.rank(), SAMPLES, basics.size())
+            ends = basics.rank() == 0 and (folder / "end").exists()
+            *values, over = summed(np.append(gradient(state.weights, state.step, own), int(ends)))
+            state.weights = (state.weights + np.array(values)) % MODULUS
+            state.step, state.over = state.step + 1, bool(over)
+            if basics.rank() == 0:
+                write("progress", f"{state.step} {training_round}")
+            time.sleep(PAUSE_SECONDS)
+            state.commit()
+
+    run_fn(train, Reset(basics.shutdown, basics.init))(state)
+    write(f"result.{place}", json.dumps([state.step, digest(state.weights), sizes]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The end of an elastic job: every host's agent is told, also where one leaves the list of agents at once."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Collection, Mapping, Sequence
+
+import pytest
+
+from horovod.control.rendezvous.server import RendezvousServer
+from horovod.control.secret import make_secret
+from horovod.runner.agent.base import Agent, HostFacts, Report
+from horovod.runner.agent.messages import Closed, Ended, Exit, Output, ProcessPlan
+from horovod.runner.elastic.blacklist import Blacklist
+from horovod.runner.elastic.decisions import Start
+from horovod.runner.elastic.job_state import Limits
+from horovod.runner.elastic.policy import ElasticPolicy
+from horovod.runner.elastic.supervisor import ElasticSupervisor
+from horovod.runner.hosts.slots import HostInfo
+from horovod.runner.loop import Loop
+from horovod.runner.output.output import Output as JobOutput
+from horovod.runner.output.output import StreamSink
+from horovod.runner.supervisor import Plans
+
+HOSTS = [HostInfo(f"host{number}", 1) for number in range(4)]
+
+
+class PromptAgent(Agent):
+    """Says that it has ended while it is told to end, as the launcher's own does when nothing is left to end."""
+
+    def __init__(self, host: str, loop: Loop, report: Report, *, finishes: bool) -> None:
+        super().__init__((host,))
+        self.facts = HostFacts("python", 1, (), None)
+        self.ends: list[bool] = []
+        self._loop = loop
+        self._report = report
+        self._finishes = finishes
+        self._numbers: list[int] = []
+
+    def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
+        self._numbers += [plan.number for plan in plans]
+        if self._finishes:
+            self._loop.after(self, 0.01, lambda: self._finish(Exit(0)))
+
+    def _finish(self, end: Exit) -> None:
+        for number in self._numbers:
+            for stream in ("stdout", "stderr"):
+                self._report(self, Output(number, stream, b""))
+            self._report(self, Ended(number, end))
+        self._numbers.clear()
+
+    def signal(self, number: int, processes: Collection[int]) -> None:
+        pass
+
+    def feed(self, process: int, data: bytes) -> None:
+        pass
+
+    def end(self, grace: float, *, hunt: bool) -> None:
+        if not self.closed:
+            self.ends.append(hunt)
+            self._finish(Exit(143, signal.SIGTERM))
+            self.closed = True
+            self._report(self, Closed([]))
+
+    def kill(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["all ranks have ended", "the launcher is asked to end"])
+def test_each_agent_is_told_to_end_though_the_one_before_it_leaves_at_once(cancelled: bool) -> None:
+    loop = Loop()
+    said = io.StringIO()
+    output = JobOutput(StreamSink(io.StringIO()), StreamSink(said), len(HOSTS), None, timestamps=False)
+    limits = Limits(start=4, least=4, most=None, resets=None, patience=60.0, starting=60.0, fixed=True)
+    policy = ElasticPolicy(limits, Blacklist(None), "")
+    server = RendezvousServer(make_secret(), "127.0.0.1")
+    agents: list[PromptAgent] = []
+
+    def reach(host: HostInfo) -> Agent:
+        agents.append(PromptAgent(host.hostname, loop, supervisor.report, finishes=not cancelled))
+        return agents[-1]
+
+    def plan(agent: Agent, start: Start) -> Plans:
+        return {}, [ProcessPlan(start.number, ("true",), {}, False)]
+
+    supervisor = ElasticSupervisor(
+        loop, output, policy, server, reach=reach, plan=plan, seconds=60.0, signals=None
+    )  # fmt: skip
+    if cancelled:
+        loop.after("cancel", 0.01, lambda: supervisor._do(policy.signalled(signal.SIGTERM)))
+    try:
+        outcome = supervisor.run_elastic(HOSTS)
+    finally:
+        loop.close()
+        server.stop()
+    assert [agent.ends for agent in agents] == [[cancelled]] * len(HOSTS)
+    assert not outcome.unheard and outcome.interrupted == (signal.SIGTERM if cancelled else 0)
