@@ -156,11 +156,11 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "stall_check_warning_time_seconds", int, config.STALL_CHECK_TIME, ("stall_check", "warning_time_seconds"),
-        "seconds until a stalled tensor is reported (default 60)", minimum=0,
+        "seconds until a stalled tensor is reported", minimum=0,
     ),
     Tunable(
         "stall_check_shutdown_time_seconds", int, config.STALL_SHUTDOWN_TIME, ("stall_check", "shutdown_time_seconds"),
-        "seconds until a stalled tensor ends the job (default 0: never)", minimum=0,
+        "seconds until a stalled tensor ends the job; 0: never", minimum=0,
     ),
     Tunable(
         "mpi_threads_disable", bool, config.MPI_THREADS_DISABLE, ("library_options", "mpi_threads_disable"),
@@ -177,7 +177,7 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "gloo_timeout_seconds", int, config.TIMEOUT_SECONDS, ("library_options", "gloo_timeout_seconds"),
-        "seconds a collective may make no progress (default 30)", minimum=1,
+        "seconds a collective may make no progress", minimum=1,
     ),
     Tunable(
         "torch_backend", str, config.TORCH_BACKEND, ("library_options", "torch_backend"),
@@ -186,7 +186,7 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "log_level", str, config.LOG_LEVEL, ("logging", "level"),
-        "least severe messages to show (default WARNING)", choices=LOG_LEVELS,
+        "least severe messages to show", choices=LOG_LEVELS,
     ),
     Tunable(
         "log_with_timestamp", bool, config.LOG_HIDE_TIME, ("logging", "with_timestamp"),
