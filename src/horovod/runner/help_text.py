@@ -25,7 +25,7 @@ OFTEN = frozenset(
     {
         "-h", "--help-all", "-v", "-cb", "-np", "--verbose", "--dry-run", "--dump", "--config-file", "--start-timeout",
         "-H", "-hostfile", "--host-discovery-script", "--network-interfaces", "-p", "-i",
-        "--output-filename", "-prefix-timestamp", "--timeline-filename", "--log-level",
+        "--output-filename", "-prefix-timestamp", "--timeline-filename", "--log-level", "--autotune",
         "--min-np", "--max-np", "--mpi",
     }
 )  # fmt: skip
