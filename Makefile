@@ -56,7 +56,7 @@ HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train wheel test test-gpu test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
+.PHONY: help train wheel test test-gpu test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow publish docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -106,7 +106,7 @@ lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src tests/typed_script.py
 
-bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten minutes)
+bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten to twenty minutes)
 	mkdir -p $(RESULTS)
 	$(MEASURE) --engine shm --peer gloo --idle 10 --seconds 0.1 --plot $(RESULTS)/collectives.png \
 		--json $(RESULTS)/collectives.json $(BENCH_ARGUMENTS)
@@ -130,6 +130,10 @@ bench-tensorflow: $(HAVE_TEST)  ## measure steps of TensorFlow and Keras beside 
 	mkdir -p $(RESULTS)
 	for framework in tensorflow keras; do $(BIN)/python benchmarks/training.py --framework $$framework --np $(NP) --peer mwms \
 		--restarts 1 --rounds 5 --json $(RESULTS)/training-$$framework.json --plot $(RESULTS)/training-$$framework.png || exit; done
+
+publish: $(HAVE_BENCH)  ## take over the records of the last run into benchmarks/published, and write them into the documents
+	$(BIN)/python benchmarks/publish.py $(RESULTS)
+	$(BIN)/python docs/pictures.py
 
 docs: $(HAVE_DOCS)  ## build the site of all documents, with the reference of the interface: build/site/index.html
 	$(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/site
