@@ -536,8 +536,7 @@ def test_a_rank_that_leaves_ends_the_job_for_all_and_is_named(job: Job) -> None:
 def test_a_failure_is_told_to_all_pending_and_later_calls(job: Job) -> None:
     contexts = job.start(3)
     waiting = [submit(contexts[rank], "x", 1)[0] for rank in (0, 2)]
-    assert contexts[1]._monitor is not None
-    contexts[1]._monitor.report(1, "it ran out of memory")
+    contexts[1].watch.report(1, "it ran out of memory")
     text = f"Horovod: rank 1 (host this-host, process {os.getpid()}) failed: it ran out of memory."
     for handle in waiting:
         with pytest.raises(HorovodInternalError) as caught:
@@ -669,8 +668,7 @@ def test_the_launcher_learns_who_failed_first(monkeypatch: pytest.MonkeyPatch) -
         together(*(partial(each.start, []) for each in contexts))
         assert total(contexts) == [3, 3]
         assert server.peek(FAILURE_KEY) is None
-        assert contexts[1]._monitor is not None
-        contexts[1]._monitor.report(1, "it fell over")
+        contexts[1].watch.report(1, "it fell over")
         found = json.loads(server.get(FAILURE_KEY, SECONDS))
         assert found == {"rank": 1, "reason": "it fell over"}
         for each in contexts:
