@@ -45,7 +45,6 @@ from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.watching import Watching, liveness_connections
 from horovod.core.lifecycle.world import World, place_by_hosts
-from horovod.core.negotiation.messages import Operation
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
@@ -84,7 +83,8 @@ class Generation:
         joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         last_by_members: the highest number of a process set that its members have made alone.
-        process: the id of the process that started it; in a forked child the generation cannot be used.
+        process: the id of the process that started it.
+        abandoned: this process is a forked child, in which the generation cannot be used.
     """
 
     def __init__(self, world: World, config: Config, earlier: int = 0, calls: int = 1) -> None:
@@ -111,7 +111,7 @@ class Generation:
         self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._watching: Watching | None = None
-        self._abandoned = False
+        self.abandoned = False
         self._sockets: list[socket.socket] = []
 
     @property
@@ -380,26 +380,6 @@ class Generation:
 
     # Use
 
-    def worker(self, process_set_id: int | None, operation: int) -> WorkerThread:
-        """The worker thread of a process set, for submitting an ``Operation``.
-
-        Raises:
-            ValueError: the set is not registered, or this rank is not a member.
-            HorovodInternalError: this process is a forked child.
-        """
-        if self._abandoned:
-            raise HorovodInternalError(
-                f"this process was forked from rank {self.identity.rank} and cannot communicate for it; "
-                "call collectives in the process that called hvd.init()"
-            )
-        worker = self.workers.get(-1 if process_set_id is None else process_set_id)
-        if worker is None:
-            what = Operation(operation).name.capitalize()
-            if process_set_id not in membership.ranks:
-                raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
-            raise ValueError(f"{what}: Rank {self.identity.rank} is not a member of the provided process set.")
-        return worker
-
     def is_homogeneous(self) -> bool:
         """Whether every host runs the same number of ranks."""
         return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
@@ -415,9 +395,9 @@ class Generation:
 
     def abandon(self) -> None:
         """In a forked child, close the inherited descriptors: they would keep the parent's connections open."""
-        if self._abandoned:
+        if self.abandoned:
             return  # in a child of a forked child these numbers may be files of its own
-        self._abandoned = True
+        self.abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
         descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
         if self._watching is not None:
