@@ -83,7 +83,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"arguments", "flight_recorders", "policy", "reach", "worker_environment"},
         {"common.util.hosts", "http"},
         {"hosts", "output"},
-        {"config_file", "dry_run", "options"},
+        {"config_file", "dry_run", "help_text", "options"},
         {"agent", "check_build", "run_task", "tunables"},
         {"common", "errors", "loop", "machine", "probes", "remote_call", "signals"},
         {"children"},

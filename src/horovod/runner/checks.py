@@ -21,7 +21,7 @@ def check_entry_point() -> None:
     if not entry_points(group="torch.backends", name="horovod"):
         raise UsageError(
             "--torch-backend: this installation of Horovod has no entry point for PyTorch, as one has that was installed "
-            "before there was such a flag. Install it again: pip install horovod"
+            "before there was such a flag. Install it again: pip install '.[torch]', in the folder of Horovod's repository"
         )
 
 

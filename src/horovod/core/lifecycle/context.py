@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod.core.config import CHECK, Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError
-from horovod.core.lifecycle import crash, elastic_process, initial_process_sets
+from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, kept_memory
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set, membership
@@ -113,6 +113,7 @@ def _start(
         config = config.limited_to(foundation.time_limit)
     requested_sets = initial_process_sets.requested_sets(sets, world)
     observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
+    kept_memory.keep_largest_results()
     crash.forget()
     _calls[world.listed] += 1
     generation = Generation(world, config, _latest, _calls[world.listed])
