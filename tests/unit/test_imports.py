@@ -54,7 +54,6 @@ FOLDERS: Mapping[str, Layers] = {
             "descriptors",
             "elastic_messages",
             "failure",
-            "framing",
             "handshake",
             "networks",
             "processes",
