@@ -264,7 +264,9 @@ class Generation:
             return mesh.connect(self._endpoints, keys, str(self.generation), self.secret, deadline)
 
         if mesh is not None:
-            keys = [key for group, ranks in mine.items() for key in control_connections(group, ranks, rank)]
+            keys = [
+                key for group, ranks in mine.items() for key in control_connections(group, ranks, rank, self._endpoints)
+            ]
             keys += [ConnectionKey(peer, LIVENESS, 0) for peer in (range(1, size) if rank == 0 else [0])]
             sockets = connect(keys)
             self._sockets = list(sockets.values())

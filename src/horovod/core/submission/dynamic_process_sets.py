@@ -233,7 +233,7 @@ def assemble_set(
     def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
         return mesh.connect(endpoints, keys, generation, context.secret, deadline)
 
-    sockets = connect(control_connections(group, ranks, context.identity.rank))
+    sockets = connect(control_connections(group, ranks, context.identity.rank, endpoints))
     try:
         return assemble(
             group,
