@@ -17,6 +17,7 @@ from functools import cached_property
 
 import msgspec
 
+from horovod.autotune.kept import Tuned
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 
@@ -75,6 +76,17 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     members: tuple[int, ...] = ()
     unnamed: bool = False
     alike: str = ""
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of its tensors on this rank."""
+        total = 0
+        for tensor in self.tensors:
+            elements = 1
+            for dimension in tensor.shape:
+                elements *= dimension
+            total += elements * tensor.data_type.itemsize
+        return total
 
     @cached_property
     def identity(self) -> bytes:
@@ -198,12 +210,14 @@ class Order(msgspec.Struct, tag=2, array_like=True):
     """Coordinator to member: batches to execute, each a list of decisions, new or by identifier.
 
     Attributes:
+        tuned: the settings from the first of them on; None: as before.
         received: of each new decision on an alltoall, in order, the ``received`` of the member that gets this message. The
             decisions themselves are the same for all.
         shares: to a relay, the ``received`` of each member that it passes the order on to.
     """
 
     batches: list[list[int | Decision]]
+    tuned: Tuned | None = None
     received: list[tuple[int, ...]] = []
     shares: list[list[tuple[int, ...]]] = []
 

@@ -86,6 +86,8 @@ class Member(Role):
             self._gather(message)
 
     def _follow(self, order: Order) -> None:
+        if order.tuned is not None:
+            self._schedule.batches.append(order.tuned)
         received = iter(order.received)
         self._schedule.batches.extend([[self._decision(item, received) for item in batch] for batch in order.batches])
 
