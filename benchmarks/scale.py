@@ -49,6 +49,7 @@ from horovod.control.rendezvous.server import RendezvousServer
 from horovod.core.config import Config
 from horovod.core.engines.device_choice import DeviceReport
 from horovod.core.lifecycle.rendezvous import RankInfo
+from horovod.core.negotiation.tree import Tree
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import CpuResources
@@ -129,14 +130,15 @@ def in_a_row(found: Record) -> str:
 def negotiation(size: int, what: Step, options: argparse.Namespace, capacity: int) -> Record:
     """A coordinator that decides all steps of ``size`` ranks."""
     steps = options.steps + 1  # the first defines what the others abbreviate
-    pairs = {rank: socket.socketpair() for rank in range(1, size)}
+    tree = Tree([f"host{rank // options.local_ranks}" for rank in range(size)])
+    pairs = {rank: socket.socketpair() for rank in tree.children(0)}
     processes = Simulation(
-        pairs, options, lambda mine: run_members({rank: pairs[rank][1] for rank in mine}, size, what, capacity, steps)
+        pairs, options, lambda mine: run_members({rank: pairs[rank][1] for rank in mine}, tree, what, capacity, steps)
     )
     before = memory()
     connections = Connections({rank: CountingChannel(pair[0]) for rank, pair in pairs.items()})
     schedule, config = Schedule(), Config(cache_capacity=capacity, stall_check=False, timeout=timedelta(seconds=60))
-    coordinator = Coordinator(range(size), connections, schedule, None, config, NoPeers(), "none")
+    coordinator = Coordinator(range(size), connections, schedule, None, config, NoPeers(), "none", tree)
     seconds, grown = [], 0.0
     counted = (0, 0)
     for step in range(steps):
@@ -162,7 +164,8 @@ def negotiation(size: int, what: Step, options: argparse.Namespace, capacity: in
         if step == 0:
             counted = CountingChannel.received, CountingChannel.sent
     connections.flush_all(LONGEST_SECONDS)
-    orders = {order for found in processes.results() for order in found}
+    results = processes.results()
+    orders = {order for found, _ in results for order in found}
     if len(orders) != 1:
         raise RuntimeError(f"the members have followed {len(orders)} orders")
     connections.close()
@@ -173,7 +176,8 @@ def negotiation(size: int, what: Step, options: argparse.Namespace, capacity: in
         "bytes_to": (CountingChannel.received - counted[0]) / every,
         "bytes_from": (CountingChannel.sent - counted[1]) / every,
         "grown_mib": grown,
-        "descriptors": size,
+        "connections": len(pairs),
+        "relay_milliseconds": max(seconds for _, seconds in results) * 1000,
     }
 
 
@@ -263,6 +267,9 @@ def memory() -> float:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 512, 1024])
+    parser.add_argument(
+        "--local-ranks", type=int, default=8, help="of each host; as many as there are ranks: no relays"
+    )
     parser.add_argument("--steps", type=int, default=10, help="that are measured, after the first")
     parser.add_argument("--processes", type=int, default=4, help="of the simulated ranks")
     parser.add_argument("--only", nargs="+", help="the rows to measure, as the table names them")

@@ -65,6 +65,7 @@ class HostTally:
         self._names: dict[str, _Name] = {}
         self._joined: set[int] = set()
         self._shares: list[HostShare] = []
+        self._open: dict[int, HostShare] = {}
 
     @property
     def gathers(self) -> bool:
@@ -123,6 +124,7 @@ class HostTally:
 
     def take(self) -> list[HostShare]:
         """What is to go up now, in this order."""
+        self._close()
         shares, self._shares = self._shares, []
         return shares
 
@@ -133,7 +135,9 @@ class HostTally:
             if member in name.requests:
                 self._pass_on(name)
         self._joined.add(member)
+        self._close()  # who everybody is changes here
         self._put(member, request, now)
+        self._close()
         for text, name in list(self._names.items()):
             if self._complete(name):
                 self._finish(text, name)
@@ -159,9 +163,14 @@ class HostTally:
                 self._put(member, request, name.since)
 
     def _put(self, member: int, request: Request, at: float) -> None:
-        shares = self._shares
-        if not shares or shares[-1].member != member:
-            shares.append(HostShare(member, [], []))
-        shares[-1].requests.append(request)
+        share = self._open.get(member)
+        if share is None:
+            share = self._open[member] = HostShare(member, [], [])
+        share.requests.append(request)
         if not self._gathers:
-            shares[-1].since.append(at)
+            share.since.append(at)
+
+    def _close(self) -> None:
+        """Have what comes next go up behind everything before it."""
+        self._shares += self._open.values()
+        self._open = {}
