@@ -16,7 +16,7 @@ SIZE = 4
 
 @pytest.fixture
 def pool(ranks: Callable[..., RankPool]) -> RankPool:
-    return ranks(SIZE, {config.DYNAMIC_PROCESS_SETS: "1"}, "torch")
+    return ranks(SIZE, {config.DYNAMIC_PROCESS_SETS: "1", config.RELAY_THRESHOLD: "0"}, "torch")
 
 
 def test_every_operation_with_ranks_that_speak_for_others(pool: RankPool) -> None:

@@ -41,20 +41,18 @@ Connect = Callable[[list[ConnectionKey]], dict[ConnectionKey, socket.socket]]
 """Connects to the given peers, all of whom do the same."""
 
 
-def tree_of(ranks: Sequence[int], endpoints: Sequence[Endpoint]) -> Tree:
+def tree_of(ranks: Sequence[int], endpoints: Sequence[Endpoint], config: Config) -> Tree:
     """Who sends to whom in a process set.
 
     Args:
         endpoints: of all ranks of the job, by rank.
     """
-    return Tree([endpoints[rank].host for rank in ranks])
+    return Tree([endpoints[rank].host for rank in ranks], config.relay_threshold)
 
 
-def control_connections(
-    group: int, ranks: Sequence[int], rank: int, endpoints: Sequence[Endpoint]
-) -> list[ConnectionKey]:
+def control_connections(group: int, ranks: Sequence[int], rank: int, tree: Tree) -> list[ConnectionKey]:
     """The control connections of one member."""
-    tree, index = tree_of(ranks, endpoints), list(ranks).index(rank)
+    index = list(ranks).index(rank)
     peers = tree.children(index) if index == COORDINATOR else [tree.parent(index), *tree.children(index)]
     return [ConnectionKey(ranks[peer], CONTROL, group) for peer in peers]
 
@@ -87,8 +85,8 @@ def assemble(
         EngineError: no engine can serve this group, or the one that was forced cannot.
         OSError: a member did not answer.
     """
-    tree, index = tree_of(ranks, endpoints), list(ranks).index(rank)
-    keys = control_connections(group, ranks, rank, endpoints)
+    tree, index = tree_of(ranks, endpoints, config), list(ranks).index(rank)
+    keys = control_connections(group, ranks, rank, tree)
     connections = {list(ranks).index(key.peer): sockets[key] for key in keys}
     builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi)
     communicator = builder.build(ranks, connections, DATA, tree=tree)

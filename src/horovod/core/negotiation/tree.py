@@ -2,7 +2,8 @@
 
 On one host every member is connected with the first, the coordinator. On several hosts the first member of each host but
 the coordinator's is a *relay*: it is connected with the coordinator, and the other members of its host with it. So the
-coordinator hears hosts.
+coordinator hears hosts. What passes through a relay takes longer by two wake-ups, so there are none where they spare the
+coordinator only few connections.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ class Tree:
 
     Args:
         hosts: by member, the name of its host.
+        least: how many connections relays must spare the coordinator; otherwise there are none.
     """
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[str], least: int = 0) -> None:
         by_host: dict[str, list[int]] = {}
         for member, host in enumerate(hosts):
             by_host.setdefault(host, []).append(member)
+        spared = sum(len(members) - 1 for members in by_host.values() if members[0] != COORDINATOR)
+        if spared < least:
+            by_host = {"": list(range(len(hosts)))}
         self._size = len(hosts)
         self._groups = {members[0]: _evenly(members) for members in by_host.values()}
         self._first = {member: group[0] for group in self._groups.values() for member in group}

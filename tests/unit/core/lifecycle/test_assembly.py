@@ -16,12 +16,12 @@ import pytest
 from engines import loopback_pair
 from horovod.comm.select import EngineError
 from horovod.comm.shm.arena import Arena
+from horovod.control.channel import frame
 from horovod.control.failure import LOST, Cause
-from horovod.control.framing import frame
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.errors import HorovodInternalError
-from horovod.core.lifecycle.assembly import CONTROL, assemble, control_connections
+from horovod.core.lifecycle.assembly import CONTROL, assemble, control_connections, tree_of
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE
 from horovod.core.worker.member import Member
@@ -294,7 +294,7 @@ def test_what_was_assembled_works_and_can_be_ended(members: Members) -> None:
 def test_who_is_connected_with_whom() -> None:
     def peers(hosts: str, ranks: list[int], rank: int) -> list[int]:
         endpoints = [Endpoint(each, host, 1, 1, (), "") for each, host in enumerate(hosts)]
-        keys = control_connections(3, ranks, rank, endpoints)
+        keys = control_connections(3, ranks, rank, tree_of(ranks, endpoints, Config(relay_threshold=0)))
         assert all(key == ConnectionKey(key.peer, CONTROL, 3) for key in keys)
         return [key.peer for key in keys]
 

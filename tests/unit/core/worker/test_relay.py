@@ -232,3 +232,9 @@ def test_every_rank_has_one_way_to_the_coordinator(hosts: list[str]) -> None:
     spoken_for = [each for child in tree.children(0) for each in tree.group(child)]
     assert sorted(spoken_for) == list(range(1, len(hosts)))
     assert len(tree.children(0)) == len(set(hosts)) - 1 + hosts.count(hosts[0]) - 1
+
+
+def test_there_are_no_relays_where_they_spare_little() -> None:
+    hosts = ["a"] * 4 + ["b"] * 4 + ["c"] * 3
+    assert Tree(hosts, 5).children(0) == [1, 2, 3, 4, 8]
+    assert Tree(hosts, 6).children(0) == list(range(1, 11)) and Tree(hosts, 6).parent(5) == 0
