@@ -33,7 +33,7 @@ from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process, tuning
-from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
@@ -262,8 +262,10 @@ class Generation:
             return mesh.connect(self._endpoints, keys, str(self.generation), self.secret, deadline)
 
         if mesh is not None:
-            keys = [key for group, ranks in mine.items() for key in control_connections(group, ranks, rank)]
-            sockets = connect(keys + liveness_connections(rank, size))
+            keys = liveness_connections(rank, size)
+            for group, ranks in mine.items():
+                keys += control_connections(group, ranks, rank, tree_of(ranks, self._endpoints, self.config))
+            sockets = connect(keys)
             self._sockets = list(sockets.values())
             watching.connect(sockets)
             self.watch = watching.watch

@@ -29,6 +29,7 @@ from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
 from horovod.core.negotiation.messages import MessageError, Request, StepsMade, Stop
 from horovod.core.negotiation.negotiator import NegotiationError
+from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import Connections, ReadyConnections
@@ -39,6 +40,7 @@ from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
 from horovod.core.worker.progress import Progress, may_drive
+from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
 from horovod.observe.flight_recorder import FlightRecorder
@@ -62,16 +64,17 @@ class WorkerThread:
         name: of the process set, for the thread's name.
         ranks: the members' global ranks, in set order.
         index: this rank's place in ``ranks``; 0 is the coordinator.
-        channels: by member index: to the coordinator (index 0), or on the coordinator to all others.
+        channels: by member index, to those with whom the tree connects this rank.
         communicator: the engine that moves the data of these ranks.
         watch: the liveness monitor, which takes reports of failures.
         on_stopped: called on the worker thread when the set was shut down in good order, with the rank that left, its
             reason, and whether this rank still waited for a collective.
         placement: the cores that the thread runs on.
         proposals: the shared memory of the fast path; None where the ranks share none.
+        tree: who sends through whom; None: all members are connected with the coordinator.
 
     Attributes:
-        role: coordinator or member.
+        role: coordinator, relay or member.
         finished: the set has ended in good order, on all ranks.
         farewell: what the first rank to leave has said; None before, and where a collective of this rank has failed by it.
         unnamed: how many calls without a name were made on this process set, by kind.
@@ -92,7 +95,9 @@ class WorkerThread:
         on_stopped: Callable[[int, str, bool], None],
         placement: Placement = ANYWHERE,
         proposals: Proposals | None = None,
+        tree: Tree | None = None,
     ) -> None:
+        tree = tree or Tree.flat(len(ranks))
         self.ranks = list(ranks)
         self.index = index
         self.communicator = communicator
@@ -109,7 +114,7 @@ class WorkerThread:
         self.recorder = FlightRecorder(size) if size else None
         self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
-        self._progress = Progress(self._connections, self._polls, index == 0)
+        self._progress = Progress(self._connections, self._polls, bool(tree.children(index)))
         self._proposals = proposals
         self.executor = Executor(
             self.ranks,
@@ -127,14 +132,17 @@ class WorkerThread:
             )
         self._fast_path = fast_path
         self.role: Role
-        if index == 0:
+        if index == COORDINATOR:
             self.role = coordinator = Coordinator(
-                self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name
+                self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name, tree
             )
             if fast_path is not None:
                 fast_path.is_open, fast_path.seen = coordinator.fast_path_open, coordinator.seen
+        elif tree.children(index):
+            seconds = config.timeout.total_seconds() / 3
+            self.role = Relay(self._connections, self._schedule, config.cache_capacity, tree.group(index), seconds)
         else:
-            self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity)
+            self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity, tree.parent(index))
         self.executor.settled = self.role.settled
         self._left = threading.Event()
         self._leaving: tuple[str, Sequence[StepsMade]] | None = None
@@ -394,8 +402,8 @@ class WorkerThread:
             self._schedule.batches.popleft()
             with self.role.record(batch):
                 self.executor.carry_out(batch, driven)
-            if self.role.announces_between_batches:
-                self._announce_submissions()
+            if self.role.announces_between_batches and self._announce_submissions():
+                self.role.decide()
         if self._schedule.stop is not None and not driven:
             self.role.stop(self._schedule.stop)
             self._stop(self._schedule.stop)
