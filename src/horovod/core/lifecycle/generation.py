@@ -38,6 +38,7 @@ from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.process_set import membership
+from horovod.core.lifecycle.progress_reports import ProgressReports
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.rendezvous import (
     RankInfo,
@@ -116,6 +117,7 @@ class Generation:
         self._endpoints: list[Endpoint] = []
         self._monitor: LivenessMonitor | None = None
         self._dumper: Dumper | None = None
+        self._progress: ProgressReports | None = None
         self._abandoned = False
         self._sockets: list[socket.socket] = []
 
@@ -290,6 +292,8 @@ class Generation:
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self.recording.begin()
+        if self._dumper is not None and self._monitor is not None:
+            self._report_progress(self._dumper, self._monitor)
         if self._dumper is not None:
             self._dumper.start()
         if self._monitor is not None:
@@ -315,7 +319,28 @@ class Generation:
             threads.lines,
             lambda: [name for worker in list(self.workers.values()) for name in worker.awaited()],
             self._dumper.request if self._dumper is not None else lambda why, reason: None,
+            self._progress_came,
         )
+
+    def _progress_came(self, rank: int, body: bytes) -> None:
+        """On rank 0, on the liveness monitor's thread."""
+        dumper, progress = self._dumper, self._progress
+        if dumper is not None and progress is not None:
+            dumper.post(lambda: progress.take(rank, body))
+
+    def report_progress_of(self, worker: WorkerThread) -> None:
+        """Count a worker that is added later in this rank's progress."""
+        if self._progress is not None:
+            self._progress.follow(worker)
+
+    def _report_progress(self, dumper: Dumper, monitor: LivenessMonitor) -> None:
+        """Have this rank's progress reported from now on."""
+        hosts = [endpoint.host for endpoint in self._endpoints]
+        share = self.config.straggler_percent / 100
+        progress = ProgressReports(self.identity.rank, hosts, self.workers, share, dumper.post, monitor.report_progress)
+        self._progress = progress
+        for worker in self.workers.values():
+            progress.follow(worker)
 
     def _make_dumper(self) -> Dumper:
         endpoints, rank = self._endpoints, self.identity.rank

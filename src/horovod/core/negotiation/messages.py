@@ -8,6 +8,7 @@ invalid: ``Announcer`` and ``Listener`` keep the requests; decisions have the id
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property
@@ -92,6 +93,11 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.alike,
             )
         )
+
+    @cached_property
+    def bytes(self) -> int:
+        """The size of its tensors on this rank."""
+        return sum(each.data_type.itemsize * math.prod(each.shape) for each in self.tensors)
 
 
 UNNAMED = ".noname."

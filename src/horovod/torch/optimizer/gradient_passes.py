@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from horovod.observe.step_clock import BACKWARD, clock
 from horovod.torch.optimizer.backward_passes import current_task, enter
 from horovod.torch.optimizer.buckets import NO_GRADIENT, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
@@ -78,6 +79,7 @@ class GradientPasses(GradientState):
                 raise AssertionError(_BACKWARD_AGAIN)
             self._passes.clear()
         self._task = task
+        clock.enter(BACKWARD)
         self.prepare()
         self._stays_local = self.is_paused or not self.communicates()
         if not self._stays_local:
