@@ -29,6 +29,7 @@ LAYERS: Layers = [
     {"timeline"},
     {"diagnose"},
     {"core", "environments"},
+    {"autotune"},
     {"comm", "control", "observe"},
     {"core.config", "_version", "_silence", "pickling", "signal_deferral", "data", "ray", "spark"},
 ]
@@ -64,12 +65,13 @@ FOLDERS: Mapping[str, Layers] = {
     ],
     "comm": [
         {"select"},
+        {"switching"},
         {"gloo", "hierarchical", "mpi", "nccl", "oneccl", "shm", "tcp"},
         {"adasum", "bytewise", "cuda", "engine", "exchange", "single"},
         {"base", "device", "ranges"},
         {"spans"},
         {"reduction"},
-        {"datatypes", "lasting"},
+        {"datatypes", "lasting", "tuned"},
     ],
     "runner": [
         {"__init__"},

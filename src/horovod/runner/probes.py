@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from importlib import metadata
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -44,6 +44,8 @@ def together(probes: Mapping[str, Probe]) -> dict[str, Finding]:
     def run(interrupted: int) -> dict[str, Finding]:
         with ThreadPoolExecutor(len(probes)) as pool:
             started = {name: pool.submit(probe, interrupted) for name, probe in probes.items()}
+            while wait(started.values(), children.LONGEST_WAIT_SECONDS).not_done:
+                pass
             return {name: future.result() for name, future in started.items()}
 
     return children.interruptible(run)

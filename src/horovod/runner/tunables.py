@@ -119,27 +119,27 @@ TUNABLES: tuple[Tunable, ...] = (
     _engine("torus_allreduce", config.TORUS_ALLREDUCE, "as --hierarchical-allreduce"),
     Tunable(
         "autotune", bool, config.AUTOTUNE, ("autotune", "enabled"),
-        "accepted, without effect: this version has no autotuning", off="--no-autotune", off_hidden=True, when="autotune",
+        "search for the settings with which steps are quickest", off="--no-autotune", off_hidden=True, when="autotune",
     ),
     Tunable(
         "autotune_log_file", str, config.AUTOTUNE_LOG, ("autotune", "log_file"),
-        "as --autotune", when="autotune",
+        "CSV file with a line for each trial", when="autotune",
     ),
     Tunable(
         "autotune_warmup_samples", int, config.AUTOTUNE_WARMUP_SAMPLES, ("autotune", "warmup_samples"),
-        "as --autotune", minimum=0, when="autotune",
+        "trials that do not count (default 3)", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_steps_per_sample", int, config.AUTOTUNE_STEPS_PER_SAMPLE, ("autotune", "steps_per_sample"),
-        "as --autotune", minimum=0, when="autotune",
+        "steps of one measurement; a trial has five (default 10)", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_bayes_opt_max_samples", int, config.AUTOTUNE_MAX_SAMPLES, ("autotune", "bayes_opt_max_samples"),
-        "as --autotune", minimum=0, when="autotune",
+        "trials of the search at most (default 20)", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_gaussian_process_noise", float, config.AUTOTUNE_NOISE, ("autotune", "gaussian_process_noise"),
-        "as --autotune", minimum=0, maximum=1, when="autotune",
+        "how little one trial says, 0 to 1 (default 0.8)", minimum=0, maximum=1, when="autotune",
     ),
     Tunable(
         "timeline_filename", str, config.TIMELINE, ("timeline", "filename"),

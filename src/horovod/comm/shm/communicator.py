@@ -40,6 +40,7 @@ from horovod.comm.shm.large import SCATTERED, Large
 from horovod.comm.shm.pieces import Pieces
 from horovod.comm.shm.words import PACKED, REDUCED
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
+from horovod.comm.tuned import TunedSettings
 
 SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
@@ -81,6 +82,9 @@ class ShmCommunicator(Communicator):
         self._begin, self._region, self._start = pieces.begin, pieces.region, pieces.start
         self._reduced = 0
         self._large = Large(rank, reading, pieces.exchange, arena.piece_bytes, self._counters.advance, self._workspace)
+
+    def tune(self, settings: TunedSettings) -> None:
+        self._large.read_by(settings.shm_direct)
 
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._counters.check()

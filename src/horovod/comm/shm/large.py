@@ -112,7 +112,12 @@ class Large:
         self._advance = advance
         self._workspace = workspace
         self._direct: Direct | None = None
+        self._impossible = False
         self._preferences: dict[tuple[str, int], Preference] = {}
+
+    def read_by(self, reading: str) -> None:
+        """Change when ranks read one another's memory. All ranks call it between the same two collectives."""
+        self._reading = reading
 
     def run(
         self,
@@ -165,14 +170,14 @@ class Large:
     def _reach(self, nbytes: int, vectors: int, addresses: int) -> Direct | None:
         """What carries out such a collective without the arena, if that may be worth while, and is possible."""
         least = 0 if self._reading == "always" else _LARGE
-        if self._reading == "never" or nbytes < max(least, SCATTERED * vectors):
+        if self._impossible or self._reading == "never" or nbytes < max(least, SCATTERED * vectors):
             return None
         if (1 + addresses) * WORD > self._exchange_bytes:
             return None
         if self._direct is None:
             processes = exchange_rank_infos(self._rank, self._exchange)
             if processes is None:
-                self._reading = "never"
+                self._impossible = True
                 return None
             self._direct = Direct(self._rank, processes, self._exchange, self._advance, self._workspace)
         return self._direct

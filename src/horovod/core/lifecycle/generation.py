@@ -29,11 +29,11 @@ from horovod.control.processes import why_not_running
 from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous.interface import AllGather, LauncherServer
 from horovod.control.secret import make_secret
-from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
+from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
-from horovod.core.lifecycle import crash, elastic_process
+from horovod.core.lifecycle import crash, elastic_process, tuning
 from horovod.core.lifecycle.assembly import assemble, control_connections
 from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
@@ -51,6 +51,7 @@ from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.world import World, place_by_hosts
 from horovod.core.negotiation.messages import Operation
+from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
@@ -86,6 +87,7 @@ class Generation:
         placement: the cores that this rank's worker threads run on.
         mpi: where its ranks are in MPI, should it be used.
         device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
+        buckets_are_tuned: an optimizer of this process cuts its buckets anew when autotuning asks for other sizes.
         steps: how many steps the optimizers of this rank have made.
         joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
@@ -108,6 +110,7 @@ class Generation:
         self.watch: Watch = NoPeers(self.termination)
         self.mpi: MpiRanks | None = None
         self.device_engine = ""
+        self.buckets_are_tuned = False
         self.steps = StepCounts()
         self.joins = 0
         self.freed: list[int] = []
@@ -140,6 +143,7 @@ class Generation:
             ValueError: the ranks contradict each other.
             TimeoutError, RuntimeError: ranks are missing; the message names them.
         """
+        tuning.check(self.config)
         deadline = time.monotonic() + self.config.start_timeout.total_seconds()
         mesh = self._mesh()
         process = elastic_process.this_process()
@@ -159,8 +163,6 @@ class Generation:
                 mesh.close()
         membership.rank = self.identity.rank
         membership.ranks = groups
-        if self.config.autotune and self.identity.rank == 0:
-            _log.warning("%s is set, but this version has no autotuning; it is ignored", AUTOTUNE)
         if self.identity.rank == 0:
             _log.info("%s", self._summary())
         return sets
@@ -291,6 +293,7 @@ class Generation:
             all_ranks.executor.devices = DeviceEngines(
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
+        self._tune()
         self.recording.begin()
         if self._dumper is not None and self._monitor is not None:
             self._report_progress(self._dumper, self._monitor)
@@ -300,6 +303,15 @@ class Generation:
             self._monitor.start()
         for worker in self.workers.values():
             worker.start()
+
+    def _tune(self) -> None:
+        """Have rank 0 tune the settings of the global process set, if the user wants it."""
+        worker = self.workers[0]
+        if self.config.autotune and self.identity.size > 1 and isinstance(worker.role, Coordinator):
+            hosts = [endpoint.host for endpoint in self._endpoints]
+            worker.role.tuner = tuning.make_tuner(
+                self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
+            )
 
     def _make_monitor(self, sockets: Mapping[ConnectionKey, socket.socket]) -> LivenessMonitor:
         timeout = self.config.timeout.total_seconds()  # a waiting rank probes its peers after a third of it

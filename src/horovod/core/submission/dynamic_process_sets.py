@@ -155,16 +155,22 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     worker = context.workers.get(group)
     if worker is not None:
         # Everything that all members have submitted before the barrier is decided by then, and runs.
-        collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        _barrier(group)
         context.end_worker(group, _REMOVED)
     if context.device_engine:
-        # The same for requests on device memory, which all go to the coordinator of all ranks.
-        collectives.submit(0, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        # The same for requests on device memory, which all go to the coordinator of all ranks. The second barrier holds back
+        # a rank that leaves the job next: on all ranks, what is left of the set fails for its removal, and not for that.
+        _barrier(0)
         context.workers[0].executor.drop_members(membership.ranks[group], f"{SHUT_DOWN} This was caused by {_REMOVED}.")
+        _barrier(0)
     process_set.process_set_id = None
     del membership.ranks[group]
     context.freed.append(group)
     return True
+
+
+def _barrier(group: int) -> None:
+    collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
 
 
 def _check(ranks: list[int], size: int) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from horovod.autotune.kept import Tuned
 from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
@@ -131,7 +132,7 @@ class WorkerThread:
                 self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name
             )
             if fast_path is not None:
-                fast_path.is_open = coordinator.fast_path_open
+                fast_path.is_open, fast_path.seen = coordinator.fast_path_open, coordinator.seen
         else:
             self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity)
         self.executor.settled = self.role.settled
@@ -380,7 +381,12 @@ class WorkerThread:
         if self._schedule.batches:
             self.executor.agreed = time.monotonic()
         while self._schedule.batches:
-            batch = self._batch(self._schedule.batches[0])
+            ordered = self._schedule.batches[0]
+            if isinstance(ordered, Tuned):
+                self._schedule.batches.popleft()
+                self.executor.tune(ordered)
+                continue
+            batch = self._batch(ordered)
             if driven and not (self.communicator.any_thread and may_drive(batch)):
                 return
             self._schedule.batches.popleft()
