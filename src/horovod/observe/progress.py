@@ -112,6 +112,7 @@ class ProgressMeter:
         self._anchor = ""
         self._seen: set[str] = set()
         self._lone = 0
+        self._trains = False  # whether an optimizer has made a step
 
     def take(self, rings: Mapping[int, Ring], now: float) -> Progress:
         """What was done since the last call.
@@ -164,7 +165,7 @@ class ProgressMeter:
         }
         phases = [0.0] * len(PHASES)
         phases[0] = spent[DATA]
-        trains = self._clock.steps > 0
+        trains = self._trains = self._trains or steps > 0
         if trains:
             beside = length(standing) - length(reductions)  # in collectives of the script's own
             phases[1], phases[2], phases[3] = max(0.0, spent[FORWARD] - beside), spent[BACKWARD], spent[UPDATE]

@@ -10,7 +10,7 @@ import torch
 
 import horovod.torch as hvd
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 40.0
 
 
 class Slept(torch.utils.data.Dataset[torch.Tensor]):

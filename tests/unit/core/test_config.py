@@ -38,6 +38,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.BUCKET_BYTES, "1", "bucket_bytes", 1),
     (config.CHECK, "Error", "check", "error"),
     (config.THREAD_AFFINITY, "0,2,4", "thread_affinity", (0, 2, 4)),
+    (config.STRAGGLER_PERCENT, "25", "straggler_percent", 25.0),
     (config.THREAD_AFFINITY, "3", "thread_affinity", (3,)),
     (config.START_TIMEOUT, "600", "start_timeout", timedelta(minutes=10)),
     (config.TIMEOUT_SECONDS, "1.5", "timeout", timedelta(seconds=1.5)),
