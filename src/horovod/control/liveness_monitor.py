@@ -159,6 +159,8 @@ class LivenessMonitor:
         """The same of its other threads."""
         self.awaited: dict[int, list[str]] = {}
         """The collectives that they wait for."""
+        self.everyone_left = threading.Event()
+        """No peer is connected any more."""
         self.no_progress: dict[int, tuple[str, float]] = {}
         """What this rank's engine sees no progress of, why, and when it said so last."""
         self._dumped: dict[str, float] = {}
@@ -386,3 +388,5 @@ class LivenessMonitor:
             del self._by_descriptor[link.fileno()]
             link.close()
             self._detector.left(peer)
+        if not self._links:
+            self.everyone_left.set()

@@ -84,6 +84,7 @@ THREADS = "OMP_NUM_THREADS"
 """How many threads a rank computes with; horovodrun gives each rank an equal share of the cores."""
 TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
+TIMELINE_ALL_RANKS = "HOROVOD_TIMELINE_ALL_RANKS"
 LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
 FLIGHT_RECORDER_SIZE = "HOROVOD_FLIGHT_RECORDER_SIZE"
@@ -266,6 +267,8 @@ class Config:
     timeline: str = _setting(TIMELINE, "", str)
     """The file that rank 0 writes the timeline to; ``DYNAMIC``: the script starts and stops it; "": none."""
     timeline_mark_cycles: bool = _setting(TIMELINE_MARK_CYCLES, False, _flag)
+    timeline_all_ranks: bool = _setting(TIMELINE_ALL_RANKS, False, _flag, common=True)
+    """The timeline shows what all ranks do, by one clock."""
     flight_recorder_size: int = _setting(FLIGHT_RECORDER_SIZE, 2000, _integer(0))
     """How many collectives of each process set a rank remembers; 0: none, and nothing is written down."""
     flight_recorder_dir: str = _setting(FLIGHT_RECORDER_DIR, "", str)

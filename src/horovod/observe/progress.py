@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from horovod.observe.flight_recorder import Record
-from horovod.observe.step_clock import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, StepClock
+from horovod.observe.step_clock import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, PhaseSpan, StepClock
 
 Span = tuple[float, float]
 """A stretch of time: begin and end, in seconds."""
@@ -31,7 +31,7 @@ _LONE_RECORDS = 200
 """After so many collectives in which a name has not come again, steps are counted by another."""
 
 
-class Progress(msgspec.Struct, array_like=True, frozen=True):
+class Progress(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """What a rank has done in a stretch of time. It travels to rank 0.
 
     Attributes:
@@ -114,15 +114,19 @@ class ProgressMeter:
         self._lone = 0
         self._trains = False  # whether an optimizer has made a step
 
-    def take(self, rings: Mapping[int, Ring], now: float) -> Progress:
+    def take(self, rings: Mapping[int, Ring], spans: Iterable[PhaseSpan], now: float) -> Progress:
         """What was done since the last call.
 
         Args:
             rings: by process set.
+            spans: the phases that were over since the last call.
         """
+        over: dict[int, list[Span]] = {REDUCTION: self._open(REDUCTION, now), BACKWARD: self._open(BACKWARD, now)}
+        for phase, begin, end in spans:
+            over.setdefault(phase, []).append((begin, end))
         since, self._since = self._since, now
-        reductions = merged(_clipped([*_taken(self._clock.reductions), *self._open(REDUCTION, now)], since, now))
-        backwards = merged([*_taken(self._clock.backwards), *self._open(BACKWARD, now)])
+        reductions = merged((max(since, begin), end) for begin, end in over[REDUCTION])
+        backwards = merged(over[BACKWARD])
         in_flight: dict[int, list[Span]] = {}
         running: dict[int, list[Span]] = {}
         waits: dict[tuple[str, str], float] = {}
@@ -131,12 +135,12 @@ class ProgressMeter:
         unawaited: list[Span] = []
         for number, each in rings.items():
             records = self._records(number, each)
-            spans = [(max(since, one.submitted), min(now, one.ended or now)) for one in records]
-            in_flight[number] = merged(spans)
+            lived = [(max(since, one.submitted), min(now, one.ended or now)) for one in records]
+            in_flight[number] = merged(lived)
             running[number] = merged(
                 (max(since, one.started), min(now, one.ended or now)) for one in records if one.started
             )
-            for one, (begin, end) in zip(records, spans, strict=True):
+            for one, (begin, end) in zip(records, lived, strict=True):
                 if one.awaited:
                     standing.append((max(begin, one.awaited), end))
                 elif not _inside(one.submitted, backwards):
@@ -233,18 +237,6 @@ class ProgressMeter:
         if records:
             self._latest[process_set] = max(latest, records[-1].number)
         return found
-
-
-def _taken(spans: Any) -> list[Span]:
-    """Take all spans out of a queue to which another thread appends."""
-    found = []
-    while spans:
-        found.append(spans.popleft())
-    return found
-
-
-def _clipped(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
-    return [(max(begin, one), min(end, two)) for one, two in spans]
 
 
 def _inside(at: float, spans: Sequence[Span]) -> bool:

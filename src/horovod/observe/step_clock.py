@@ -13,9 +13,15 @@ from time import monotonic
 
 # Plain numbers, because an attribute of an enumeration takes longer to look up than all else that enter() does.
 DATA, FORWARD, BACKWARD, REDUCTION, UPDATE = range(5)
+STEP = 5
+"""Marks the end of a step among the spans."""
 
-_MOST_SPANS = 4096
-"""How many spans of each kind are kept until they are read."""
+_MOST_SPANS = 1 << 14
+"""How many spans are kept until they are taken."""
+
+PhaseSpan = tuple[int, float, float]
+"""A phase, its begin and its end."""
+
 _STEPS_OF_OTHERS = 100
 """After so many steps of other optimizers alone, steps are counted by another optimizer."""
 
@@ -28,18 +34,17 @@ class StepClock:
         phase, since: the present phase, and when it began by ``time.monotonic``; 0: no hook was called yet.
         steps: how many steps an optimizer has made.
         samples: how many samples the data loader has delivered.
-        reductions, backwards: when the thread was in a reduction or computed backward, the oldest first.
+        spans: the phases that are over, the oldest first, until they are taken.
     """
 
     __slots__ = (
         "_anchor",
         "_others",
         "_thread",
-        "backwards",
         "phase",
-        "reductions",
         "samples",
         "since",
+        "spans",
         "steps",
         "totals",
     )
@@ -49,8 +54,7 @@ class StepClock:
         self.phase = FORWARD
         self.since = 0.0
         self.steps = self.samples = 0
-        self.reductions: deque[tuple[float, float]] = deque(maxlen=_MOST_SPANS)
-        self.backwards: deque[tuple[float, float]] = deque(maxlen=_MOST_SPANS)
+        self.spans: deque[PhaseSpan] = deque(maxlen=_MOST_SPANS)
         self._anchor: object = None
         self._others = 0
         self._thread = 0
@@ -61,10 +65,7 @@ class StepClock:
         before, since = self.phase, self.since
         if since:
             self.totals[before] += now - since
-            if before == REDUCTION:
-                self.reductions.append((since, now))
-            elif before == BACKWARD:
-                self.backwards.append((since, now))
+            self.spans.append((before, since, now))
         self.phase, self.since = phase, now
         return before
 
@@ -81,6 +82,14 @@ class StepClock:
             return
         self._anchor, self._others = optimizer, 0
         self.steps += 1
+        self.spans.append((STEP, self.since, self.since))
+
+    def taken(self) -> list[PhaseSpan]:
+        """Take the spans. For one thread."""
+        found = []
+        while self.spans:
+            found.append(self.spans.popleft())
+        return found
 
     def trains(self) -> bool:
         """Whether the calling thread makes the steps, so that what it waits for delays them."""

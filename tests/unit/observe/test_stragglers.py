@@ -113,7 +113,7 @@ def made_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Simulate
 
 def report(ranks: Sequence[SimulatedRank], watch: StragglerWatch) -> list[Progress]:
     """Every rank measures what it has done since the last time."""
-    found = [each.meter.take({0: each.recorder}, each.at + each.offset) for each in ranks]
+    found = [each.meter.take({0: each.recorder}, each.clock.taken(), each.at + each.offset) for each in ranks]
     for rank, progress in enumerate(found):
         watch.add(rank, progress)
     return found
@@ -187,12 +187,12 @@ def test_a_collective_that_goes_on_counts_in_both_stretches() -> None:
     recorder = FlightRecorder(8)
     meter = ProgressMeter(StepClock(), 0.0)
     record = recorder.submitted(Request(Operation.BARRIER, "b"), 1.0)
-    first = meter.take({0: recorder}, 3.0)
+    first = meter.take({0: recorder}, [], 3.0)
     record.started, record.ended = 4.0, 5.0
-    second = meter.take({0: recorder}, 6.0)
+    second = meter.take({0: recorder}, [], 6.0)
     assert (first.waiting, first.communication, first.collectives) == (2.0, 0.0, 0)
     assert (second.waiting, second.communication, second.collectives) == (1.0, 1.0, 1)
-    third = meter.take({0: recorder}, 7.0)
+    third = meter.take({0: recorder}, [], 7.0)
     assert (third.waiting, third.communication, third.collectives) == (0.0, 0.0, 0)
 
 
@@ -206,13 +206,13 @@ def test_other_names_count_steps_when_the_first_is_gone() -> None:
 
     for number in range(10):
         submit("warmup", number / 100)
-    assert meter.take({0: recorder}, 1.0).steps == 8  # it is known as a step's name once it has come again
+    assert meter.take({0: recorder}, [], 1.0).steps == 8  # it is known as a step's name once it has come again
     for number in range(300):
         submit(f"allreduce.noname.{number}", 1 + number / 1000, True, "train.py:3")
-    meter.take({0: recorder}, 2.0)
+    meter.take({0: recorder}, [], 2.0)
     for number in range(7):
         submit(f"allreduce.noname.{300 + number}", 2 + number / 1000, True, "train.py:3")
-    assert meter.take({0: recorder}, 3.0).steps == 7
+    assert meter.take({0: recorder}, [], 3.0).steps == 7
 
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=8)

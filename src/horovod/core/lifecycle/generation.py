@@ -61,6 +61,11 @@ _log = logging.getLogger("horovod.core")
 
 LIVENESS = "liveness"
 
+_RECORDED = 1 << 16
+"""How many collectives a rank keeps until they are in the timeline of all ranks."""
+
+_LAST_PARTS_SECONDS = 5.0
+"""How long rank 0 waits for the last parts of the timeline of all ranks."""
 _MOST_HOSTS = 8
 """How many hosts the log line of ``init()`` names."""
 
@@ -259,6 +264,9 @@ class Generation:
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
         sockets: dict[ConnectionKey, socket.socket] = {}
+        if self.recording.of_all_ranks:
+            kept = max(self.config.flight_recorder_size, _RECORDED)
+            self.config = dataclasses.replace(self.config, flight_recorder_size=kept)
         if self.config.flight_recorder_size:
             self._dumper = self._make_dumper()
             self.termination.write_down = self._dumper.failed
@@ -294,9 +302,10 @@ class Generation:
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self._tune()
+        self.recording.hosts = [endpoint.host for endpoint in self._endpoints]
         self.recording.begin()
-        if self._dumper is not None and self._monitor is not None:
-            self._report_progress(self._dumper, self._monitor)
+        if self._dumper is not None:
+            self._report_progress(self._dumper)
         if self._dumper is not None:
             self._dumper.start()
         if self._monitor is not None:
@@ -338,18 +347,26 @@ class Generation:
         """On rank 0, on the liveness monitor's thread."""
         dumper, progress = self._dumper, self._progress
         if dumper is not None and progress is not None:
-            dumper.post(lambda: progress.take(rank, body))
+            now = time.monotonic()
+            dumper.post(lambda: progress.take(rank, body, now))
+
+    def _send_progress(self, body: bytes) -> None:
+        """On a member."""
+        if self._monitor is not None:
+            self._monitor.report_progress(body)
 
     def report_progress_of(self, worker: WorkerThread) -> None:
         """Count a worker that is added later in this rank's progress."""
         if self._progress is not None:
             self._progress.follow(worker)
 
-    def _report_progress(self, dumper: Dumper, monitor: LivenessMonitor) -> None:
+    def _report_progress(self, dumper: Dumper) -> None:
         """Have this rank's progress reported from now on."""
         hosts = [endpoint.host for endpoint in self._endpoints]
         share = self.config.straggler_percent / 100
-        progress = ProgressReports(self.identity.rank, hosts, self.workers, share, dumper.post, monitor.report_progress)
+        progress = ProgressReports(
+            self.identity.rank, hosts, self.workers, share, self.recording, dumper.post, self._send_progress
+        )
         self._progress = progress
         for worker in self.workers.values():
             progress.follow(worker)
@@ -419,6 +436,10 @@ class Generation:
         first = self.workers[0].farewell if 0 in self.workers else None
         for companion in self.termination.companions:
             companion.close()
+        if self._progress is not None and self.recording.of_all_ranks:
+            self._progress.finish()
+            if self._monitor is not None and self.identity.rank == 0 and self.termination.failure is None:
+                self._monitor.everyone_left.wait(_LAST_PARTS_SECONDS)
         if self._monitor is not None:
             self._monitor.leave()
         if self._dumper is not None:
