@@ -69,6 +69,8 @@ BUCKET_BYTES = "HOROVOD_BUCKET_BYTES"
 THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
 
 CHECK = "HOROVOD_CHECK"
+DEBUG = "HOROVOD_DEBUG"
+DEBUG_STEPS = "HOROVOD_DEBUG_STEPS"
 
 # How long anything may take.
 START_TIMEOUT = "HOROVOD_START_TIMEOUT"
@@ -250,6 +252,10 @@ class Config:
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
     """What follows if ranks step with different hyper-parameters or begin with different parameters."""
+    debug: bool = _setting(DEBUG, False, _flag, common=True)
+    """Usual mistakes of scripts are looked for, which costs time."""
+    debug_steps: int = _setting(DEBUG_STEPS, 100, _integer(1), common=True)
+    """After how many steps the ranks' parameters are compared, with ``debug``."""
     thread_affinity: tuple[int, ...] = _setting(THREAD_AFFINITY, (), _cores)
     """The core of the worker thread, by local rank; empty: the kernel decides."""
     start_timeout: timedelta = _setting(START_TIMEOUT, timedelta(seconds=30), _seconds(1))

@@ -51,6 +51,8 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.ELASTIC, "1", "elastic", True),
     (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
+    (config.DEBUG, "1", "debug", True),
+    (config.DEBUG_STEPS, "7", "debug_steps", 7),
     (config.TIMELINE_ALL_RANKS, "1", "timeline_all_ranks", True),
     (config.FLIGHT_RECORDER_SIZE, "10", "flight_recorder_size", 10),
     (config.FLIGHT_RECORDER_DIR, "/tmp/Recorders", "flight_recorder_dir", "/tmp/Recorders"),
@@ -87,7 +89,7 @@ NUMBERS = [
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
 FLAGS += [config.MPI_THREADS_DISABLE]
-FLAGS += [config.TIMELINE_MARK_CYCLES, config.TIMELINE_ALL_RANKS, config.LOG_HIDE_TIME, config.AUTOTUNE]
+FLAGS += [config.DEBUG, config.TIMELINE_MARK_CYCLES, config.TIMELINE_ALL_RANKS, config.LOG_HIDE_TIME, config.AUTOTUNE]
 
 
 @pytest.mark.parametrize(("variable", "text", "field", "value"), SETTINGS)

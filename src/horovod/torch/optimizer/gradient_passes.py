@@ -55,6 +55,8 @@ class GradientPasses(GradientState):
         task = current_task()
         if task != self._task:
             self._begin_pass(task, slot, gradient)
+        if self._debugger is not None:
+            self._debugger.gradient(slot, gradient)
         if slot.bit & self._local:
             self._check_added(slot, gradient)
         self._touched |= slot.bit

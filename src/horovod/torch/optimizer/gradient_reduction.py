@@ -161,6 +161,8 @@ class GradientReduction(GradientRounds):
         if self._keeps_aside:
             for slot in self.slots.values():
                 slot.place = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
+        if self._debugger is not None:
+            self._debugger.after_step(self.slots.values())
 
     def _count_step(self) -> None:
         self._steps += 1
