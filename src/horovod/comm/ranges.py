@@ -104,6 +104,9 @@ class CopyPlan:
 
     Ranks hold vectors of the same lengths at different addresses. What a step covers is the same for all of them, from one
     training step to the next, so it is worked out once; only the addresses are added each time.
+
+    Attributes:
+        longest: elements of the longest step.
     """
 
     def __init__(self, layout: Layout, start: int, stop: int, limit: int) -> None:
@@ -125,6 +128,7 @@ class CopyPlan:
             if start == stop or room == 0 or len(runs) - first == VECTORS:
                 self.steps.append(Step(first, runs[first:], most - room, (most - room) * itemsize))
                 first, room = len(runs), most
+        self.longest = max([step.length for step in self.steps], default=0)
         self._vectors = np.array([run.vector for run in runs], np.intp)
         self._rows = np.empty((len(runs), 2), np.uintp)
         self._rows[:, 0] = np.array([run.begin for run in runs], np.uintp) * np.uintp(itemsize)

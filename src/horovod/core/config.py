@@ -84,6 +84,9 @@ STALL_SHUTDOWN_TIME = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 # Logs, the timeline, tuning.
 THREADS = "OMP_NUM_THREADS"
 """How many threads a rank computes with; horovodrun gives each rank an equal share of the cores."""
+MALLOC_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+MALLOC_MMAP_THRESHOLD_BYTES = 32 << 20
+"""What the launcher sets it to: the most that every glibc takes."""
 TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 TIMELINE_ALL_RANKS = "HOROVOD_TIMELINE_ALL_RANKS"

@@ -221,7 +221,7 @@ class Job:
             parts.append(
                 dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.words)
             )
-        return dry_run.describe(parts, addresses, self._dry_run_lines())
+        return dry_run.describe(parts, addresses, [*self._notices(), *self._dry_run_lines()])
 
     def _dry_run_lines(self) -> Sequence[str]:
         """What :meth:`dry_run` says of the job before it comes to its hosts."""
@@ -247,8 +247,12 @@ class Job:
         """Whether ranks on other hosts have to reach the server."""
         return bool(self._elsewhere)
 
+    def _notices(self) -> Sequence[str]:
+        """One line for each flag that has been given and has no effect."""
+        return without_effect(self._options, several_hosts=bool(self._elsewhere))
+
     def _say_what_has_no_effect(self, output: Output) -> None:
-        for notice in without_effect(self._options, several_hosts=bool(self._elsewhere)):
+        for notice in self._notices():
             output.say(f"horovodrun: {notice}")
         if self._reader is not None and in_background():
             if self._options.stdin is not None:
@@ -377,7 +381,7 @@ def _check_entry_point() -> None:
     if not entry_points(group="torch.backends", name="horovod"):
         raise UsageError(
             "--torch-backend: this installation of Horovod has no entry point for PyTorch, as one has that was installed "
-            "before there was such a flag. Install it again: pip install horovod"
+            "before there was such a flag. Install it again: pip install '.[torch]', in the folder of Horovod's repository"
         )
 
 

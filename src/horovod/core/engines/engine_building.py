@@ -26,8 +26,8 @@ from horovod.comm.shm.engine import SharedProposals
 from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import HOST
+from horovod.control.channel import LENGTH_BYTES, frame
 from horovod.control.dial import receive_exactly
-from horovod.control.framing import LENGTH_BYTES, frame
 from horovod.core.config import GPU_OPERATIONS
 
 _log = logging.getLogger("horovod.core")

@@ -1,4 +1,4 @@
-"""One generation of the runtime, from ``init()`` to ``shutdown()``: its connections, its worker threads, its liveness monitor.
+"""One generation of the runtime, from ``init()`` to ``shutdown()``: its connections and its worker threads.
 
 ``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks exchange who they are, connect, and
 start their worker threads. It ends in good order (:meth:`Generation.stop`) or by a failure (``core.lifecycle.termination``).
@@ -8,7 +8,6 @@ Then everything is released.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 import socket
@@ -21,13 +20,10 @@ import msgspec
 
 from horovod.comm.engine import MpiRanks
 from horovod.comm.select import forced_host_engine
-from horovod.control.channel import Channel
 from horovod.control.failure import RAISED
-from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
-from horovod.control.processes import why_not_running
 from horovod.control.reachability import UnreachableError
-from horovod.control.rendezvous.interface import AllGather, LauncherServer
+from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
 from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
@@ -35,10 +31,8 @@ from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process, tuning
 from horovod.core.lifecycle.assembly import assemble, control_connections
-from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.process_set import membership
-from horovod.core.lifecycle.progress_reports import ProgressReports
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.rendezvous import (
     RankInfo,
@@ -49,23 +43,17 @@ from horovod.core.lifecycle.rendezvous import (
 )
 from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
+from horovod.core.lifecycle.watching import Watching, liveness_connections
 from horovod.core.lifecycle.world import World, place_by_hosts
-from horovod.core.negotiation.messages import Operation
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
-from horovod.observe import threads
 
 _log = logging.getLogger("horovod.core")
 
-LIVENESS = "liveness"
-
 _RECORDED = 1 << 16
 """How many collectives a rank keeps until they are in the timeline of all ranks."""
-
-_LAST_PARTS_SECONDS = 5.0
-"""How long rank 0 waits for the last parts of the timeline of all ranks."""
 _MOST_HOSTS = 8
 """How many hosts the log line of ``init()`` names."""
 
@@ -97,7 +85,8 @@ class Generation:
         joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         last_by_members: the highest number of a process set that its members have made alone.
-        process: the id of the process that started it; in a forked child the generation cannot be used.
+        process: the id of the process that started it.
+        abandoned: this process is a forked child, in which the generation cannot be used.
     """
 
     def __init__(self, world: World, config: Config, earlier: int = 0, calls: int = 1) -> None:
@@ -123,10 +112,8 @@ class Generation:
         self.last_by_members = 1 << 20
         self._calls = calls
         self._endpoints: list[Endpoint] = []
-        self._monitor: LivenessMonitor | None = None
-        self._dumper: Dumper | None = None
-        self._progress: ProgressReports | None = None
-        self._abandoned = False
+        self._watching: Watching | None = None
+        self.abandoned = False
         self._sockets: list[socket.socket] = []
 
     @property
@@ -267,9 +254,16 @@ class Generation:
         if self.recording.of_all_ranks:
             kept = max(self.config.flight_recorder_size, _RECORDED)
             self.config = dataclasses.replace(self.config, flight_recorder_size=kept)
-        if self.config.flight_recorder_size:
-            self._dumper = self._make_dumper()
-            self.termination.write_down = self._dumper.failed
+        watching = self._watching = Watching(
+            self.config,
+            rank,
+            self._endpoints,
+            self.secret,
+            self.generation,
+            self.workers,
+            self.termination,
+            self.recording,
+        )
 
         def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
             assert mesh is not None
@@ -277,10 +271,10 @@ class Generation:
 
         if mesh is not None:
             keys = [key for group, ranks in mine.items() for key in control_connections(group, ranks, rank)]
-            keys += [ConnectionKey(peer, LIVENESS, 0) for peer in (range(1, size) if rank == 0 else [0])]
-            sockets = connect(keys)
+            sockets = connect(keys + liveness_connections(rank, size))
             self._sockets = list(sockets.values())
-            self.watch = self._monitor = self._make_monitor(sockets)
+            watching.connect(sockets)
+            self.watch = watching.watch
         for group, ranks in mine.items():
             self.workers[group] = assemble(
                 group,
@@ -304,12 +298,7 @@ class Generation:
         self._tune()
         self.recording.hosts = [endpoint.host for endpoint in self._endpoints]
         self.recording.begin()
-        if self._dumper is not None:
-            self._report_progress(self._dumper)
-        if self._dumper is not None:
-            self._dumper.start()
-        if self._monitor is not None:
-            self._monitor.start()
+        watching.start()
         for worker in self.workers.values():
             worker.start()
 
@@ -322,89 +311,18 @@ class Generation:
                 self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
             )
 
-    def _make_monitor(self, sockets: Mapping[ConnectionKey, socket.socket]) -> LivenessMonitor:
-        timeout = self.config.timeout.total_seconds()  # a waiting rank probes its peers after a third of it
-        return LivenessMonitor(
-            self.identity.rank,
-            {
-                key.peer: Channel(made, reach_seconds=timeout * 2 / 3)
-                for key, made in sockets.items()
-                if key.role == LIVENESS
-            },
-            timeout / 3,
-            self.config.stall_limit.total_seconds(),
-            threads.main_thread,
-            self._look,
-            self.termination.describe,
-            self.termination.fail,
-            threads.lines,
-            lambda: [name for worker in list(self.workers.values()) for name in worker.awaited()],
-            self._dumper.request if self._dumper is not None else lambda why, reason: None,
-            self._progress_came,
-        )
-
-    def _progress_came(self, rank: int, body: bytes) -> None:
-        """On rank 0, on the liveness monitor's thread."""
-        dumper, progress = self._dumper, self._progress
-        if dumper is not None and progress is not None:
-            now = time.monotonic()
-            dumper.post(lambda: progress.take(rank, body, now))
-
-    def _send_progress(self, body: bytes) -> None:
-        """On a member."""
-        if self._monitor is not None:
-            self._monitor.report_progress(body)
-
     def report_progress_of(self, worker: WorkerThread) -> None:
         """Count a worker that is added later in this rank's progress."""
-        if self._progress is not None:
-            self._progress.follow(worker)
-
-    def _report_progress(self, dumper: Dumper) -> None:
-        """Have this rank's progress reported from now on."""
-        hosts = [endpoint.host for endpoint in self._endpoints]
-        share = self.config.straggler_percent / 100
-        progress = ProgressReports(
-            self.identity.rank, hosts, self.workers, share, self.recording, dumper.post, self._send_progress
-        )
-        self._progress = progress
-        for worker in self.workers.values():
-            progress.follow(worker)
-
-    def _make_dumper(self) -> Dumper:
-        endpoints, rank = self._endpoints, self.identity.rank
-        members = Members(
-            hashlib.sha256(self.secret or f"{endpoints[0].host}-{endpoints[0].pid}".encode()).hexdigest()[:12],
-            f"{endpoints[0].host}-{endpoints[0].pid}",
-            self.generation,
-            rank,
-            [endpoint.host for endpoint in endpoints],
-            neighbours_of(rank, [(endpoint.process_namespace, endpoint.pid) for endpoint in endpoints]),
-            isinstance(self.termination.point, LauncherServer),
-        )
-        return Dumper(
-            self.config,
-            members,
-            self.workers,
-            self._look,
-            lambda why, reason: self.watch.request_dump(why, reason),
-            lambda: {} if self._monitor is None else self._monitor.no_progress,
-        )
-
-    def _look(self, rank: int) -> str | None:
-        """Why a rank cannot answer, or "" if its process runs; None if this process cannot see it."""
-        own, other = self._endpoints[self.identity.rank].process_namespace, self._endpoints[rank]
-        return why_not_running(other.pid) if own and own == other.process_namespace else None
+        if self._watching is not None:
+            self._watching.follow(worker)
 
     def discard(self) -> None:
         """Release what a failed :meth:`start` has made. No thread runs yet."""
         for worker in self.workers.values():
             worker.close()
         self.recording.stop()
-        if self._monitor is not None:
-            self._monitor.leave()
-        if self._dumper is not None:
-            self._dumper.close()
+        if self._watching is not None:
+            self._watching.close()
         for made in self._sockets:
             made.close()
 
@@ -416,8 +334,8 @@ class Generation:
             has failed, and in elastic jobs, whose ranks may leave a round at different steps.
         """
         raised = crash.unhandled()
-        if raised and self._monitor is not None and self.stopped is None:
-            self._monitor.report(self.identity.rank, raised, cause=RAISED)
+        if raised and self.identity.size > 1 and self.stopped is None:
+            self.watch.report(self.identity.rank, raised, cause=RAISED)
             self.termination.failed.wait(5.0)
         elif raised:
             self.termination.ended_by(raised)
@@ -436,14 +354,10 @@ class Generation:
         first = self.workers[0].farewell if 0 in self.workers else None
         for companion in self.termination.companions:
             companion.close()
-        if self._progress is not None and self.recording.of_all_ranks:
-            self._progress.finish()
-            if self._monitor is not None and self.identity.rank == 0 and self.termination.failure is None:
-                self._monitor.everyone_left.wait(_LAST_PARTS_SECONDS)
-        if self._monitor is not None:
-            self._monitor.leave()
-        if self._dumper is not None:
-            self._dumper.close()
+        if self._watching is not None:
+            if self.termination.failure is None:
+                self._watching.finish_timeline()
+            self._watching.close()
         self.recording.stop()
         for worker in self.workers.values():
             worker.close()
@@ -486,26 +400,6 @@ class Generation:
 
     # Use
 
-    def worker(self, process_set_id: int | None, operation: int) -> WorkerThread:
-        """The worker thread of a process set, for submitting an ``Operation``.
-
-        Raises:
-            ValueError: the set is not registered, or this rank is not a member.
-            HorovodInternalError: this process is a forked child.
-        """
-        if self._abandoned:
-            raise HorovodInternalError(
-                f"this process was forked from rank {self.identity.rank} and cannot communicate for it; "
-                "call collectives in the process that called hvd.init()"
-            )
-        worker = self.workers.get(-1 if process_set_id is None else process_set_id)
-        if worker is None:
-            what = Operation(operation).name.capitalize()
-            if process_set_id not in membership.ranks:
-                raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
-            raise ValueError(f"{what}: Rank {self.identity.rank} is not a member of the provided process set.")
-        return worker
-
     def is_homogeneous(self) -> bool:
         """Whether every host runs the same number of ranks."""
         return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
@@ -521,16 +415,14 @@ class Generation:
 
     def abandon(self) -> None:
         """In a forked child, close the inherited descriptors: they would keep the parent's connections open."""
-        if self._abandoned:
+        if self.abandoned:
             return  # in a child of a forked child these numbers may be files of its own
-        self._abandoned = True
+        self.abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
         descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
-        if self._monitor is not None:
-            descriptors += self._monitor.descriptors()
-        if self._dumper is not None:
-            descriptors += self._dumper.descriptors()
-            self._dumper.abandon()
+        if self._watching is not None:
+            descriptors += self._watching.descriptors()
+            self._watching.abandon()
         for descriptor in descriptors:
             try:
                 os.close(descriptor)

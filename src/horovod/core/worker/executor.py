@@ -184,7 +184,7 @@ class Executor:
         return devices.of(decision.members)
 
     def _complete(self, batch: Batch, error: BaseException | None, completion: Completion, held: object) -> None:
-        entries = self._requests.finish(decision.name for decision, _ in batch)
+        entries = self._requests.finish(batch)
         if completion is not None:
             names = ", ".join(decision.name for decision, _ in batch[:3])
             self._open_events.add(completion, names, (entries, held), time.monotonic())

@@ -27,9 +27,9 @@ from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
-from horovod.core.negotiation.messages import Decision, MessageError, Request, StepsMade, Stop
+from horovod.core.negotiation.messages import MessageError, Request, StepsMade, Stop
 from horovod.core.negotiation.negotiator import NegotiationError
-from horovod.core.requests.batch import Batch, Entry
+from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import Connections, ReadyConnections
 from horovod.core.worker.coordinator import Coordinator
@@ -390,7 +390,9 @@ class WorkerThread:
                 self._schedule.batches.popleft()
                 self.executor.tune(ordered)
                 continue
-            batch = self._batch(ordered)
+            batch = self._requests.batch(ordered)
+            if self._requests.closed:
+                raise Aborted
             if driven and not (self.communicator.any_thread and may_drive(batch)):
                 return
             self._schedule.batches.popleft()
@@ -426,12 +428,6 @@ class WorkerThread:
         """Close a connection. The liveness monitor finds out which rank failed."""
         if self._connections.drop(member):
             self._watch.report(self.ranks[member], reason, suspected=True)
-
-    def _batch(self, decisions: Sequence[Decision]) -> Batch:
-        entries = self._requests.find(decision.name for decision in decisions)
-        if self._requests.closed:
-            raise Aborted
-        return list(zip(decisions, entries, strict=True))
 
     def _stop(self, stop: Stop) -> None:
         """End in good order: everything that was ordered has run; what is still in flight fails."""

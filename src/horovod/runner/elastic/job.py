@@ -191,7 +191,7 @@ class ElasticJob(Job):
             return super().dry_run()
         from horovod.runner import dry_run  # costs time, which jobs that run need not spend
 
-        return dry_run.describe([], (), self._dry_run_lines())
+        return dry_run.describe([], (), [*self._notices(), *self._dry_run_lines()])
 
     def _dry_run_lines(self) -> Sequence[str]:
         most = "as many as there are slots" if self._most is None else f"at most {self._most}"

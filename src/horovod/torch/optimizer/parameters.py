@@ -24,6 +24,7 @@ from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.identity import Identity
 from horovod.torch.optimizer.parameter_names import places
 from horovod.torch.optimizer.settings import Settings, check_parameter
+from horovod.torch.uncompiled import is_traced, refuse_compiled
 
 FROZEN_BYTES = 16 << 20
 """The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
@@ -235,6 +236,8 @@ def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callabl
     """The function that the hook of ``slot`` calls."""
 
     def heard(parameter: torch.Tensor) -> None:
+        if is_traced():
+            refuse_compiled(slot.name)
         present = optimizer()
         if present is not None:
             present.gradient_is_ready(slot, parameter.grad)

@@ -81,7 +81,7 @@ class MpiJob(WholeJob):
         return unreachable(self._launch.shell, self._elsewhere, _CHECK_SECONDS)
 
     def _notices(self) -> list[str]:
-        return command.without_effect(self._mpi, self._launch)
+        return [*super()._notices(), *command.without_effect(self._mpi, self._launch)]
 
     def _title(self) -> str:
         return self._mpi.kind.value
