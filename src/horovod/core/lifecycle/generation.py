@@ -15,13 +15,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import msgspec
 
 from horovod.comm.engine import MpiRanks
+from horovod.comm.mpi import runtime as mpi
 from horovod.comm.select import forced_host_engine
 from horovod.control.failure import RAISED
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
+from horovod.control.processes import any_ended
 from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
@@ -146,6 +149,7 @@ class Generation:
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
+            mpi.ask_who_is_gone(partial(any_ended, self._processes_in_sight()))
         finally:
             if process is not None:
                 process.call_when_over(None)
@@ -297,6 +301,11 @@ class Generation:
             worker.role.tuner = tuning.make_tuner(
                 self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
             )
+
+    def _processes_in_sight(self) -> list[int]:
+        """Those of the job's ranks that this process can see."""
+        own = self._endpoints[self.identity.rank].process_namespace
+        return [other.pid for other in self._endpoints if own and own == other.process_namespace]
 
     def discard(self) -> None:
         """Release what a failed :meth:`start` has made. No thread runs yet."""
