@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 # Which rank this process is, and where the rendezvous server listens. Set by the launcher.
@@ -96,6 +97,8 @@ AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
 AUTOTUNE_STEPS_PER_SAMPLE = "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"
 AUTOTUNE_MAX_SAMPLES = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
 AUTOTUNE_NOISE = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"
+AUTOTUNE_FILE = "HOROVOD_AUTOTUNE_FILE"
+"""Where what was chosen is kept for the next run."""
 
 DYNAMIC = "DYNAMIC"
 """The value of TIMELINE with which the script starts the timeline."""
@@ -137,6 +140,13 @@ def _at_least(minimum: float) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def _share(text: str) -> float:
+    value = _at_least(0)(text)
+    if value > 1:
+        raise ValueError("expected a number from 0 to 1")
+    return value
 
 
 def _integer(minimum: int) -> Callable[[str], int]:
@@ -186,6 +196,11 @@ def network_interfaces(env: Mapping[str, str]) -> str:
     chosen = env.get(NETWORK_INTERFACE, "").strip()
     every = env.get(NETWORK_INTERFACES, "").strip()
     return every if not chosen or chosen in every.split(",") else chosen
+
+
+def user_cache() -> tuple[str, str]:
+    """The user's folder, and that for files which can be made again, "" where the user has not said."""
+    return str(Path.home()), os.environ.get("XDG_CACHE_HOME", "").strip()
 
 
 def _setting(variable: str, default: Any, parse: Callable[[str], Any], common: bool = False) -> Any:
@@ -260,7 +275,22 @@ class Config:
     log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)
-    autotune: bool = _setting(AUTOTUNE, False, _flag)
+    autotune: bool = _setting(AUTOTUNE, False, _flag, common=True)
+    """Whether the settings that make steps quickest are searched for while the job runs."""
+    autotune_log: str = _setting(AUTOTUNE_LOG, "", str)
+    """The CSV file that rank 0 writes a line to for each trial; "": none."""
+    autotune_warmup: int = _setting(AUTOTUNE_WARMUP_SAMPLES, 3, _integer(0))
+    """How many trials are made before the first that counts."""
+    autotune_steps: int = _setting(AUTOTUNE_STEPS_PER_SAMPLE, 10, _integer(0))
+    """How often a tensor is seen in one measurement; 0 counts as 1."""
+    autotune_trials: int = _setting(AUTOTUNE_MAX_SAMPLES, 20, _integer(0))
+    """How many trials the search makes at most."""
+    autotune_noise: float = _setting(AUTOTUNE_NOISE, 0.8, _share)
+    """How little a single measurement says: 0, all; 1, the least."""
+    autotune_file: str = _setting(AUTOTUNE_FILE, "", str)
+    """The file in which the choice is kept for the next run; "": one of the job in the user's cache."""
+    explicit: frozenset[str] = field(default=frozenset(), compare=False)
+    """The variables that the user has set, which autotuning leaves as they are."""
 
     @property
     def stall_limit(self) -> timedelta:
@@ -300,4 +330,11 @@ class Config:
         }
         if torus and settings["hierarchical_allreduce"] is None:
             settings["hierarchical_allreduce"] = True
-        return Config(network_interfaces=network_interfaces(env), **settings)
+        explicit = frozenset(
+            each.metadata["variable"]
+            for each in fields(Config)
+            if each.metadata and env.get(each.metadata["variable"], "").strip()
+        )
+        if torus:
+            explicit |= {HIERARCHICAL_ALLREDUCE}
+        return Config(network_interfaces=network_interfaces(env), explicit=explicit, **settings)

@@ -25,7 +25,6 @@ from torch import nn
 
 import gpu_ranks
 import horovod.torch as hvd
-from horovod.core.negotiation.messages import Operation
 from horovod.torch import HorovodInternalError
 from horovod.torch.device import staging
 from jobs import Job, make_job
@@ -100,7 +99,7 @@ def nccl_ran() -> bool:
     from horovod.comm.nccl.communicator import NcclCommunicator
     from horovod.core.lifecycle.context import running
 
-    devices = running().worker(0, Operation.ALLREDUCE).executor.devices
+    devices = running().workers[0].executor.devices
     built = devices._built.values() if devices is not None else ()
     return any(isinstance(each, NcclCommunicator) and each._latest is not None for each in built)
 
@@ -130,7 +129,7 @@ def linger_before_dropping() -> None:
     """Let the other ranks be quicker when a process set goes, so that they would have left the job before this rank is done."""
     from horovod.core.lifecycle.context import running
 
-    executor = running().worker(0, Operation.ALLREDUCE).executor
+    executor = running().workers[0].executor
     drop = executor.drop_members
 
     def late(*args: Any) -> None:

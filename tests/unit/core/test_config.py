@@ -55,6 +55,12 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.LOG_LEVEL, " Debug ", "log_level", "debug"),
     (config.LOG_HIDE_TIME, "1", "log_hide_time", True),
     (config.AUTOTUNE, "1", "autotune", True),
+    (config.AUTOTUNE_LOG, "/tmp/Trials.csv", "autotune_log", "/tmp/Trials.csv"),
+    (config.AUTOTUNE_WARMUP_SAMPLES, "0", "autotune_warmup", 0),
+    (config.AUTOTUNE_STEPS_PER_SAMPLE, "5", "autotune_steps", 5),
+    (config.AUTOTUNE_MAX_SAMPLES, "40", "autotune_trials", 40),
+    (config.AUTOTUNE_NOISE, "0.1", "autotune_noise", 0.1),
+    (config.AUTOTUNE_FILE, "/tmp/Choice.json", "autotune_file", "/tmp/Choice.json"),
 ]
 
 NUMBERS = [
@@ -72,6 +78,10 @@ NUMBERS = [
     config.STALL_CHECK_TIME,
     config.STALL_SHUTDOWN_TIME,
     config.FLIGHT_RECORDER_SIZE,
+    config.AUTOTUNE_WARMUP_SAMPLES,
+    config.AUTOTUNE_STEPS_PER_SAMPLE,
+    config.AUTOTUNE_MAX_SAMPLES,
+    config.AUTOTUNE_NOISE,
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
 FLAGS += [config.MPI_THREADS_DISABLE]
@@ -86,7 +96,13 @@ def test_each_variable_sets_its_field_and_no_other(variable: str, text: str, fie
 
 
 def test_every_field_is_covered() -> None:
-    assert {field for _, _, field, _ in SETTINGS} == {field.name for field in dataclasses.fields(Config)}
+    covered = {field for _, _, field, _ in SETTINGS} | {"explicit"}
+    assert covered == {field.name for field in dataclasses.fields(Config)}
+
+
+def test_what_the_user_has_set_is_known() -> None:
+    env = {config.FUSION_THRESHOLD: "0", config.BUCKET_BYTES: " ", config.TORUS_ALLREDUCE: "1", "PATH": "/bin"}
+    assert Config.from_env(env).explicit == {config.FUSION_THRESHOLD, config.HIERARCHICAL_ALLREDUCE}
 
 
 def test_defaults() -> None:

@@ -6,26 +6,35 @@ before the worker thread takes these over.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from horovod.comm.base import Communicator, Stall
-from horovod.comm.engine import Group, MpiRanks, Settings
-from horovod.comm.select import engine
+from horovod.comm.engine import EngineError, Group, MpiRanks, Settings
+from horovod.comm.select import ENGINES, engine
 from horovod.comm.shm.communicator import ShmCommunicator
+from horovod.comm.spans import HOST
+from horovod.comm.switching import SwitchingCommunicator
 from horovod.control.channel import Channel
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
 from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
-from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.engines.engine_building import ExchangeOverConnections, build_engine, build_proposals
+from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
+from horovod.core.engines.engine_building import build_engine, build_proposals
+from horovod.core.engines.member_exchange import ExchangeOverConnections
 from horovod.core.worker.cpu_affinity import Placement
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
+
+_log = logging.getLogger("horovod.core")
 
 CONTROL = "control"
 DATA = "data"
 
 HIERARCHICAL = "hierarchical"
+
+GLOBAL = 0
+"""The process set of all ranks, whose settings are tuned."""
 
 
 Connect = Callable[[list[ConnectionKey]], dict[ConnectionKey, socket.socket]]
@@ -71,10 +80,12 @@ def assemble(
     connections = {list(ranks).index(key.peer): sockets[key] for key in control_connections(group, ranks, rank)}
     builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi)
     communicator = builder.build(ranks, connections, DATA)
+    if config.autotune and group == GLOBAL:
+        communicator = builder.with_alternatives(communicator, ranks, connections)
     try:
         proposals = build_proposals(
             Group(index, len(ranks), tuple(endpoints[member].host for member in ranks)),
-            isinstance(communicator, ShmCommunicator),  # a forced engine moves the smallest tensor, too
+            communicator.name == ShmCommunicator.name,  # a forced engine moves the smallest tensor, too
             ExchangeOverConnections(ranks, connections, index == 0, deadline),
             deadline,
         )
@@ -182,6 +193,27 @@ class EngineBuilder:
             )
         exchange = ExchangeOverConnections(members, connections, index == 0, self._deadline)
         return build_engine(group, exchange, forced, CPU_OPERATIONS, self._deadline, names)
+
+    def with_alternatives(
+        self, chosen: Communicator, ranks: Sequence[int], connections: Mapping[int, socket.socket]
+    ) -> Communicator:
+        """The engine, and beside it those between which autotuning may choose. Every member calls it.
+
+        Args: as of :meth:`build`.
+        """
+        built = [chosen]
+        if len(ranks) > 1 and not {CPU_OPERATIONS, GPU_OPERATIONS} & self._config.explicit:
+            for name in [each.name for each in ENGINES[HOST] if each.automatic and each.name != chosen.name]:
+                try:
+                    built.append(self.build(ranks, connections, f"{DATA}.{name}", [name]))
+                except EngineError as error:
+                    _log.debug("autotuning leaves %s out: %s", name, error)
+                except BaseException:
+                    for engine in built:
+                        engine.abort()
+                        engine.close()
+                    raise
+        return SwitchingCommunicator(built)
 
     def _subgroup(self, role: str, ranks: Sequence[int], names: Sequence[str]) -> Communicator:
         """The same for a part of the members, who exchange over connections of their own."""

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import msgspec
 
+from horovod.autotune.kept import Tuned
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 
@@ -72,6 +73,17 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     members: tuple[int, ...] = ()
     unnamed: bool = False
     alike: str = ""
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of its tensors on this rank."""
+        total = 0
+        for tensor in self.tensors:
+            elements = 1
+            for dimension in tensor.shape:
+                elements *= dimension
+            total += elements * tensor.data_type.itemsize
+        return total
 
     @cached_property
     def identity(self) -> bytes:
@@ -190,9 +202,14 @@ class Leave(msgspec.Struct, tag=1, array_like=True):
 
 
 class Order(msgspec.Struct, tag=2, array_like=True):
-    """Coordinator to member: batches to execute, each a list of decisions, new or by identifier."""
+    """Coordinator to member: batches to execute, each a list of decisions, new or by identifier.
+
+    Attributes:
+        tuned: the settings from the first of them on; None: as before.
+    """
 
     batches: list[list[int | Decision]]
+    tuned: Tuned | None = None
 
 
 class Stop(msgspec.Struct, tag=3, array_like=True):

@@ -112,6 +112,11 @@ class Negotiator:
         """Whether no name is incomplete and no member has joined."""
         return not self._pending and not self._joined
 
+    @property
+    def joined(self) -> bool:
+        """Whether some members have joined and others have not."""
+        return bool(self._joined)
+
     def announce(self, member: int, requests: Iterable[Request], now: float) -> None:
         """Take one member's requests.
 
@@ -298,15 +303,5 @@ class Negotiator:
             if len(self._keys) > _KEYS:
                 self._keys.clear()
             key = self._keys.setdefault(key, key)
-        size = sum(_bytes(request) for request in requests if request is not None and operation is Operation.ALLGATHER)
-        return ReadyRequest(decision, key, size or _bytes(first), True, received)
-
-
-def _bytes(request: Request) -> int:
-    total = 0
-    for tensor in request.tensors:
-        elements = 1
-        for dimension in tensor.shape:
-            elements *= dimension
-        total += elements * tensor.data_type.itemsize
-    return total
+        size = sum(request.nbytes for request in requests if request is not None and operation is Operation.ALLGATHER)
+        return ReadyRequest(decision, key, size or first.nbytes, True, received)

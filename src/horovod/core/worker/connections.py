@@ -37,6 +37,7 @@ class Connections:
     def __init__(self, channels: Mapping[int, Channel]) -> None:
         self._channels = dict(channels)
         self._wake_up = WakeUp()
+        self._wake_up_descriptor = self._wake_up.fileno()
         self._poll_all, self._poll_wake_up, self._poll_channels = select.poll(), select.poll(), select.poll()
         self._poll_all.register(self._wake_up, select.POLLIN)
         self._poll_wake_up.register(self._wake_up, select.POLLIN)
@@ -62,10 +63,10 @@ class Connections:
         found = self._poll_all.poll(milliseconds)
         if not found:
             return NOTHING
-        woken, wake_up = False, self._wake_up.fileno()
+        woken = False
         readable, writable = [], []
         for descriptor, events in found:
-            if descriptor == wake_up:
+            if descriptor == self._wake_up_descriptor:
                 self._wake_up.clear()
                 woken = True
                 continue

@@ -11,12 +11,15 @@ from typing import Any
 
 import msgspec
 
+from horovod.autotune.kept import Tuned
+from horovod.autotune.tuner import Tuner
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.failure import Cause, FailureKind
 from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.messages import (
+    UNNAMED,
     Announce,
     Leave,
     Listener,
@@ -103,6 +106,9 @@ class Coordinator(Role):
         self._looked_at = self._asked_about = (
             0.0  # the state of announcements that was looked at, and asked about, last
         )
+        self._fusion_threshold = config.fusion_threshold
+        self.tuner: Tuner | None = None
+        """On rank 0, for the global process set. Set before the worker's thread starts."""
         self.timeline: Timeline | None = None
         """Another thread may set it at any moment, so each use reads it once."""
 
@@ -111,6 +117,9 @@ class Coordinator(Role):
     def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
         if self._proposals is not None:
             self._proposals.shut()
+        if self.tuner is not None:
+            for request in requests:
+                self.seen(request)
         self._count(0, requests, since)
 
     def receive(self, member: int, body: bytes) -> None:
@@ -171,6 +180,8 @@ class Coordinator(Role):
 
     def fast_path_open(self) -> bool:
         """Whether small collectives may run without an order now."""
+        if self.tuner is not None and self.tuner.due is not None:
+            return False  # only an order can carry the settings
         return self._negotiator.idle and self.timeline is None
 
     def settled(self) -> None:
@@ -181,13 +192,46 @@ class Coordinator(Role):
 
     def decide(self) -> None:
         if self._negotiator.has_ready and not self._in_window():
-            batches = fuse(self._negotiator.take(), self._config.fusion_threshold, self._config.disable_group_fusion)
+            tuned = self._take_tuned() if self.tuner is not None else None
+            batches = fuse(self._negotiator.take(), self._fusion_threshold, self._config.disable_group_fusion)
             timeline = self.timeline
             if timeline is not None:
                 timeline.cycle()
-            self._order(batches)
+            self._order(batches, tuned)
+            if tuned is not None:
+                self._schedule.batches.append(tuned)
             for batch in batches:
                 self._schedule.batches.append([item.decision for item in batch])
+
+    # Autotuning
+
+    def seen(self, request: Request) -> None:
+        """Have the tuner count a request of this rank, on the thread that drives the worker."""
+        tuner = self.tuner
+        if tuner is None or request.operation is Operation.JOIN:
+            return
+        name, unnamed, _ = request.name.partition(UNNAMED)
+        tensors = (
+            [f"{each.name} {each.data_type.label} {each.shape}" for each in request.tensors] if tuner.looking else ()
+        )
+        try:
+            tuner.seen(name + unnamed, request.nbytes, tensors, time.monotonic())
+        except Exception:  # the search must not end the job
+            self.tuner = None
+            _log.exception("autotuning has failed; the job goes on with the present settings")
+
+    def _take_tuned(self) -> Tuned | None:
+        """The settings that the order which is sent now carries."""
+        tuner = self.tuner
+        assert tuner is not None
+        if self._negotiator.joined:
+            tuner.interrupt()
+        tuned = tuner.take()
+        if tuned is not None:
+            self._fusion_threshold, self._engine = tuned.settings.fusion_threshold, tuned.settings.engine
+        if tuner.over:
+            self.tuner = None
+        return tuned
 
     def _in_window(self) -> bool:
         """Whether to wait for more requests: in the window (``HOROVOD_CYCLE_TIME``) that the first ready one opens."""
@@ -201,7 +245,7 @@ class Coordinator(Role):
         self._window_end = 0.0
         return False
 
-    def _order(self, batches: list[list[ReadyRequest]]) -> None:
+    def _order(self, batches: list[list[ReadyRequest]], tuned: Tuned | None) -> None:
         members = self._connections.members()
         if not members:
             return
@@ -215,7 +259,7 @@ class Coordinator(Role):
                 order.append(item.decision if item.fresh else item.decision.identifier)
             orders.append(order)
         if not divided:
-            body = encode(Order(orders))
+            body = encode(Order(orders, tuned))
             for member in members:
                 self._connections.send(member, body)
             return
@@ -225,7 +269,7 @@ class Coordinator(Role):
         for member in members:
             for order, index, item in divided:
                 order[index] = item.decision_of(member)
-            self._connections.send(member, encode(Order(orders)))
+            self._connections.send(member, encode(Order(orders, tuned)))
 
     # The timeline
 

@@ -70,6 +70,8 @@ class Member(Role):
         elif isinstance(message, Succeeded):
             self._resolve(message.proposal)
         else:
+            if message.tuned is not None:
+                self._schedule.batches.append(message.tuned)
             self._schedule.batches.extend([[self._decision(item) for item in batch] for batch in message.batches])
 
     def decide(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from horovod.autotune.kept import Tuned
 from horovod.control.failure import LOST, Cause
 from horovod.core.negotiation.messages import Decision, Request, StepsMade, Stop
 from horovod.core.requests.batch import Batch
@@ -50,14 +51,14 @@ class Schedule:
     """What was decided and has not been carried out on this rank yet.
 
     Attributes:
-        batches: in the order in which every rank carries them out.
+        batches: in the order in which every rank carries them out; between them, settings that hold from there on.
         stop: says which rank has left, once no batch follows any more; None before.
     """
 
     __slots__ = ("batches", "stop")
 
     def __init__(self) -> None:
-        self.batches: deque[Sequence[Decision]] = deque()
+        self.batches: deque[Sequence[Decision] | Tuned] = deque()
         self.stop: Stop | None = None
 
 

@@ -20,15 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from horovod.autotune.kept import Tuned
 from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
-from horovod.core.negotiation.messages import Decision, MessageError, Request, StepsMade, Stop
+from horovod.core.negotiation.messages import MessageError, Request, StepsMade, Stop
 from horovod.core.negotiation.negotiator import NegotiationError
-from horovod.core.requests.batch import Batch, Entry
+from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import Connections, ReadyConnections
 from horovod.core.worker.coordinator import Coordinator
@@ -131,7 +132,7 @@ class WorkerThread:
                 self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name
             )
             if fast_path is not None:
-                fast_path.is_open = coordinator.fast_path_open
+                fast_path.is_open, fast_path.seen = coordinator.fast_path_open, coordinator.seen
         else:
             self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity)
         self.executor.settled = self.role.settled
@@ -380,7 +381,14 @@ class WorkerThread:
         if self._schedule.batches:
             self.executor.agreed = time.monotonic()
         while self._schedule.batches:
-            batch = self._batch(self._schedule.batches[0])
+            ordered = self._schedule.batches[0]
+            if isinstance(ordered, Tuned):
+                self._schedule.batches.popleft()
+                self.executor.tune(ordered)
+                continue
+            batch = self._requests.batch(ordered)
+            if self._requests.closed:
+                raise Aborted
             if driven and not (self.communicator.any_thread and may_drive(batch)):
                 return
             self._schedule.batches.popleft()
@@ -416,12 +424,6 @@ class WorkerThread:
         """Close a connection. The liveness monitor finds out which rank failed."""
         if self._connections.drop(member):
             self._watch.report(self.ranks[member], reason, suspected=True)
-
-    def _batch(self, decisions: Sequence[Decision]) -> Batch:
-        entries = self._requests.find(decision.name for decision in decisions)
-        if self._requests.closed:
-            raise Aborted
-        return list(zip(decisions, entries, strict=True))
 
     def _stop(self, stop: Stop) -> None:
         """End in good order: everything that was ordered has run; what is still in flight fails."""

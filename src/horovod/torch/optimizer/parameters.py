@@ -17,12 +17,14 @@ import torch
 from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.steps_made import StepCount
+from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.bucket_cutting import by_size, cut_buckets
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.identity import Identity
 from horovod.torch.optimizer.parameter_names import places
 from horovod.torch.optimizer.settings import Settings, check_parameter
+from horovod.torch.uncompiled import is_traced, refuse_compiled
 
 FROZEN_BYTES = 16 << 20
 """The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
@@ -56,6 +58,7 @@ class OptimizerParameters(ABC):
         self.buckets: list[Bucket] = []
         self.trained = 0
         self._numbers = count()
+        self._bucket_bytes = 0
         self._present: list[torch.Tensor] = []
         self._changed = True
         weakref.finalize(self, _let_go, self.slots, self.buckets).atexit = False
@@ -137,6 +140,7 @@ class OptimizerParameters(ABC):
                 bucket.dissolve()
             self.buckets.clear()
             self._numbers = count()
+            self._bucket_bytes = 0
             self.new_generation()
             self._changed = True
         if self._changed:
@@ -189,10 +193,31 @@ class OptimizerParameters(ABC):
         frozen = [slot for slot in new if not slot.parameter.requires_grad]
         groups = self.settings.groups if not self.buckets else None
         if trained:
-            self.add_buckets(cut_buckets(trained, groups))
+            self.add_buckets(cut_buckets(trained, groups, self._bucket_bytes))
+            if self._may_cut_anew():
+                running().buckets_are_tuned = True
         if frozen:
             self.add_buckets(by_size(frozen, FROZEN_BYTES))
         self.trained = sum(slot.bit for slot in self.slots.values() if slot.parameter.requires_grad)
+
+    def _may_cut_anew(self) -> bool:
+        """Whether autotuning may choose the size of buckets: not where the user did, or a compressor keeps a memory of each."""
+        chosen = self.settings.groups is not None or isinstance(self.settings.compression, BucketCompressor)
+        return not chosen and self.settings.process_set.process_set_id == 0
+
+    def cut_anew(self, bucket_bytes: int) -> None:
+        """Have buckets of another size. Called on all ranks between the same two rounds, when no bucket is being reduced.
+
+        Args:
+            bucket_bytes: 0 for the size that suits the running generation.
+        """
+        if bucket_bytes == self._bucket_bytes or not self._may_cut_anew():
+            return
+        self._bucket_bytes = bucket_bytes
+        for bucket in self.buckets:
+            bucket.dissolve()
+        self.buckets.clear()
+        self._cut()
 
     def add_buckets(self, cut: list[list[Slot]]) -> None:
         """Add a bucket for each list of slots, which are in no bucket."""
@@ -211,6 +236,8 @@ def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callabl
     """The function that the hook of ``slot`` calls."""
 
     def heard(parameter: torch.Tensor) -> None:
+        if is_traced():
+            refuse_compiled(slot.name)
         present = optimizer()
         if present is not None:
             present.gradient_is_ready(slot, parameter.grad)

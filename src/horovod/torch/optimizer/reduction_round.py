@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from itertools import count
 
+from horovod.comm.tuned import TunedSettings
 from horovod.common.consensus import Consensus
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.process_set import ProcessSet
@@ -72,6 +73,10 @@ class Participant(ABC):
             HorovodInternalError: a reduction failed.
             AssertionError: the script has changed a gradient that was not reduced.
         """
+
+    def tune(self, settings: TunedSettings) -> None:
+        """Take over settings that are the same on all ranks, between two rounds."""
+        del settings  # nothing of it concerns this one
 
     @abstractmethod
     def forget(self) -> None:
@@ -185,6 +190,8 @@ class _Round:
         for participant, conclusion in self.concluded.items():
             try:
                 participant.finish(conclusion, self._members)
+                if self._consensus is not None and self._consensus.tuned is not None:
+                    participant.tune(self._consensus.tuned)
             except BaseException as failure:
                 error = error or failure
         return error

@@ -16,8 +16,8 @@ import pytest
 from engines import loopback_pair
 from horovod.comm.select import EngineError
 from horovod.comm.shm.arena import Arena
+from horovod.control.channel import frame
 from horovod.control.failure import LOST, Cause
-from horovod.control.framing import frame
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.errors import HorovodInternalError

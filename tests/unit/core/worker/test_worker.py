@@ -24,7 +24,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import Vectors
-from horovod.control.framing import frame
+from horovod.control.channel import frame
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError
 from horovod.core.negotiation.messages import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.control.framing import CONTROL_LIMIT, LENGTH_BYTES, FrameError, FrameReader, frame
+from horovod.control.channel import CONTROL_LIMIT, LENGTH_BYTES, FrameError, FrameReader, frame
 
 
 @given(st.lists(st.binary(max_size=100), max_size=20), st.lists(st.integers(1, 60), max_size=50))
