@@ -49,6 +49,9 @@ from horovod.signal_deferral import with_signals_deferred
 
 _log = logging.getLogger("horovod.core")
 
+_LOOK_SECONDS = 0.2
+"""How often a thread that waits for room in a socket looks whether the job has failed."""
+
 
 def still_in_use(error: HorovodInternalError, why: str) -> HorovodInternalError:
     """``error`` with a warning not to use the tensors' memory again."""
@@ -115,7 +118,8 @@ class WorkerThread:
         self.recorder = FlightRecorder(size) if size else None
         self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
-        self._progress = Progress(self._connections, self._polls, bool(tree.children(index)))
+        self._children = frozenset(tree.children(index))
+        self._progress = Progress(self._connections, self._polls, bool(self._children))
         self._proposals = proposals
         self.executor = Executor(
             self.ranks,
@@ -139,7 +143,7 @@ class WorkerThread:
             )
             if fast_path is not None:
                 fast_path.is_open, fast_path.seen = coordinator.fast_path_open, coordinator.seen
-        elif tree.children(index):
+        elif self._children:
             seconds = config.timeout.total_seconds() / 3
             self.role = Relay(self._connections, self._schedule, config.cache_capacity, tree.group(index), seconds)
         else:
@@ -398,6 +402,8 @@ class WorkerThread:
                 self._schedule.batches.popleft()
                 self.executor.tune(ordered)
                 continue
+            if self._connections.unsent() and not self._orders_are_sent(driven):
+                return
             batch = self._requests.batch(ordered)
             if self._requests.closed:
                 raise Aborted
@@ -411,6 +417,16 @@ class WorkerThread:
         if self._schedule.stop is not None and not driven:
             self.role.stop(self._schedule.stop)
             self._stop(self._schedule.stop)
+
+    def _orders_are_sent(self, driven: bool) -> bool:
+        """Wait until the ranks that hear of a batch through this one can take part in it; False: for another step.
+
+        A long order does not fit into a socket. This rank would wait in the batch for ranks that have only a part of its order.
+        """
+        while not self._connections.flush_some(self._children, 0.0 if driven else _LOOK_SECONDS):
+            if driven or self._requests.closed:
+                return False
+        return True
 
     def _announce_submissions(self) -> bool:
         """Announce what was submitted since the last time; False if nothing was."""
