@@ -61,6 +61,7 @@ TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 CYCLE_TIME = "HOROVOD_CYCLE_TIME"
 CACHE_CAPACITY = "HOROVOD_CACHE_CAPACITY"
+RELAY_THRESHOLD = "HOROVOD_RELAY_THRESHOLD"
 DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
 DYNAMIC_PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 SHM_PIECE_BYTES = "HOROVOD_SHM_PIECE_BYTES"
@@ -233,6 +234,7 @@ class Config:
     cycle_time: timedelta = _setting(CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3), common=True)
     """How long the coordinator waits for more requests after the first that is ready; 0: not at all."""
     cache_capacity: int = _setting(CACHE_CAPACITY, 1024, _integer(0), common=True)
+    relay_threshold: int = _setting(RELAY_THRESHOLD, 8, _integer(0), common=True)
     """How many requests the announcements of a rank abbreviate; 0: none."""
     disable_group_fusion: bool = _setting(DISABLE_GROUP_FUSION, False, _flag, common=True)
     dynamic_process_sets: bool = _setting(DYNAMIC_PROCESS_SETS, False, _flag, common=True)

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import select
+import shlex
 import threading
 import time
 from collections import deque
@@ -196,7 +197,7 @@ class Dumper:
                 "every rank has written what it did to %s%s; in words: python -m horovod.diagnose %s",
                 self._folder,
                 where,
-                self._folder,
+                shlex.quote(str(self._folder)),
             )
         self._look_after_neighbours(content)
 
