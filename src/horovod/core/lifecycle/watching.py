@@ -182,7 +182,7 @@ class Watching:
             )
             for worker in self._workers.values():
                 self._progress.follow(worker)
-            if self._rank == 0:
+            if self._rank == 0 and (len(self._endpoints) > 1 or self._config.metrics):
                 self._live = self._make_live_server(self._progress)
                 self._live.start()
             self._dumper.start()
