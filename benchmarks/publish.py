@@ -105,6 +105,13 @@ def of_recovery(record: Record) -> Iterator[str]:
         yield f"| {name} | {min(totals):.2f} | {len(totals)} |"
 
 
+def of_scale(record: Record) -> Iterator[str]:
+    """One row a measurement of rank 0."""
+    from scale_report import table
+
+    yield from table(record)
+
+
 def picture_of_training(record: Record, path: Path) -> None:
     from training_report import Result, plot
 
@@ -118,17 +125,25 @@ def picture_of_recovery(record: Record, path: Path) -> None:
     plot(record, path)
 
 
+def picture_of_scale(record: Record, path: Path) -> None:
+    from scale_report import plot
+
+    plot(record, path)
+
+
 TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
     "training": of_training,
     "training-tensorflow": of_training,
     "training-keras": of_training,
     "elastic": of_recovery,
+    "scale": of_scale,
 }
 PICTURES: dict[str, Callable[[Record, Path], None]] = {
     "training": picture_of_training,
     "training-tensorflow": picture_of_training,
     "training-keras": picture_of_training,
     "elastic": picture_of_recovery,
+    "scale": picture_of_scale,
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from horovod.comm.base import Communicator
 from horovod.control.channel import LENGTH_BYTES, frame
 from horovod.control.dial import receive_exactly
+from horovod.core.negotiation.tree import COORDINATOR, Tree
 
 LONGEST_MESSAGE = 1 << 24
 
@@ -37,39 +38,53 @@ class MemberExchange(Protocol):
 
 
 class ExchangeOverConnections:
-    """Over connections of the group's first member with each other member.
+    """Over the connections of a tree.
 
     Args:
         ranks: the members' global ranks, for errors.
-        connections: by index; a member other than the first has only the one with the first.
-        leads: whether this is the first member.
+        connections: by index, with those with whom the tree connects this member.
+        index: this member's.
         deadline: ``time.monotonic`` by which a message must have arrived.
+        tree: None: the first member is connected with each other member.
 
     Its methods raise TimeoutError or ConnectionError where a member does not answer; the message names its rank.
     """
 
     def __init__(
-        self, ranks: Sequence[int], connections: Mapping[int, socket.socket], leads: bool, deadline: float
+        self,
+        ranks: Sequence[int],
+        connections: Mapping[int, socket.socket],
+        index: int,
+        deadline: float,
+        tree: Tree | None = None,
     ) -> None:
+        tree = tree or Tree.flat(len(ranks))
         self.ranks = ranks
         self._connections = connections
-        self._leads = leads
+        self._index = index
+        self._parent = tree.parent(index)
+        self._children = tree.children(index)
+        self._groups = {child: tree.group(child) for child in self._children}
         self._deadline = deadline
 
     def allgather(self, own: bytes) -> list[bytes]:
-        if not self._leads:
-            self._send(0, own)
-            return msgspec.msgpack.decode(self._receive(0)[0], type=list[bytes])
-        everything = [own if index == 0 else self._receive(index)[0] for index in range(len(self.ranks))]
-        self.broadcast(msgspec.msgpack.encode(everything))
-        return everything
+        values = {self._index: own}
+        for child in self._children:
+            found = msgspec.msgpack.decode(self._receive(child)[0], type=list[bytes])
+            values.update(zip(self._groups[child], found, strict=True))
+        body = msgspec.msgpack.encode([values[index] for index in sorted(values)])
+        if self._index != COORDINATOR:
+            self._send(self._parent, body)
+        return msgspec.msgpack.decode(self.broadcast(body)[0], type=list[bytes])
 
     def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
-        if not self._leads:
-            return self._receive(0)
-        for index in self._connections:
-            self._send(index, data, descriptor)
-        return data, descriptor if descriptor < 0 else os.dup(descriptor)
+        if self._index != COORDINATOR:
+            data, descriptor = self._receive(self._parent)
+        elif descriptor >= 0:
+            descriptor = os.dup(descriptor)
+        for child in self._children:
+            self._send(child, data, descriptor)
+        return data, descriptor
 
     def _send(self, index: int, data: bytes, descriptor: int = -1) -> None:
         connection = self._connections[index]

@@ -33,7 +33,7 @@ from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process, tuning
-from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
@@ -55,6 +55,8 @@ from horovod.core.worker.worker import WorkerThread
 
 _log = logging.getLogger("horovod.core")
 
+_RECORDED = 1 << 16
+"""How many collectives a rank keeps until they are in the timeline of all ranks."""
 _MOST_HOSTS = 8
 """How many hosts the log line of ``init()`` names."""
 
@@ -253,8 +255,18 @@ class Generation:
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
         sockets: dict[ConnectionKey, socket.socket] = {}
+        if self.recording.of_all_ranks:
+            kept = max(self.config.flight_recorder_size, _RECORDED)
+            self.config = dataclasses.replace(self.config, flight_recorder_size=kept)
         watching = self._watching = Watching(
-            self.config, rank, self._endpoints, self.secret, self.generation, self.workers, self.termination
+            self.config,
+            rank,
+            self._endpoints,
+            self.secret,
+            self.generation,
+            self.workers,
+            self.termination,
+            self.recording,
         )
 
         def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
@@ -262,8 +274,10 @@ class Generation:
             return mesh.connect(self._endpoints, keys, str(self.generation), self.secret, deadline)
 
         if mesh is not None:
-            keys = [key for group, ranks in mine.items() for key in control_connections(group, ranks, rank)]
-            sockets = connect(keys + liveness_connections(rank, size))
+            keys = liveness_connections(rank, size)
+            for group, ranks in mine.items():
+                keys += control_connections(group, ranks, rank, tree_of(ranks, self._endpoints, self.config))
+            sockets = connect(keys)
             self._sockets = list(sockets.values())
             watching.connect(sockets)
             self.watch = watching.watch
@@ -288,6 +302,7 @@ class Generation:
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self._tune()
+        self.recording.hosts = [endpoint.host for endpoint in self._endpoints]
         self.recording.begin()
         watching.start()
         for worker in self.workers.values():
@@ -306,6 +321,11 @@ class Generation:
         """Those of the job's ranks that this process can see."""
         own = self._endpoints[self.identity.rank].process_namespace
         return [other.pid for other in self._endpoints if own and own == other.process_namespace]
+
+    def report_progress_of(self, worker: WorkerThread) -> None:
+        """Count a worker that is added later in this rank's progress."""
+        if self._watching is not None:
+            self._watching.follow(worker)
 
     def discard(self) -> None:
         """Release what a failed :meth:`start` has made. No thread runs yet."""
@@ -346,6 +366,8 @@ class Generation:
         for companion in self.termination.companions:
             companion.close()
         if self._watching is not None:
+            if self.termination.failure is None:
+                self._watching.finish_timeline()
             self._watching.close()
         self.recording.stop()
         for worker in self.workers.values():

@@ -20,7 +20,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.core.config import DYNAMIC_PROCESS_SETS, Config
 from horovod.core.errors import SHUT_DOWN
-from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.context import current
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.process_set import ProcessSet, membership
@@ -239,7 +239,8 @@ def assemble_set(
     def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
         return mesh.connect(endpoints, keys, generation, context.secret, deadline)
 
-    sockets = connect(control_connections(group, ranks, context.identity.rank))
+    tree = tree_of(ranks, endpoints, config)
+    sockets = connect(control_connections(group, ranks, context.identity.rank, tree))
     try:
         return assemble(
             group,
@@ -265,6 +266,7 @@ def start_set(context: Generation, group: int, worker: WorkerThread) -> None:
     """Start the worker of a set that all members have made."""
     context.workers[group] = worker
     context.recording.follow(worker)
+    context.report_progress_of(worker)
     worker.start()
     # The job may have failed before this worker was listed, so nothing else would abort it. A rank that has left in good
     # order is no reason to abort: it need not be a member of this set.

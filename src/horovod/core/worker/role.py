@@ -1,4 +1,5 @@
 """The role of a rank in one process set: the set's first rank is its :class:`Coordinator`, every other rank a :class:`Member`.
+Of several hosts the first rank of each but the coordinator's is a :class:`Relay`, a member that speaks for its host.
 
 A worker has one role, and calls it in each step. A role sends and takes messages, and puts what was decided into the worker's
 :class:`Schedule`. It runs no collective and owns no thread.
@@ -93,7 +94,7 @@ class Role(ABC):
 
     @abstractmethod
     def decide(self) -> None:
-        """Schedule what has become ready."""
+        """Schedule what has become ready; on a relay, pass on what its host has announced."""
 
     def record(self, batch: Batch) -> AbstractContextManager[None]:
         """A block in which the batch is carried out, for the timeline."""
