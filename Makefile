@@ -6,8 +6,9 @@ VENV ?= .venv
 NP ?= 2
 TORCH ?= torch==2.13.0
 # Builds of PyTorch for CPUs. PyPI's own for Linux come with several gigabytes of CUDA; where this address cannot be
-# reached, or with TORCH_INDEX= on the command line, those are taken.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# reached, on a machine with an NVIDIA GPU, or with TORCH_INDEX= on the command line, those are taken.
+HAS_GPU := $(shell nvidia-smi -L 2> /dev/null | head -1)
+TORCH_INDEX ?= $(if $(HAS_GPU),,https://download.pytorch.org/whl/cpu)
 # TensorFlow, built for CPUs alone; only the tests need it.
 TENSORFLOW ?= tensorflow-cpu==2.21.0
 TF_KERAS ?= tf_keras==2.21.0
@@ -36,6 +37,7 @@ PYTEST = $(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations 10
 # As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
 export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+SHOWN_PIP := $(BIN)/python -m pip --disable-pip-version-check
 RESULTS := benchmarks/results
 MEASURE = $(BIN)/python benchmarks/collectives.py --np $(NP)
 
@@ -43,6 +45,7 @@ MEASURE = $(BIN)/python benchmarks/collectives.py --np $(NP)
 STAMPS := $(VENV)/stamps
 HAVE_VENV := $(STAMPS)/venv
 HAVE_TORCH := $(STAMPS)/$(subst =,-,$(TORCH))
+HAVE_WHEEL := $(STAMPS)/wheel
 HAVE_TRAIN := $(STAMPS)/train
 HAVE_MPI := $(STAMPS)/mpi
 HAVE_BENCH := $(STAMPS)/bench
@@ -53,13 +56,18 @@ HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow docs clean
+.PHONY: help train wheel test test-gpu test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow publish docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 train: $(HAVE_TRAIN)  ## train a network on handwritten digits with two processes (NP=4: with four)
 	$(BIN)/horovodrun -np $(NP) python examples/pytorch_mnist.py $(TRAIN_ARGUMENTS)
+
+wheel: $(HAVE_WHEEL)  ## build dist/*.whl and check it (REPOSITORY_URL=https://...: where its documents link to)
+	rm -rf dist
+	$(if $(REPOSITORY_URL),REPOSITORY_URL=$(REPOSITORY_URL) )$(BIN)/python -m hatchling build -t wheel
+	$(BIN)/python -m twine check --strict dist/*.whl
 
 test: lint  ## lint, then run all tests
 	$(PYTEST) $(PYTEST_ARGUMENTS)
@@ -98,7 +106,7 @@ lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src tests/typed_script.py
 
-bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten minutes)
+bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten to twenty minutes)
 	mkdir -p $(RESULTS)
 	$(MEASURE) --engine shm --peer gloo --idle 10 --seconds 0.1 --plot $(RESULTS)/collectives.png \
 		--json $(RESULTS)/collectives.json $(BENCH_ARGUMENTS)
@@ -123,6 +131,10 @@ bench-tensorflow: $(HAVE_TEST)  ## measure steps of TensorFlow and Keras beside 
 	for framework in tensorflow keras; do $(BIN)/python benchmarks/training.py --framework $$framework --np $(NP) --peer mwms \
 		--restarts 1 --rounds 5 --json $(RESULTS)/training-$$framework.json --plot $(RESULTS)/training-$$framework.png || exit; done
 
+publish: $(HAVE_BENCH)  ## take over the records of the last run into benchmarks/published, and write them into the documents
+	$(BIN)/python benchmarks/publish.py $(RESULTS)
+	$(BIN)/python docs/pictures.py
+
 docs: $(HAVE_DOCS)  ## build the site of all documents, with the reference of the interface: build/site/index.html
 	$(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/site
 	@echo "The site is built: build/site/index.html"
@@ -138,11 +150,16 @@ $(HAVE_VENV):
 
 # PyTorch alone, and few retries, since the address may be out of reach; what PyTorch needs comes with the project.
 $(HAVE_TORCH): $(HAVE_VENV)
-	$(PIP) install --no-deps --retries 1 --timeout 30 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
+	@echo "Installing $(TORCH) into $(VENV) $(if $(TORCH_INDEX),(for CPUs: 200 MB),(with CUDA: 3 GB))"
+	$(SHOWN_PIP) install --no-deps --retries 1 --timeout 30 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
 	@touch $@
 
 $(HAVE_TRAIN): pyproject.toml $(HAVE_TORCH)
-	$(PIP) install -e '.[torch,examples]'
+	$(SHOWN_PIP) install -e '.[torch,examples]'
+	@touch $@
+
+$(HAVE_WHEEL): pyproject.toml $(HAVE_VENV)
+	$(PIP) install 'hatchling>=1.24' 'twine>=6'
 	@touch $@
 
 # Two MPIs cannot share one environment, since both bring mpirun.

@@ -32,6 +32,7 @@ def describe(frameworks: Sequence[str] = ("torch",)) -> dict[str, str | int | fl
         "python": platform.python_version(),
         **{each: importlib.metadata.version(distributions[each][0]) for each in frameworks},
         "numpy": np.__version__,
+        "horovod": importlib.metadata.version("horovod"),
         "busy_percent": psutil.cpu_percent(interval=1.0),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
@@ -42,7 +43,7 @@ def in_words(machine: dict[str, str | int | float]) -> str:
     frameworks = "".join(f", {name} {machine[each]}" for each, name in FRAMEWORKS.items() if each in machine)
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB; "
-        f"Python {machine['python']}{frameworks}; {machine['date']}{busy}"
+        f"Horovod {machine['horovod']}, Python {machine['python']}{frameworks}; {machine['date']}{busy}"
     )
 
 

@@ -1,6 +1,6 @@
 """What rank 0 does in a job of hundreds or thousands of ranks, measured without so many processes.
 
-    python benchmarks/scale.py --ranks 256 512 1024 --json scale.json
+    python benchmarks/scale.py --ranks 256 1024 4096 --local-ranks 8 4096 --json benchmarks/results/scale.json
 
 Rank 0's side is the real one: its coordinator with a socket for each member, its liveness monitor, its rendezvous server. The
 other ranks are simulated (``scale_ranks.py``): real members, many in one process. They move no tensors.
@@ -11,6 +11,8 @@ What is measured
     alltoall    one alltoall whose splits change in every step
     failure     from the end of one rank's process until the last of all ranks has been told; wall-clock time
     init        the exchange in which every rank tells all others who it is; wall-clock time, the clients included
+
+The ranks are ``--local-ranks`` a host, and relays speak for theirs (:mod:`horovod.core.worker.relay`).
 
 The time of a step is the processor time of rank 0's thread, so that of the simulated ranks is not counted: a step a second
 takes the whole of one core. Bytes are those of all members together, divided by members and steps. Memory is what rank 0's
@@ -38,6 +40,7 @@ import machine
 import msgspec
 from scale_processes import Record, Simulation, apart, fork, shares
 from scale_ranks import LONGEST_SECONDS, Step, alltoall, gradients, run_clients, run_members, run_peers
+from scale_report import HEAD, RULE, in_a_row
 
 from horovod.control.channel import Channel
 from horovod.control.failure import Cause
@@ -49,10 +52,16 @@ from horovod.control.rendezvous.server import RendezvousServer
 from horovod.core.config import Config
 from horovod.core.engines.device_choice import DeviceReport
 from horovod.core.lifecycle.rendezvous import RankInfo
+from horovod.core.negotiation.tree import Tree
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import CpuResources
 from horovod.core.worker.role import Schedule
+
+LARGEST_ALLTOALL = 2048
+"""The splits of all simulated ranks grow with the square, and have to be made here."""
+NOT_OF_HOSTS = ("failure", "init")
+"""What each rank has its own connection for, wherever it is."""
 
 
 class CountingChannel(Channel):
@@ -95,48 +104,44 @@ def main() -> None:
     options = parse_arguments()
     record = {"machine": machine.describe(()), "measured": []}
     print(machine.in_words(record["machine"]))
-    print("| ranks | what | ms of one core | a second | bytes a rank and step, to and from rank 0 | rank 0 grows by |")
-    print("| ---: | --- | ---: | ---: | ---: | ---: |")
+    print(HEAD)
+    print(RULE)
     for size in options.ranks:
-        what: dict[str, Callable[[], Record]] = {
-            "cached": lambda size=size: negotiation(size, gradients(), options, 1024),
-            "cached, 8 messages": lambda size=size: negotiation(size, gradients(8), options, 1024),
-            "not cached": lambda size=size: negotiation(size, gradients(), options, 0),
-            "alltoall": lambda size=size: negotiation(size, alltoall(size), options, 1024),
-            "failure": lambda size=size: failure(size, options),
-            "init": lambda size=size: init(size, options),
-        }
-        for name in options.only or what:
-            found = {"ranks": size, "what": name, **apart(what[name])}
-            record["measured"].append(found)
-            print(in_a_row(found), flush=True)
+        for local in options.local_ranks:
+            what: dict[str, Callable[[], Record]] = {
+                "cached": lambda size=size, local=local: negotiation(size, local, gradients(), options, 1024),
+                "cached, 8 messages": lambda size=size, local=local: negotiation(
+                    size, local, gradients(8), options, 1024
+                ),
+                "not cached": lambda size=size, local=local: negotiation(size, local, gradients(), options, 0),
+                "alltoall": lambda size=size, local=local: negotiation(size, local, alltoall(size), options, 1024),
+                "failure": lambda size=size: failure(size, options),
+                "init": lambda size=size: init(size, options),
+            }
+            for name in options.only or what:
+                if name in NOT_OF_HOSTS and local != options.local_ranks[0]:
+                    continue  # it is the same
+                if name == "alltoall" and size > LARGEST_ALLTOALL:
+                    continue
+                found = {"ranks": size, "local_ranks": local, "what": name, **apart(what[name])}
+                record["measured"].append(found)
+                print(in_a_row(found), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def in_a_row(found: Record) -> str:
-    if "milliseconds" in found:
-        each = found["milliseconds"]
-        bytes_ = f"{found['bytes_to']:,.0f} + {found['bytes_from']:,.0f}"
-        cells = [f"{each:.1f}", f"{1000 / each:.1f}", bytes_, f"{found['grown_mib']:.0f} MiB"]
-    elif found["what"] == "init":
-        cells = [f"{found['seconds'] * 1000:.0f} (wall clock)", "", f"{found['bytes_from']:,.0f}", ""]
-    else:
-        cells = [f"{found['seconds'] * 1000:.0f} (wall clock)", "", "", ""]
-    return f"| {' | '.join([str(found['ranks']), found['what'], *cells])} |"
-
-
-def negotiation(size: int, what: Step, options: argparse.Namespace, capacity: int) -> Record:
+def negotiation(size: int, local_ranks: int, what: Step, options: argparse.Namespace, capacity: int) -> Record:
     """A coordinator that decides all steps of ``size`` ranks."""
     steps = options.steps + 1  # the first defines what the others abbreviate
-    pairs = {rank: socket.socketpair() for rank in range(1, size)}
+    tree = Tree([f"host{rank // local_ranks}" for rank in range(size)])
+    pairs = {rank: socket.socketpair() for rank in tree.children(0)}
     processes = Simulation(
-        pairs, options, lambda mine: run_members({rank: pairs[rank][1] for rank in mine}, size, what, capacity, steps)
+        pairs, options, lambda mine: run_members({rank: pairs[rank][1] for rank in mine}, tree, what, capacity, steps)
     )
     before = memory()
     connections = Connections({rank: CountingChannel(pair[0]) for rank, pair in pairs.items()})
     schedule, config = Schedule(), Config(cache_capacity=capacity, stall_check=False, timeout=timedelta(seconds=60))
-    coordinator = Coordinator(range(size), connections, schedule, None, config, NoPeers(), "none")
+    coordinator = Coordinator(range(size), connections, schedule, None, config, NoPeers(), "none", tree)
     seconds, grown = [], 0.0
     counted = (0, 0)
     for step in range(steps):
@@ -162,7 +167,8 @@ def negotiation(size: int, what: Step, options: argparse.Namespace, capacity: in
         if step == 0:
             counted = CountingChannel.received, CountingChannel.sent
     connections.flush_all(LONGEST_SECONDS)
-    orders = {order for found in processes.results() for order in found}
+    results = processes.results()
+    orders = {order for found, _ in results for order in found}
     if len(orders) != 1:
         raise RuntimeError(f"the members have followed {len(orders)} orders")
     connections.close()
@@ -173,7 +179,8 @@ def negotiation(size: int, what: Step, options: argparse.Namespace, capacity: in
         "bytes_to": (CountingChannel.received - counted[0]) / every,
         "bytes_from": (CountingChannel.sent - counted[1]) / every,
         "grown_mib": grown,
-        "descriptors": size,
+        "connections": len(pairs),
+        "relay_milliseconds": max(seconds for _, seconds in results) * 1000,
     }
 
 
@@ -263,13 +270,16 @@ def memory() -> float:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 512, 1024])
+    parser.add_argument(
+        "--local-ranks", type=int, nargs="+", default=[8], help="of each host; as many as there are ranks: no relays"
+    )
     parser.add_argument("--steps", type=int, default=10, help="that are measured, after the first")
     parser.add_argument("--processes", type=int, default=4, help="of the simulated ranks")
     parser.add_argument("--only", nargs="+", help="the rows to measure, as the table names them")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 6 * max(options.ranks) + 100
+    needed = 4 * max(options.ranks) + 200
     if hard != resource.RLIM_INFINITY and hard < needed:
         parser.error(
             f"{max(options.ranks)} simulated ranks need {needed} descriptors a process, and the limit is {hard}"

@@ -16,13 +16,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from horovod.autotune.kept import Tuned
 from horovod.comm.datatypes import DataType
 from horovod.control import liveness_monitor
 from horovod.control.channel import Channel
 from horovod.control.rendezvous.client import RendezvousClient
+from horovod.core.negotiation import host_tally
 from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
+from horovod.core.negotiation.tree import Tree
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.member import Member
+from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Schedule
 
 LONGEST_SECONDS = 300.0
@@ -93,32 +97,52 @@ def alltoall(size: int) -> Step:
 
 
 class SimulatedMember:
-    """One rank but the first, which announces a step as soon as the one before it was ordered."""
+    """One rank but the first, which announces a step as soon as the one before it was ordered.
 
-    def __init__(self, rank: int, size: int, connection: socket.socket, what: Step, capacity: int) -> None:
-        self.connections = Connections({0: Channel(connection)})
+    Args:
+        connections: with those with whom the tree connects it.
+    """
+
+    def __init__(
+        self, rank: int, tree: Tree, connections: Mapping[int, socket.socket], what: Step, capacity: int
+    ) -> None:
+        self.connections = Connections({member: Channel(each) for member, each in connections.items()})
         self.done = 0
         self.order = hashlib.sha256()
+        self.seconds = 0.0
         self._rank = rank
-        self._size = size
+        self._size = len(tree)
         self._what = what
         self._schedule = Schedule()
-        self._role = Member(self.connections, self._schedule, None, capacity)
+        self._role: Member
+        if tree.children(rank):
+            self._role = Relay(self.connections, self._schedule, capacity, tree.group(rank), LONGEST_SECONDS)
+        else:
+            self._role = Member(self.connections, self._schedule, None, capacity, tree.parent(rank))
         self._awaited: set[str] = set()
 
     def begin(self) -> None:
         """Announce the next step."""
+        started = time.thread_time()
         for requests in self._what.parts(self._rank, self.done):
             self._awaited.update(request.name for request in requests)
             self._role.announce(requests)
+        self._role.decide()
         self.connections.flush_all(LONGEST_SECONDS)
+        self.seconds += time.thread_time() - started
 
-    def serve(self) -> bool:
-        """Take what has arrived; whether that ends the step."""
-        for body in self.connections.receive(0):
-            self._role.receive(0, body)
+    def serve(self, member: int) -> bool:
+        """Take what has arrived from a member; whether that ends the step."""
+        started = time.thread_time()
+        for body in self.connections.receive(member):
+            self._role.receive(member, body)
+        self._role.decide()
+        self.connections.flush_all(LONGEST_SECONDS)
+        self.seconds += time.thread_time() - started
         while self._schedule.batches:
-            for decision in self._schedule.batches.popleft():
+            batch = self._schedule.batches.popleft()
+            assert not isinstance(batch, Tuned)
+            for decision in batch:
                 self._check(decision)
         if self._awaited:
             return False
@@ -137,31 +161,50 @@ class SimulatedMember:
 
 
 def run_members(
-    connections: Mapping[int, socket.socket], size: int, what: Step, capacity: int, steps: int
-) -> list[str]:
-    """Drive the members through all steps. Returns the digests of the orders that they have followed, without repetition."""
-    members = [SimulatedMember(rank, size, each, what, capacity) for rank, each in connections.items()]
+    connections: Mapping[int, socket.socket], tree: Tree, what: Step, capacity: int, steps: int
+) -> tuple[list[str], float]:
+    """Drive members, and those that relays among them speak for, through all steps.
+
+    Args:
+        connections: with rank 0.
+
+    Returns:
+        The digests of the orders that they have followed, without repetition; the seconds that a relay works in a step.
+    """
+    host_tally.HELD_SECONDS = LONGEST_SECONDS  # the ranks of one host are late only as so many share a process
+    ends: dict[int, dict[int, socket.socket]] = {}
+    for rank, connection in connections.items():
+        ends[rank] = {0: connection}
+        for child in tree.children(rank):
+            ends[rank][child], other = socket.socketpair()
+            ends[child] = {rank: other}
     poll = select.poll()
-    by_descriptor: dict[int, SimulatedMember] = {}
-    for rank, member in zip(connections, members, strict=True):
-        poll.register(connections[rank], select.POLLIN)
-        by_descriptor[connections[rank].fileno()] = member
-        member.begin()
+    by_descriptor: dict[int, tuple[SimulatedMember, int]] = {}
+    members = []
+    for rank, own in ends.items():
+        members.append(SimulatedMember(rank, tree, own, what, capacity))
+        for member, connection in own.items():
+            poll.register(connection, select.POLLIN)
+            by_descriptor[connection.fileno()] = members[-1], member
+    for each in members:
+        each.begin()
     left = len(members)
     while left:
         found = poll.poll(LONGEST_SECONDS * 1000)
         if not found:
             raise TimeoutError("no order arrives")
         for descriptor, _ in found:
-            member = by_descriptor[descriptor]
-            if not member.serve():
+            served, member = by_descriptor[descriptor]
+            if served.done == steps or not served.serve(member):
                 continue
-            if member.done < steps:
-                member.begin()
+            if served.done < steps:
+                served.begin()
             else:
-                poll.unregister(descriptor)
                 left -= 1
-    return sorted({member.order.hexdigest() for member in members})
+                for connection in ends[served._rank].values():
+                    poll.unregister(connection)
+    relays = [each.seconds / steps for each in members if tree.children(each._rank)]
+    return sorted({member.order.hexdigest() for member in members}), max(relays, default=0.0)
 
 
 def run_peers(connections: Mapping[int, socket.socket], lost: int) -> list[tuple[int, float]]:

@@ -15,6 +15,7 @@ The arrangements, each with one thread per rank and the same batch per rank
     hvd           the ranks train one model with Horovod
     ddp           PyTorch's DistributedDataParallel on Gloo (``--peer ddp``)
     mwms          TensorFlow's MultiWorkerMirroredStrategy (``--peer mwms``)
+    ddp, kept     and *mwms, kept*: the same with the memory settings that horovodrun gives its ranks
 
 What is trained
     torch         a loop with ``horovod.torch``'s ``DistributedOptimizer``
@@ -25,11 +26,11 @@ What is trained
 What is measured, and how
     All arrangements of a model stay in memory and take turns of about a second; those that wait, sleep. The order
     changes from round to round, and the first step of a turn is not counted. A turn's *step time* is the time its
-    slowest rank takes for the counted steps, divided by their number; the table has the median over the rounds.
-    *Efficiency* is alone / this: the share of one plain process's speed that is left to each rank. Ratios are taken within
-    each round, and the median of the rounds is shown, so that a slow minute of the machine, which slows everyone, does not
-    count. Where a process happens to get its memory can make it faster or slower by several percent for as long as it
-    lives; with ``--restarts`` all are started anew, and the rounds are pooled.
+    slowest rank takes for the counted steps, divided by their number; the table has the best of the rounds,
+    since other work on the machine can only lengthen a step. *Efficiency* is alone / this: the share of one plain process's
+    speed that is left to each rank. Ratios are those of the best rounds. Where a
+    process happens to get its memory can make it faster or slower by several percent for as long as it lives; with
+    ``--restarts`` all are started anew, and the rounds are pooled.
 """
 
 from __future__ import annotations

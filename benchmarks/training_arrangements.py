@@ -17,10 +17,13 @@ SIDE_BY_SIDE = "side by side"
 HVD = "hvd"
 DDP = "ddp"
 MWMS = "mwms"
+DDP_KEPT, MWMS_KEPT = "ddp, kept", "mwms, kept"
 KERAS_2 = "alone, keras 2"
 
 OF_ONE_PROCESS = (ALONE, KEPT, ONE_RANK, KERAS_2)
 UNDER_HOROVODRUN = (ONE_RANK, HVD)
+WITHOUT_MEMORY = {DDP_KEPT: DDP, MWMS_KEPT: MWMS, KEPT: ALONE}
+"""Arrangements that have the memory settings of horovodrun, and what each is without them."""
 COMMON = (ALONE, KEPT, ONE_RANK, SIDE_BY_SIDE, HVD)
 """Measured in every run."""
 
@@ -41,9 +44,9 @@ class Framework:
 
 
 FRAMEWORKS = {
-    "torch": Framework(("torch",), {"ddp": (DDP,)}),
-    "tensorflow": Framework(("tensorflow", "keras"), {"mwms": (MWMS,)}),
-    "keras": Framework(("keras", "tensorflow"), {"mwms": (KERAS_2, MWMS)}, ("tf_keras",)),
+    "torch": Framework(("torch",), {"ddp": (DDP, DDP_KEPT)}),
+    "tensorflow": Framework(("tensorflow", "keras"), {"mwms": (MWMS, MWMS_KEPT)}),
+    "keras": Framework(("keras", "tensorflow"), {"mwms": (KERAS_2, MWMS, MWMS_KEPT)}, ("tf_keras",)),
 }
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from training_arrangements import DDP, KEPT, KERAS_2, MWMS, OF_ONE_PROCESS, UNDER_HOROVODRUN
+from training_arrangements import DDP, KERAS_2, MWMS, OF_ONE_PROCESS, UNDER_HOROVODRUN, WITHOUT_MEMORY
 
 from horovod.runner import worker_environment
 
@@ -94,13 +94,13 @@ def launch(framework: str, arrangement: str, ranks: int, model: str, address: st
     """Start the processes of one arrangement."""
     worker = [sys.executable, str(WORKER), "--framework", framework, "--arrangement", arrangement]
     worker += ["--model", model, "--address", address]
-    environment = {**os.environ, **of_framework(framework, arrangement)}
+    environment = {**os.environ, **of_framework(framework, WITHOUT_MEMORY.get(arrangement, arrangement))}
     if arrangement in UNDER_HOROVODRUN:
         command = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), *worker]
         return [subprocess.Popen(command, env=environment)]
-    if arrangement == KEPT:
+    if arrangement in WITHOUT_MEMORY:
         environment |= worker_environment.memory(os.environ)
-    meeting = meeting_of(arrangement, ranks)
+    meeting = meeting_of(WITHOUT_MEMORY.get(arrangement, arrangement), ranks)
     return [subprocess.Popen(worker, env=environment | meeting[rank]) for rank in range(ranks)]
 
 

@@ -149,10 +149,9 @@ class ElasticEvents:
 
     def _event(self) -> None:
         self._end_what_is_passing(by=time.monotonic())
-        members = self._members()
-        if self._spared is None or self._spared not in members:
+        members, spared, living = self._members(), self._spared, self._launcher.living()
+        if spared is None or spared.pid not in living:
             raise self._error("the rank that is spared is gone")
-        spared, living = self._spared, self._launcher.living()
         self._stopped = {pid: until for pid, until in self._stopped.items() if pid in living}
         others = [each for each in members if each != spared and each.pid not in self._stopped]
         stays = [each for each in others if each.host in self._hosts and each.pid not in self._leaving]
@@ -212,7 +211,7 @@ class ElasticEvents:
     # What the job does.
 
     def _members(self) -> list[Member]:
-        """The ranks of the round that began last, by place."""
+        """The ranks of the round that began last, by place. While a round begins, some may be missing."""
         rounds: dict[int, list[Member]] = {}
         for pid, command in self._launcher.living().items():
             member = _member(pid, command)

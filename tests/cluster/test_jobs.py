@@ -31,7 +31,9 @@ def trainings(shared_cluster: Cluster) -> dict[tuple[str, str], list[Outcome]]:
     """What trainings on two hosts come to, on every rank. They follow each other in one job, since imports take longest."""
     program = TRAINING + PYTORCH
     for engine, how in KINDS:
-        settings = {"HOROVOD_CPU_OPERATIONS": engine, "HOROVOD_HIERARCHICAL_ALLREDUCE": "01"[how == "in steps"]}
+        steps = "01"[how == "in steps"]
+        settings = {"HOROVOD_CPU_OPERATIONS": engine, "HOROVOD_HIERARCHICAL_ALLREDUCE": steps}
+        settings["HOROVOD_RELAY_THRESHOLD"] = "0"  # rank 2 speaks for rank 3
         program += f"os.environ.update({settings})\n{'train_pytorch' if how == 'of PyTorch' else 'train'}()\n"
     script = shared_cluster.script(program)
     done = shared_cluster.run("-np", "4", "-H", "hostA:2,hostB:2", "python", script)

@@ -6,6 +6,8 @@ import ctypes
 import functools
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -350,7 +352,7 @@ def ended(
     named = [line for line in done.stderr.splitlines() if "python -m horovod.diagnose" in line]
     assert named, done.stderr
     assert named == [done.stderr.splitlines()[-1]]
-    return Job(read([Path(named[0].split()[-1])])), done
+    return Job(read([Path(shlex.split(named[0])[-1])])), done
 
 
 @pytest.fixture
@@ -371,6 +373,7 @@ def test_a_full_disk_while_a_checkpoint_is_written(launcher: Launcher) -> None:
         launcher,
         """
 if plain.rank() == 0:
+    time.sleep(1)  # the others come to wait for it
     with open("/dev/full", "wb") as checkpoint:
         checkpoint.write(one.tobytes())
 plain.allreduce(one, "gradient")
@@ -379,7 +382,7 @@ plain.allreduce(one, "gradient")
     said = first(job)
     assert (said.kind, said.ranks, said.waiting) == ("raised", [0], [1, 2])
     assert "OSError: [Errno 28] No space left on device" in said.text and "A disk or a quota is full" in said.text
-    assert "train.py:11" in said.text and "Ranks 1-2 wait for it in 'allreduce.gradient'" in said.text
+    assert "train.py:12" in said.text and "Ranks 1-2 wait for it in 'allreduce.gradient'" in said.text
 
 
 def test_rank_0_is_killed(launcher: Launcher) -> None:
@@ -387,6 +390,7 @@ def test_rank_0_is_killed(launcher: Launcher) -> None:
         launcher,
         """
 if plain.rank() == 0:
+    time.sleep(1)  # the others come to wait for it
     os.kill(os.getpid(), signal.SIGKILL)
 plain.allreduce(one, "gradient")
 """,
@@ -394,7 +398,8 @@ plain.allreduce(one, "gradient")
     said = first(job)
     assert (said.kind, said.ranks, said.waiting) == ("killed", [0], [1, 2])
     assert "killed by SIGKILL" in said.text
-    assert "Ranks 1-2 wait for it in 'allreduce.gradient' (the 6th of that name)" in said.text
+    # On a busy machine, a rank may not have left the fifth yet, whose sum it already has.
+    assert re.search(r"Ranks 1-2 wait for it in 'allreduce.gradient' \(the (5|6)th of that name\)", said.text)
     assert sorted(job.dumps) == [1, 2]
 
 
@@ -426,6 +431,7 @@ def test_a_rank_that_is_killed_for_memory(launcher: Launcher, little_memory: Pat
         launcher,
         f"""
 if plain.rank() == 2:
+    time.sleep(1)  # the others come to wait for it
     open("{little_memory}/cgroup.procs", "w").write(str(os.getpid()))
     data = bytearray(256 << 20)
 plain.allreduce(one, "gradient")
@@ -481,7 +487,7 @@ def test_the_forms_for_tools(ranks: Ranks, tmp_path: Path) -> None:
         [*program, "--json", "--plot", str(tmp_path / "p.png"), "--pytorch", str(tmp_path / "fr")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=4 * DEADLINE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
@@ -493,7 +499,7 @@ def test_the_forms_for_tools(ranks: Ranks, tmp_path: Path) -> None:
         [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "rank_", str(tmp_path / "fr")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=4 * DEADLINE_SECONDS,
     )
     if "No module named" in analyser.stderr:
         pytest.skip("this PyTorch comes without the analyser")

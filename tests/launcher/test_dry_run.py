@@ -40,6 +40,16 @@ def test_what_it_shows_is_what_ranks_get(launcher: Launcher) -> None:
         assert found["HOROVOD_RANK"] == str(rank)
 
 
+def test_flags_without_effect_are_said_to_have_none(launcher: Launcher) -> None:
+    words = ("-np", "2", "-p", "22", "--disable-cache", "--mpi-args=-x", "true")
+    told = [line.removeprefix("horovodrun: ") for line in launcher.run(*words).stderr.splitlines()]
+    assert len(told) == 3
+    shown = launcher.run("--dry-run", *words).stdout.splitlines()
+    assert [line for line in shown if "has no effect" in line] == told
+    elastic = launcher.run("--dry-run", "--min-np", "3", "--host-discovery-script", "echo localhost:2", *words[2:])
+    assert "--disable-cache has no effect: nothing is cached" in elastic.stdout.splitlines()
+
+
 def test_other_hosts_are_not_asked(launcher: Launcher, tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(f"#!/bin/sh\ntouch {quote(str(tmp_path))}/asked\n")

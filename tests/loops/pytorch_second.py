@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dynamo import compiled_autograd
 
+import horovod.torch as hvd
 from loops.harness import Table
 from loops.pytorch import STEPS, TIGHT, TorchSide, clip, loss, network, sgd
 
@@ -156,16 +158,46 @@ def a_hook_clamps_each_ranks_own_gradients(side: TorchSide) -> nn.Module:
     return model
 
 
-@TABLE.loop(refused=r"queue_callback\(\) is only supported", part=False)
-def backward_is_compiled(side: TorchSide) -> nn.Module:
-    """Compiled autograd, which traces hooks: PyTorch refuses the callback at the end of the pass, by its own error."""
+def compiled_backward(side: TorchSide, backward: Callable[[torch.Tensor], None], **wrapping: Any) -> nn.Module:
+    """A loop that steps with what backward leaves."""
     model = network()
-    optimizer = side.wrap(sgd(model), model)
-    for step in range(STEPS):
+    optimizer = side.wrap(sgd(model), model, **wrapping)
+    for step in range(2):
         optimizer.zero_grad()
-        found = loss(model, side, step)
-        with compiled_autograd._enable(torch.compile(backend="eager")):
-            found.backward()
-        clip(model.parameters(), TIGHT)
+        backward(loss(model, side, step))
         optimizer.step()
     return model
+
+
+def by_compiled_autograd(loss: torch.Tensor) -> None:
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        loss.backward()
+
+
+def in_a_compiled_function(loss: torch.Tensor) -> None:
+    def back() -> None:
+        loss.backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(back, backend="eager")()
+
+
+COMPILED = r"AssertionError: The gradient of '\S+' comes from a backward pass with compiled autograd.*Switch it off"
+TABLE.add(
+    "backward_is_compiled",
+    partial(compiled_backward, backward=by_compiled_autograd),
+    refused=COMPILED,
+    sizes=(2,),
+)
+TABLE.add(
+    "backward_of_sums_is_compiled",
+    partial(compiled_backward, backward=by_compiled_autograd, op=hvd.Sum),
+    refused=COMPILED,
+    part=False,
+)
+TABLE.add(
+    "backward_inside_a_compiled_function",
+    partial(compiled_backward, backward=in_a_compiled_function),
+    refused=COMPILED,
+    part=False,
+)

@@ -24,7 +24,6 @@ from horovod.common import basics as hvd
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import global_process_set as hvd_global
-from horovod.core.negotiation.messages import Operation
 from horovod.core.requests import devices
 from horovod.core.submission import collectives
 from jobs import Job, make_job
@@ -81,7 +80,7 @@ def hvd_barrier() -> None:
 
 def await_devices() -> None:
     """Wait until the worker thread has seen that the device has done everything."""
-    open_events = running().worker(0, Operation.ALLREDUCE).executor._open_events
+    open_events = running().workers[0].executor._open_events
     deadline = time.monotonic() + 30
     while open_events:
         first = open_events._open[0]

@@ -18,6 +18,7 @@ import numpy as np
 
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Vectors, host_vector
+from horovod.comm.tuned import TunedSettings
 
 
 class PeerFailure(Exception):
@@ -220,6 +221,14 @@ class Communicator(ABC):
             DeviceFailure: it cannot be made.
         """
         raise TypeError(f"the engine {self.name} builds communicators of some ranks from the beginning")
+
+    def tune(self, settings: TunedSettings) -> None:
+        """Take over settings that concern it, between two collectives, the same two on all ranks."""
+        del settings  # nothing of it concerns most engines
+
+    def alternatives(self) -> list[str]:
+        """The engines that :meth:`tune` chooses between, the present one first."""
+        return [self.name]
 
     def engines(self) -> list[str]:
         """The names of this engine and of those that it is composed of."""

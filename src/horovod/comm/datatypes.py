@@ -17,7 +17,17 @@ Array = npt.NDArray[Any]
 
 
 class DataType(IntEnum):
-    """Element types that every engine moves and reduces."""
+    """Element types that every engine moves and reduces.
+
+    Attributes:
+        label: the lower-case name used in messages, for example ``float32``.
+        numpy: the type of NumPy's.
+        itemsize: bytes of one element.
+    """
+
+    label: str
+    numpy: np.dtype[Any]
+    itemsize: int
 
     UINT8 = 0
     INT8 = 1
@@ -35,26 +45,13 @@ class DataType(IntEnum):
     COMPLEX64 = 13
     COMPLEX128 = 14
 
-    @property
-    def label(self) -> str:
-        """The lower-case name used in messages, for example ``float32``."""
-        return self.name.lower()
-
-    @property
-    def numpy(self) -> np.dtype[Any]:
-        return _NUMPY[self]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return _NUMPY[self].itemsize
+    def __init__(self, number: int) -> None:
+        self.label = self.name.lower()
+        self.numpy = np.dtype(ml_dtypes.bfloat16) if self.label == "bfloat16" else np.dtype(self.label)
+        self.itemsize = self.numpy.itemsize
 
 
-_NUMPY: dict[DataType, np.dtype[Any]] = {
-    data_type: np.dtype(ml_dtypes.bfloat16) if data_type is DataType.BFLOAT16 else np.dtype(data_type.name.lower())
-    for data_type in DataType
-}
-_FROM_NUMPY: dict[np.dtype[Any], DataType] = {numpy_type: data_type for data_type, numpy_type in _NUMPY.items()}
+_FROM_NUMPY: dict[np.dtype[Any], DataType] = {data_type.numpy: data_type for data_type in DataType}
 
 HALF_PRECISION = frozenset({DataType.FLOAT16, DataType.BFLOAT16})
 FLOATING = frozenset({DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64})

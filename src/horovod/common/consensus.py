@@ -18,6 +18,7 @@ import numpy as np
 
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
+from horovod.comm.tuned import TunedSettings
 from horovod.core.lifecycle.context import running
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Tensor
@@ -84,6 +85,11 @@ class Consensus:
         if all_equal(self._terms, self._sums):
             return None
         return self._gathered()
+
+    @property
+    def tuned(self) -> TunedSettings | None:
+        """The settings that held when the ranks compared; None where nothing is tuned. Known after :meth:`wait`."""
+        return self._handle.tuned
 
     @property
     def members(self) -> int:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 # Which rank this process is, and where the rendezvous server listens. Set by the launcher.
@@ -60,6 +61,7 @@ TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 CYCLE_TIME = "HOROVOD_CYCLE_TIME"
 CACHE_CAPACITY = "HOROVOD_CACHE_CAPACITY"
+RELAY_THRESHOLD = "HOROVOD_RELAY_THRESHOLD"
 DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
 DYNAMIC_PROCESS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 SHM_PIECE_BYTES = "HOROVOD_SHM_PIECE_BYTES"
@@ -68,6 +70,8 @@ BUCKET_BYTES = "HOROVOD_BUCKET_BYTES"
 THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
 
 CHECK = "HOROVOD_CHECK"
+DEBUG = "HOROVOD_DEBUG"
+DEBUG_STEPS = "HOROVOD_DEBUG_STEPS"
 
 # How long anything may take.
 START_TIMEOUT = "HOROVOD_START_TIMEOUT"
@@ -81,18 +85,25 @@ STALL_SHUTDOWN_TIME = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 # Logs, the timeline, tuning.
 THREADS = "OMP_NUM_THREADS"
 """How many threads a rank computes with; horovodrun gives each rank an equal share of the cores."""
+MALLOC_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+MALLOC_MMAP_THRESHOLD_BYTES = 32 << 20
+"""What the launcher sets it to: the most that every glibc takes."""
 TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
+TIMELINE_ALL_RANKS = "HOROVOD_TIMELINE_ALL_RANKS"
 LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
 FLIGHT_RECORDER_SIZE = "HOROVOD_FLIGHT_RECORDER_SIZE"
 FLIGHT_RECORDER_DIR = "HOROVOD_FLIGHT_RECORDER_DIR"
+STRAGGLER_PERCENT = "HOROVOD_STRAGGLER_PERCENT"
 AUTOTUNE = "HOROVOD_AUTOTUNE"
 AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"
 AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
 AUTOTUNE_STEPS_PER_SAMPLE = "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"
 AUTOTUNE_MAX_SAMPLES = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
 AUTOTUNE_NOISE = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"
+AUTOTUNE_FILE = "HOROVOD_AUTOTUNE_FILE"
+"""Where what was chosen is kept for the next run."""
 
 DYNAMIC = "DYNAMIC"
 """The value of TIMELINE with which the script starts the timeline."""
@@ -134,6 +145,13 @@ def _at_least(minimum: float) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def _share(text: str) -> float:
+    value = _at_least(0)(text)
+    if value > 1:
+        raise ValueError("expected a number from 0 to 1")
+    return value
 
 
 def _integer(minimum: int) -> Callable[[str], int]:
@@ -185,6 +203,11 @@ def network_interfaces(env: Mapping[str, str]) -> str:
     return every if not chosen or chosen in every.split(",") else chosen
 
 
+def user_cache() -> tuple[str, str]:
+    """The user's folder, and that for files which can be made again, "" where the user has not said."""
+    return str(Path.home()), os.environ.get("XDG_CACHE_HOME", "").strip()
+
+
 def _setting(variable: str, default: Any, parse: Callable[[str], Any], common: bool = False) -> Any:
     """A field of :class:`Config`: its variable, the value where that is not set, and how its text is parsed.
 
@@ -210,6 +233,7 @@ class Config:
     cycle_time: timedelta = _setting(CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3), common=True)
     """How long the coordinator waits for more requests after the first that is ready; 0: not at all."""
     cache_capacity: int = _setting(CACHE_CAPACITY, 1024, _integer(0), common=True)
+    relay_threshold: int = _setting(RELAY_THRESHOLD, 8, _integer(0), common=True)
     """How many requests the announcements of a rank abbreviate; 0: none."""
     disable_group_fusion: bool = _setting(DISABLE_GROUP_FUSION, False, _flag, common=True)
     dynamic_process_sets: bool = _setting(DYNAMIC_PROCESS_SETS, False, _flag, common=True)
@@ -233,6 +257,10 @@ class Config:
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
     """What follows if ranks step with different hyper-parameters or begin with different parameters."""
+    debug: bool = _setting(DEBUG, False, _flag, common=True)
+    """Usual mistakes of scripts are looked for, which costs time."""
+    debug_steps: int = _setting(DEBUG_STEPS, 100, _integer(1), common=True)
+    """After how many steps the ranks' parameters are compared, with ``debug``."""
     thread_affinity: tuple[int, ...] = _setting(THREAD_AFFINITY, (), _cores)
     """The core of the worker thread, by local rank; empty: the kernel decides."""
     start_timeout: timedelta = _setting(START_TIMEOUT, timedelta(seconds=30), _seconds(1))
@@ -250,14 +278,33 @@ class Config:
     timeline: str = _setting(TIMELINE, "", str)
     """The file that rank 0 writes the timeline to; ``DYNAMIC``: the script starts and stops it; "": none."""
     timeline_mark_cycles: bool = _setting(TIMELINE_MARK_CYCLES, False, _flag)
+    timeline_all_ranks: bool = _setting(TIMELINE_ALL_RANKS, False, _flag, common=True)
+    """The timeline shows what all ranks do, by one clock."""
     flight_recorder_size: int = _setting(FLIGHT_RECORDER_SIZE, 2000, _integer(0))
     """How many collectives of each process set a rank remembers; 0: none, and nothing is written down."""
     flight_recorder_dir: str = _setting(FLIGHT_RECORDER_DIR, "", str)
     """The folder that ranks write their flight recorders to; "": one of the job in the folder for temporary files."""
+    straggler_percent: float = _setting(STRAGGLER_PERCENT, 10.0, _at_least(0))
+    """The share of a step from which on a rank that holds the others up is named; 0: none is."""
     log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)
-    autotune: bool = _setting(AUTOTUNE, False, _flag)
+    autotune: bool = _setting(AUTOTUNE, False, _flag, common=True)
+    """Whether the settings that make steps quickest are searched for while the job runs."""
+    autotune_log: str = _setting(AUTOTUNE_LOG, "", str)
+    """The CSV file that rank 0 writes a line to for each trial; "": none."""
+    autotune_warmup: int = _setting(AUTOTUNE_WARMUP_SAMPLES, 3, _integer(0))
+    """How many trials are made before the first that counts."""
+    autotune_steps: int = _setting(AUTOTUNE_STEPS_PER_SAMPLE, 10, _integer(0))
+    """How often a tensor is seen in one measurement; 0 counts as 1."""
+    autotune_trials: int = _setting(AUTOTUNE_MAX_SAMPLES, 20, _integer(0))
+    """How many trials the search makes at most."""
+    autotune_noise: float = _setting(AUTOTUNE_NOISE, 0.8, _share)
+    """How little a single measurement says: 0, all; 1, the least."""
+    autotune_file: str = _setting(AUTOTUNE_FILE, "", str)
+    """The file in which the choice is kept for the next run; "": one of the job in the user's cache."""
+    explicit: frozenset[str] = field(default=frozenset(), compare=False)
+    """The variables that the user has set, which autotuning leaves as they are."""
 
     @property
     def stall_limit(self) -> timedelta:
@@ -297,4 +344,11 @@ class Config:
         }
         if torus and settings["hierarchical_allreduce"] is None:
             settings["hierarchical_allreduce"] = True
-        return Config(network_interfaces=network_interfaces(env), **settings)
+        explicit = frozenset(
+            each.metadata["variable"]
+            for each in fields(Config)
+            if each.metadata and env.get(each.metadata["variable"], "").strip()
+        )
+        if torus:
+            explicit |= {HIERARCHICAL_ALLREDUCE}
+        return Config(network_interfaces=network_interfaces(env), explicit=explicit, **settings)

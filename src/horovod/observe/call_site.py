@@ -88,16 +88,14 @@ def caller(above: int = 0) -> str:
     """
     if _override.line:
         return _override.line
-    frame: FrameType | None = sys._getframe(1 + above)
-    while frame is not None:
-        code = frame.f_code
-        known = _lines.get((id(code), frame.f_lasti))
-        if known is not None and known[0] is code:  # the usual case: a line of the user's that was found before
-            return known[1]
-        if frame.f_back is None or _users.get(code.co_filename) is not False:
-            return _line(_users_frame(frame))
-        frame = frame.f_back
-    return ""
+    frame = sys._getframe(1 + above)
+    while _users.get(frame.f_code.co_filename) is False and (outer := frame.f_back) is not None:
+        frame = outer
+    code = frame.f_code
+    known = _lines.get((id(code), frame.f_lasti))
+    if known is not None and known[0] is code:  # the usual case: a line of the user's that was found before
+        return known[1]
+    return _line(_users_frame(frame))
 
 
 def raised_at(error: BaseException) -> str:

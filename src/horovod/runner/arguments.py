@@ -14,18 +14,11 @@ from typing import Any
 
 from horovod import _version
 from horovod.core import config
+from horovod.runner import help_text
 from horovod.runner.errors import UsageError
 from horovod.runner.options import Options
 from horovod.runner.output.standard_input import NO_RANK
 from horovod.runner.tunables import TUNABLES, Tunable, Value
-
-USAGE = "horovodrun -np N [-H host:slots,...] [options] command [arguments of the command]"
-_EXAMPLES = """\
-examples:
-  horovodrun -np 4 python train.py                       four ranks on this host
-  horovodrun -np 8 -H hostA:4,hostB:4 python train.py    eight on two hosts, which ssh reaches
-  horovodrun -np 4 --dry-run python train.py             show what would be started
-"""
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -33,7 +26,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
     Raises:
         ValueError: an argument or the configuration file is wrong.
-        SystemExit: ``--help`` and ``--version`` print and end here; argparse's own complaints exit with status 2.
+        SystemExit: help and the version are printed, and it ends here; argparse's own complaints exit with status 2.
     """
     parser = build_parser()
     head, command = split_command(parser, arguments)
@@ -73,20 +66,27 @@ def split_command(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], 
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, which also knows how many arguments each flag takes."""
+    """argparse, which also knows how many arguments each flag takes.
 
-    def __init__(self) -> None:
+    Args:
+        brief: show only the flags that are often used.
+    """
+
+    def __init__(self, brief: bool) -> None:
         super().__init__(
             prog="horovodrun",
-            usage=USAGE,
+            usage=help_text.USAGE,
             description="Runs a command as several ranks of one distributed job. What follows the command belongs to it.",
-            epilog=_EXAMPLES,
+            epilog=f"{help_text.EXAMPLES}\n{help_text.MORE}" if brief else help_text.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,  # keeps the lines of the examples
             argument_default=argparse.SUPPRESS,
         )
+        self._brief = brief
         self._arity: dict[str, int] = {"-h": 0, "--help": 0}
 
     def flag(self, group: argparse._ActionsContainer, *names: str, **details: Any) -> None:
+        if self._brief and help_text.OFTEN.isdisjoint(names):
+            details["help"] = argparse.SUPPRESS
         action = group.add_argument(*names, **details)
         words = 1 if action.nargs is None else int(action.nargs)
         self._arity.update(dict.fromkeys(names, words))
@@ -155,9 +155,19 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def build_parser() -> Parser:
-    parser = Parser()
+class _HelpAll(argparse.Action):
+    """Shows every flag, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        build_parser(brief=False).print_help()
+        parser.exit()
+
+
+def build_parser(brief: bool = True) -> Parser:
+    """The parser. ``brief`` concerns only what its help shows."""
+    parser = Parser(brief)
     flag = parser.flag
+    flag(parser, "--help-all", action=_HelpAll, nargs=0, help="show every flag with its default and variable, and exit")
     flag(parser, "-v", "--version", action="version", version=_version.VERSION, help="show the version, and exit")
     flag(parser, "-cb", "--check-build", action="store_true", dest="check_build",
          help="show which frameworks and engines can be used, and exit")  # fmt: skip
@@ -173,7 +183,7 @@ def build_parser() -> Parser:
     flag(parser, "--start-timeout", type=_positive, metavar="S",
          help=f"seconds until all ranks must have started (default: {config.START_TIMEOUT}, else 30)")  # fmt: skip
     flag(parser, "--config-file", metavar="YAML", help="read settings from this file; flags override it")
-    flag(parser, "--disable-cache", action="store_true", help="accepted, without effect: nothing is cached")
+    flag(parser, "--disable-cache", action="store_true", help="accepted, no effect: nothing is cached")
 
     _add_hosts(parser)
     _add_output(parser)
@@ -219,23 +229,25 @@ def _add_output(parser: Parser) -> None:
 
 
 def _add_tunables(parser: Parser) -> None:
-    group = parser.add_argument_group("settings of the runtime")
-    for tunable in TUNABLES:
-        if tunable.name != "log_with_timestamp":
-            _add_tunable(parser, group.add_mutually_exclusive_group() if tunable.off else group, tunable)
+    for title, tunables in help_text.grouped().items():
+        group = parser.add_argument_group(title)
+        for tunable in tunables:
+            if tunable.name != "log_with_timestamp":
+                _add_tunable(parser, group.add_mutually_exclusive_group() if tunable.off else group, tunable)
 
 
 def _add_tunable(parser: Parser, group: argparse._ActionsContainer, tunable: Tunable) -> None:
+    words = help_text.described(tunable)
     if tunable.kind is bool:
         on, off = tunable.flag, tunable.off
-        shown = argparse.SUPPRESS if tunable.on_hidden else tunable.help
+        shown = argparse.SUPPRESS if tunable.on_hidden else words
         hidden = argparse.SUPPRESS if tunable.off_hidden else tunable.off_help or f"the opposite of {on}"
         parser.flag(group, on, action="store_const", const=True, dest=tunable.name, help=shown)
         parser.flag(group, off, action="store_const", const=False, dest=tunable.name, help=hidden)
     elif tunable.choices:
-        parser.flag(group, tunable.flag, type=str.upper, choices=tunable.choices, dest=tunable.name, help=tunable.help)
+        parser.flag(group, tunable.flag, type=str.upper, choices=tunable.choices, dest=tunable.name, help=words)
     else:
-        parser.flag(group, tunable.flag, type=tunable.kind, dest=tunable.name, metavar="X", help=tunable.help)
+        parser.flag(group, tunable.flag, type=tunable.kind, dest=tunable.name, metavar="X", help=words)
 
 
 def _add_elastic(parser: Parser) -> None:

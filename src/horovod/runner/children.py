@@ -31,6 +31,8 @@ _TAIL_BYTES = 1 << 16
 _EXIT_SECONDS = 1.0
 """How long a killed process may take to end. One that waits inside the kernel may take longer; nothing waits with it."""
 _LONGEST_LOOK_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 0.2
+"""After this time, the main thread interrupts a wait: the kernel may give a signal to another thread, which wakes nobody."""
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
 """Signals by which users, batch systems and time-outs interrupt what a process does."""
 
@@ -80,7 +82,8 @@ def interruptible(work: Callable[[int], _T]) -> _T:
 
     Args:
         work: soon ends once the descriptor ``interrupted`` can be read: a signal asks this process to end. In another thread
-            than the main one, where no handlers run, it is -1.
+            than the main one, where no handlers run, it is -1. The main thread must not wait for longer than
+            ``LONGEST_WAIT_SECONDS`` at a time.
     """
     came: list[int] = []
     wake_ups: list[WakeUp] = []
@@ -164,7 +167,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float, cancels: Collection
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError
-            for key, _ in selector.select(remaining if reading else min(remaining, look)):
+            for key, _ in selector.select(min(remaining, LONGEST_WAIT_SECONDS if reading else look)):
                 if key.fd in cancels:
                     raise Cancelled
                 data = os.read(key.fd, 1 << 16)

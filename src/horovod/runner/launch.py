@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from horovod.runner.arguments import USAGE, parse
+from horovod.runner.arguments import parse
 from horovod.runner.errors import LaunchError, UsageError
+from horovod.runner.help_text import USAGE
 from horovod.runner.options import Options
 
 

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from importlib import metadata
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -22,6 +22,8 @@ SECONDS = 5.0
 """The time limit of one probe. A framework that takes longer to import, as on a slow disk, is reported as such."""
 JOB_SECONDS = 60.0
 """The time limit of a job. It is over in less than one, but where the machine is busy or reads Python for the first time."""
+BACK_ENDS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax[cpu]"}
+"""Modules without which a framework may not be imported, and the distribution of each."""
 
 
 class Finding(NamedTuple):
@@ -44,6 +46,8 @@ def together(probes: Mapping[str, Probe]) -> dict[str, Finding]:
     def run(interrupted: int) -> dict[str, Finding]:
         with ThreadPoolExecutor(len(probes)) as pool:
             started = {name: pool.submit(probe, interrupted) for name, probe in probes.items()}
+            while wait(started.values(), children.LONGEST_WAIT_SECONDS).not_done:
+                pass
             return {name: future.result() for name, future in started.items()}
 
     return children.interruptible(run)
@@ -70,8 +74,17 @@ def framework(module: str, binding: str, remedy: str, cancel: int = -1) -> Findi
         )
     found = re.search(r"^found (.*)$", done.output, re.MULTILINE)
     if done.status or found is None:
-        return Finding(False, f"installed, and cannot be imported: {_last_line(done)}", f"{remedy} --force-reinstall")
+        reason = _last_line(done)
+        return Finding(False, f"installed, and cannot be imported: {reason}", _repair(module, reason, remedy))
     return Finding(True, found[1])
+
+
+def _repair(module: str, reason: str, remedy: str) -> str:
+    """The command that repairs an installed framework, which cannot be imported for this reason."""
+    missing = re.search(r"No module named '(\w+)", reason)
+    if missing and missing[1] != module and missing[1] in BACK_ENDS:
+        return f"pip install '{BACK_ENDS[missing[1]]}'"
+    return f"{remedy} --force-reinstall"
 
 
 def engine(name: str, cancel: int = -1) -> Finding:

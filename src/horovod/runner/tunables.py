@@ -119,27 +119,27 @@ TUNABLES: tuple[Tunable, ...] = (
     _engine("torus_allreduce", config.TORUS_ALLREDUCE, "as --hierarchical-allreduce"),
     Tunable(
         "autotune", bool, config.AUTOTUNE, ("autotune", "enabled"),
-        "accepted, without effect: this version has no autotuning", off="--no-autotune", off_hidden=True, when="autotune",
+        "search for the settings with which steps are quickest", off="--no-autotune", off_hidden=True, when="autotune",
     ),
     Tunable(
         "autotune_log_file", str, config.AUTOTUNE_LOG, ("autotune", "log_file"),
-        "as --autotune", when="autotune",
+        "CSV file with a line for each trial", when="autotune",
     ),
     Tunable(
         "autotune_warmup_samples", int, config.AUTOTUNE_WARMUP_SAMPLES, ("autotune", "warmup_samples"),
-        "as --autotune", minimum=0, when="autotune",
+        "trials that do not count", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_steps_per_sample", int, config.AUTOTUNE_STEPS_PER_SAMPLE, ("autotune", "steps_per_sample"),
-        "as --autotune", minimum=0, when="autotune",
+        "steps of one measurement; a trial has five", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_bayes_opt_max_samples", int, config.AUTOTUNE_MAX_SAMPLES, ("autotune", "bayes_opt_max_samples"),
-        "as --autotune", minimum=0, when="autotune",
+        "trials of the search at most", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_gaussian_process_noise", float, config.AUTOTUNE_NOISE, ("autotune", "gaussian_process_noise"),
-        "as --autotune", minimum=0, maximum=1, when="autotune",
+        "how little one trial says, 0 to 1", minimum=0, maximum=1, when="autotune",
     ),
     Tunable(
         "timeline_filename", str, config.TIMELINE, ("timeline", "filename"),
@@ -156,11 +156,11 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "stall_check_warning_time_seconds", int, config.STALL_CHECK_TIME, ("stall_check", "warning_time_seconds"),
-        "seconds until a stalled tensor is reported (default 60)", minimum=0,
+        "seconds until a stalled tensor is reported", minimum=0,
     ),
     Tunable(
         "stall_check_shutdown_time_seconds", int, config.STALL_SHUTDOWN_TIME, ("stall_check", "shutdown_time_seconds"),
-        "seconds until a stalled tensor ends the job (default 0: never)", minimum=0,
+        "seconds until a stalled tensor ends the job; 0: never", minimum=0,
     ),
     Tunable(
         "mpi_threads_disable", bool, config.MPI_THREADS_DISABLE, ("library_options", "mpi_threads_disable"),
@@ -177,7 +177,7 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "gloo_timeout_seconds", int, config.TIMEOUT_SECONDS, ("library_options", "gloo_timeout_seconds"),
-        "seconds a collective may make no progress (default 30)", minimum=1,
+        "seconds a collective may make no progress", minimum=1,
     ),
     Tunable(
         "torch_backend", str, config.TORCH_BACKEND, ("library_options", "torch_backend"),
@@ -186,7 +186,7 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "log_level", str, config.LOG_LEVEL, ("logging", "level"),
-        "least severe messages to show (default WARNING)", choices=LOG_LEVELS,
+        "least severe messages to show", choices=LOG_LEVELS,
     ),
     Tunable(
         "log_with_timestamp", bool, config.LOG_HIDE_TIME, ("logging", "with_timestamp"),

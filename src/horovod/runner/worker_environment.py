@@ -24,7 +24,7 @@ _TENSORFLOW_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREAD
 # every training step, a tenth of its time. These are the limits that its own adaptation ends at, but for giving back.
 # Threads other than the first, such as the one that makes the results of asynchronous allgathers, keep as much as the pad.
 _MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    config.MALLOC_MMAP_THRESHOLD: str(config.MALLOC_MMAP_THRESHOLD_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }

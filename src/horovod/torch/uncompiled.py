@@ -1,7 +1,11 @@
-"""Excludes the engine from PyTorch's compiler when a waiting thread executes a collective itself.
+"""Excludes from PyTorch's compiler the engine, when a waiting thread executes a collective itself, and hooks of gradients.
 
 Inside a compiled function the compiler traces every Python function that runs on the thread, also after a graph break. The code
 of the engine must not be compiled.
+
+With compiled autograd a whole backward pass is such a function, hooks included. PyTorch calls nothing at its end, so nothing
+can reduce what it leaves before the script uses it. To leave the compiled code in every hook takes the compiler a minute for
+16 parameters. So such passes are refused.
 """
 
 from __future__ import annotations
@@ -17,26 +21,59 @@ from horovod.core.requests.handle import Driver, Handle
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 """Whether the compiler traces the calling function. PyTorch before 2.3 has it under a private name."""
 
-_uncompiled: Callable[[Driver, Handle], None] | None = None
+is_traced: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", None) or is_compiling
+"""The same, for hooks: it costs less where nothing is compiled. PyTorch before 2.3 does not have it."""
+
+_COMPILED_BACKWARD = (
+    "The gradient of {name!r} comes from a backward pass with compiled autograd, which tells nobody when it ends, so "
+    "gradients cannot be reduced before the script uses them. Switch it off (torch._dynamo.config.compiled_autograd = False, "
+    "no torch._dynamo.compiled_autograd), and call backward() outside compiled functions. torch.compile of models and losses "
+    "works."
+)
+_uncompiled: dict[Callable[..., None], Callable[..., None]] = {}
 
 
 def drive(driver: Driver, handle: Handle) -> None:
     """Call ``driver.drive(handle)`` without compiling it."""
-    global _uncompiled
-    if "torch._dynamo" not in sys.modules or not (is_compiling() or _is_traced()):
+    if "torch._dynamo" not in sys.modules or not (is_compiling() or _traces_this_thread()):
         driver.drive(handle)
         return
-    if _uncompiled is None:
+    _call(_drive, driver, handle)
+
+
+def refuse_compiled(name: str) -> None:
+    """Called by the hook of a parameter's gradient that is being traced.
+
+    Raises:
+        AssertionError: when the compiled code runs.
+    """
+    _call(refuse_backward, name)
+
+
+def refuse_backward(name: str) -> None:
+    """Raises AssertionError: the gradient comes from compiled autograd."""
+    raise AssertionError(_COMPILED_BACKWARD.format(name=name))
+
+
+def in_compiled_backward() -> bool:
+    """Whether this process runs a backward pass of compiled autograd."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "in_compiled_autograd_region", False))
+
+
+def _call(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function of this module without compiling it. The compiler may trace the calling function."""
+    if function not in _uncompiled:
         disable: Any = torch.compiler.disable
-        _uncompiled = disable(_drive)
-    _uncompiled(driver, handle)
+        _uncompiled[function] = disable(function)
+    _uncompiled[function](*arguments)
 
 
 def _drive(driver: Driver, handle: Handle) -> None:
     driver.drive(handle)
 
 
-def _is_traced() -> bool:
+def _traces_this_thread() -> bool:
     """Whether the compiler, which is loaded, traces this thread. True if PyTorch is too old to tell."""
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
     return callback is None or callback() is not None

@@ -25,7 +25,6 @@ from torch import nn
 
 import gpu_ranks
 import horovod.torch as hvd
-from horovod.core.negotiation.messages import Operation
 from horovod.torch import HorovodInternalError
 from horovod.torch.device import staging
 from jobs import Job, make_job
@@ -100,7 +99,7 @@ def nccl_ran() -> bool:
     from horovod.comm.nccl.communicator import NcclCommunicator
     from horovod.core.lifecycle.context import running
 
-    devices = running().worker(0, Operation.ALLREDUCE).executor.devices
+    devices = running().workers[0].executor.devices
     built = devices._built.values() if devices is not None else ()
     return any(isinstance(each, NcclCommunicator) and each._latest is not None for each in built)
 
@@ -124,6 +123,20 @@ def on(job: Job, device: str, size: int, function: Callable[..., Any], *args: An
 
     result: list[Any] = job(size, run, *args, **keywords)
     return result
+
+
+def linger_before_dropping() -> None:
+    """Let the other ranks be quicker when a process set goes, so that they would have left the job before this rank is done."""
+    from horovod.core.lifecycle.context import running
+
+    executor = running().workers[0].executor
+    drop = executor.drop_members
+
+    def late(*args: Any) -> None:
+        time.sleep(0.2)
+        drop(*args)
+
+    executor.drop_members = late  # type: ignore[method-assign]
 
 
 def calls() -> list[str]:
@@ -471,6 +484,7 @@ def test_process_sets_that_come_and_go_leave_no_communicator_behind(job: Job, de
                 assert hvd.broadcast(made(where(device), (1,)), 2, process_set=pair).tolist() == [3.0]
             if hvd.rank() == 2:  # the other member does not submit it
                 pending = hvd.allreduce_async(made(where(device), (1,)), name="alone", process_set=pair)
+                linger_before_dropping()
             hvd.remove_process_set(pair)
             if hvd.rank() == 2:
                 with pytest.raises(HorovodInternalError, match="the process set was removed"):

@@ -10,8 +10,7 @@ import pytest
 
 from cut_network import in_a_cut_network
 from horovod._silence import silence
-from horovod.control.channel import Channel, ChannelClosed
-from horovod.control.framing import frame
+from horovod.control.channel import Channel, ChannelClosed, frame
 from unit.control.together import wait_until
 
 

@@ -13,10 +13,9 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.failure import ENGINE, Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
-from horovod.control.framing import frame
 from horovod.control.liveness_monitor import Bye, Failure, LivenessMonitor, Message, NoProgress, Ping, Pong, Report
 from horovod.control.processes import KILLED, STOPPED
 from unit.control.together import wait_until

@@ -21,6 +21,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.CYCLE_TIME, "0", "cycle_time", timedelta(0)),
     (config.CACHE_CAPACITY, "7", "cache_capacity", 7),
     (config.CACHE_CAPACITY, "0", "cache_capacity", 0),
+    (config.RELAY_THRESHOLD, "0", "relay_threshold", 0),
     (config.DISABLE_GROUP_FUSION, "1", "disable_group_fusion", True),
     (config.DYNAMIC_PROCESS_SETS, "1", "dynamic_process_sets", True),
     (config.CPU_OPERATIONS, " TCP ", "cpu_operations", "tcp"),
@@ -38,6 +39,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.BUCKET_BYTES, "1", "bucket_bytes", 1),
     (config.CHECK, "Error", "check", "error"),
     (config.THREAD_AFFINITY, "0,2,4", "thread_affinity", (0, 2, 4)),
+    (config.STRAGGLER_PERCENT, "25", "straggler_percent", 25.0),
     (config.THREAD_AFFINITY, "3", "thread_affinity", (3,)),
     (config.START_TIMEOUT, "600", "start_timeout", timedelta(minutes=10)),
     (config.TIMEOUT_SECONDS, "1.5", "timeout", timedelta(seconds=1.5)),
@@ -50,17 +52,27 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.ELASTIC, "1", "elastic", True),
     (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
+    (config.DEBUG, "1", "debug", True),
+    (config.DEBUG_STEPS, "7", "debug_steps", 7),
+    (config.TIMELINE_ALL_RANKS, "1", "timeline_all_ranks", True),
     (config.FLIGHT_RECORDER_SIZE, "10", "flight_recorder_size", 10),
     (config.FLIGHT_RECORDER_DIR, "/tmp/Recorders", "flight_recorder_dir", "/tmp/Recorders"),
     (config.LOG_LEVEL, " Debug ", "log_level", "debug"),
     (config.LOG_HIDE_TIME, "1", "log_hide_time", True),
     (config.AUTOTUNE, "1", "autotune", True),
+    (config.AUTOTUNE_LOG, "/tmp/Trials.csv", "autotune_log", "/tmp/Trials.csv"),
+    (config.AUTOTUNE_WARMUP_SAMPLES, "0", "autotune_warmup", 0),
+    (config.AUTOTUNE_STEPS_PER_SAMPLE, "5", "autotune_steps", 5),
+    (config.AUTOTUNE_MAX_SAMPLES, "40", "autotune_trials", 40),
+    (config.AUTOTUNE_NOISE, "0.1", "autotune_noise", 0.1),
+    (config.AUTOTUNE_FILE, "/tmp/Choice.json", "autotune_file", "/tmp/Choice.json"),
 ]
 
 NUMBERS = [
     config.FUSION_THRESHOLD,
     config.CYCLE_TIME,
     config.CACHE_CAPACITY,
+    config.RELAY_THRESHOLD,
     config.SHM_PIECE_BYTES,
     config.BUCKET_BYTES,
     config.CHECK,
@@ -72,10 +84,14 @@ NUMBERS = [
     config.STALL_CHECK_TIME,
     config.STALL_SHUTDOWN_TIME,
     config.FLIGHT_RECORDER_SIZE,
+    config.AUTOTUNE_WARMUP_SAMPLES,
+    config.AUTOTUNE_STEPS_PER_SAMPLE,
+    config.AUTOTUNE_MAX_SAMPLES,
+    config.AUTOTUNE_NOISE,
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
 FLAGS += [config.MPI_THREADS_DISABLE]
-FLAGS += [config.TIMELINE_MARK_CYCLES, config.LOG_HIDE_TIME, config.AUTOTUNE]
+FLAGS += [config.DEBUG, config.TIMELINE_MARK_CYCLES, config.TIMELINE_ALL_RANKS, config.LOG_HIDE_TIME, config.AUTOTUNE]
 
 
 @pytest.mark.parametrize(("variable", "text", "field", "value"), SETTINGS)
@@ -86,7 +102,13 @@ def test_each_variable_sets_its_field_and_no_other(variable: str, text: str, fie
 
 
 def test_every_field_is_covered() -> None:
-    assert {field for _, _, field, _ in SETTINGS} == {field.name for field in dataclasses.fields(Config)}
+    covered = {field for _, _, field, _ in SETTINGS} | {"explicit"}
+    assert covered == {field.name for field in dataclasses.fields(Config)}
+
+
+def test_what_the_user_has_set_is_known() -> None:
+    env = {config.FUSION_THRESHOLD: "0", config.BUCKET_BYTES: " ", config.TORUS_ALLREDUCE: "1", "PATH": "/bin"}
+    assert Config.from_env(env).explicit == {config.FUSION_THRESHOLD, config.HIERARCHICAL_ALLREDUCE}
 
 
 def test_defaults() -> None:

@@ -20,6 +20,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
+from horovod.comm.tuned import TunedSettings
 from horovod.control.channel import Channel
 from horovod.control.failure import LOST, Cause
 from horovod.core.config import Config
@@ -95,6 +96,9 @@ class Noting(Communicator):
         self.batches.append(len(inputs))
         self.before()
         self._engine.allreduce(inputs, *rest)
+
+    def tune(self, settings: TunedSettings) -> None:
+        self._engine.tune(settings)
 
     def allgather(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))

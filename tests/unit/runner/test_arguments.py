@@ -10,11 +10,12 @@ import pytest
 
 import horovod
 from horovod.core import config
-from horovod.runner import check_build, probes
+from horovod.core.config import Config
+from horovod.runner import check_build, help_text, probes
 from horovod.runner.arguments import parse
 from horovod.runner.launch import main, run_commandline
 from horovod.runner.options import Options
-from horovod.runner.tunables import TUNABLES, Value
+from horovod.runner.tunables import TUNABLES, Value, exported
 from horovod.runner.worker_environment import from_options
 
 
@@ -276,12 +277,45 @@ def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == horovod.build_info()["version"]
 
 
-def test_the_help_names_every_flag_that_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run_commandline(["--help"])
-    text = capsys.readouterr().out
-    for flag in ("-np N", "--hosts", "--output-filename", "--fusion-threshold-mb", "--min-np", "--mpi-args"):
-        assert flag in text
+def shown(flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        run_commandline([flag])
+    assert end.value.code == 0
+    return re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def test_the_help_shows_flags_that_are_often_used_and_names_the_other_help(capsys: pytest.CaptureFixture[str]) -> None:
+    brief, full = shown("--help", capsys), shown("--help-all", capsys)
+    for flag in help_text.OFTEN:
+        assert re.search(rf" {flag}[ ,]", brief) and re.search(rf" {flag}[ ,]", full)
+    assert "--help-all lists every flag" in brief
+    assert "--cache-capacity" not in brief and "batches and engines" not in brief
+    assert len(brief) < 0.6 * len(full)
+
+
+def test_the_whole_help_has_every_flag_with_its_default_and_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    full = shown("--help-all", capsys)
+    for tunable in TUNABLES:
+        if not tunable.on_hidden:
+            assert f" {tunable.flag} " in full
+            assert re.search(rf" {tunable.flag} .*?{tunable.variable}\b", full)
+    for words in (
+        "MiB; 0 turns batching off (default: 128; HOROVOD_F",
+        "is reported (default: 60; ",
+        "milliseconds (default: 0; ",
+    ):
+        assert words in full
+    for flag in ("--slots-per-host N", "--mpi-args ARGS", "--no-torus-allreduce", "--stdin RANK"):
+        assert flag in full
+
+
+def test_defaults_in_the_help_are_those_of_the_runtime() -> None:
+    """What is said to be the default has the same effect as no flag."""
+    for tunable in TUNABLES:
+        default = help_text.default_of(tunable)
+        if default:
+            variables = exported({tunable.name: tunable.check(tunable.kind(default), tunable.flag)})
+            assert Config.from_env(variables) == Config.from_env({}), tunable.name
 
 
 def test_check_build_needs_no_np(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,20 @@ def test_a_framework_that_is_installed_and_broken_is_not_usable(module: Callable
     assert "libcudart.so.12: cannot open shared object file" in found.detail
 
 
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [
+        ("tensorflow", "pip install 'tensorflow'"),
+        ("jax.numpy", "pip install 'jax[cpu]'"),
+        ("emptynet.layers", "pip install emptynet --force-reinstall"),
+        ("absl", "pip install emptynet --force-reinstall"),
+    ],
+)
+def test_advice_installs_what_the_import_misses(module: Callable[[str, str], None], missing: str, remedy: str) -> None:
+    module("emptynet", f"raise ModuleNotFoundError(\"No module named '{missing}'\")")
+    assert probes.framework("emptynet", "", "pip install emptynet").remedy == remedy
+
+
 def test_a_framework_whose_import_takes_long_is_not_waited_for(
     module: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,9 +124,31 @@ def test_a_signal_while_it_is_waited_for_ends_it_at_once(number: int, tmp_path: 
     assert living() <= before
 
 
-def test_probes_in_threads_end_with_a_signal(handler: None) -> None:
+def test_a_signal_that_another_thread_gets_ends_it(handler: None) -> None:
+    def signalled(interrupted: int) -> children.Done:
+        threading.Thread(target=take_signal).start()
+        return children.run(["sleep", "1000"], 1000, cancel=interrupted)
+
+    before = living()
+    with pytest.raises(Ended):
+        children.interruptible(signalled)
+    assert living() <= before
+
+
+def take_signal() -> None:
+    """Get SIGTERM in this thread, as the kernel may decide for a signal to the process: a wait of the main thread goes on."""
+    time.sleep(0.3)  # so that the main thread most likely waits
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("to_the_process", [True, False], ids=["to the process", "to a thread"])
+def test_probes_in_threads_end_with_a_signal(handler: None, to_the_process: bool) -> None:
     def probe(cancel: int) -> Finding:
-        children.run(["/bin/sh", "-c", f"kill -TERM {os.getpid()}; sleep 1000"], 1000, cancel=cancel)
+        if to_the_process:
+            children.run(["/bin/sh", "-c", f"kill -TERM {os.getpid()}; sleep 1000"], 1000, cancel=cancel)
+        else:
+            take_signal()
+            children.run(["sleep", "1000"], 1000, cancel=cancel)
         raise AssertionError
 
     def hangs(cancel: int) -> Finding:

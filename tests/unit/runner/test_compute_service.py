@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from horovod.control.channel import frame
 from horovod.control.dial import dial
-from horovod.control.framing import frame
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.secret import make_secret
 from horovod.runner.common.service import compute_service

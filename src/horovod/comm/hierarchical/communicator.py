@@ -34,6 +34,7 @@ from horovod.comm.hierarchical.placement import Placement
 from horovod.comm.ranges import split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.spans import Spans, Vectors, arrays_of, spans_of
+from horovod.comm.tuned import TunedSettings
 
 PIECE_BYTES = 8 << 20
 """Bytes of a batch that go through the three steps together."""
@@ -83,6 +84,12 @@ class HierarchicalCommunicator(Communicator):
         self._piece_bytes = piece_bytes
         self._workspace = Workspace()
         self._background = None if across is None else Background()
+
+    def tune(self, settings: TunedSettings) -> None:
+        self._steps_in_allreduce = settings.hierarchical_allreduce
+        self._steps_in_allgather = settings.hierarchical_allgather
+        for part in self._parts():
+            part.tune(settings)
 
     def _share(self, use: int, dtype: np.dtype[Any], length: int) -> Array:
         return self._workspace.array(use, dtype, length)

@@ -9,6 +9,7 @@ from typing import ClassVar
 from horovod.comm.base import Communicator, Completion, PeerFailure
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Vectors
+from horovod.comm.tuned import TunedSettings
 
 
 class Part(Communicator):
@@ -72,6 +73,9 @@ class Part(Communicator):
 
     def may_still_write(self) -> bool:
         return self._communicator.may_still_write()
+
+    def tune(self, settings: TunedSettings) -> None:
+        self._communicator.tune(settings)
 
     def engines(self) -> list[str]:
         return self._communicator.engines()

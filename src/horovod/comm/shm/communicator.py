@@ -7,7 +7,7 @@ A reduction streams through the arena in pieces that stay in the cache. Of each 
     unpack   copy the whole result into the tensors
 
 My own shard is read straight from the tensors. Between counting and waiting there is always work: the next piece is packed
-before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.pieces`); why none is overwritten
+before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`); why none is overwritten
 too early:
 
 * contributions of piece k are written after this rank has seen every peer count k-1 packed pieces, and a peer counts a
@@ -34,12 +34,12 @@ from horovod.comm.datatypes import Array
 from horovod.comm.ranges import shard_bounds, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.counters import LONG_SPIN, Counters
+from horovod.comm.shm.counters import LONG_SPIN, Counters, Pieces
 from horovod.comm.shm.direct import Direct
 from horovod.comm.shm.large import SCATTERED, Large
-from horovod.comm.shm.pieces import Pieces
 from horovod.comm.shm.words import PACKED, REDUCED
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
+from horovod.comm.tuned import TunedSettings
 
 SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
@@ -81,6 +81,9 @@ class ShmCommunicator(Communicator):
         self._begin, self._region, self._start = pieces.begin, pieces.region, pieces.start
         self._reduced = 0
         self._large = Large(rank, reading, pieces.exchange, arena.piece_bytes, self._counters.advance, self._workspace)
+
+    def tune(self, settings: TunedSettings) -> None:
+        self._large.read_by(settings.shm_direct)
 
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._counters.check()

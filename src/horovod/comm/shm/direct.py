@@ -23,9 +23,10 @@ import numpy as np
 
 from horovod.comm.base import PeerFailure
 from horovod.comm.datatypes import Array
-from horovod.comm.ranges import PLACE_BYTES, copy_plan, shard_bounds
+from horovod.comm.ranges import shard_bounds
 from horovod.comm.reduction import HALVES, ReduceOp, Workspace, reduce_into
 from horovod.comm.shm import cross_memory
+from horovod.comm.shm.cross_memory import PLACE_BYTES, copy_plan
 from horovod.comm.shm.words import WORD
 from horovod.comm.spans import Layout, Spans, address_of, spans_of
 
@@ -109,6 +110,7 @@ class Direct:
         self._size = len(processes)
         self._processes = processes
         self._peers = [(rank + distance) % self._size for distance in range(1, self._size)]
+        self._folded_bytes = folded_bytes(len(self._peers))
         self._exchange = exchange
         self._advance = advance
         self._workspace = workspace
@@ -119,8 +121,9 @@ class Direct:
         if tables is None:
             return False
         bounds = shard_bounds(source.length, self._size)
-        inputs = [table[:count] for table in tables]
-        self._fold(inputs, source, target, bounds[self._rank], bounds[self._rank + 1], op, prescale, postscale)
+        self._fold(
+            tables[:, :count], source, target, bounds[self._rank], bounds[self._rank + 1], op, prescale, postscale
+        )
         self._exchange(NOTHING)
         for peer in self._peers:
             self._gather(peer, tables[peer][count:], layout, target.table(), bounds[peer], bounds[peer + 1])
@@ -138,7 +141,7 @@ class Direct:
         tables = self._tell(*shards)
         if tables is None:
             return False
-        inputs = [table.reshape(self._size, -1)[self._rank] for table in tables]
+        inputs = tables.reshape(self._size, self._size, -1)[:, self._rank]
         self._fold(inputs, shards[self._rank], target, 0, target.length, op, prescale, postscale)
         self._exchange(NOTHING)
         return True
@@ -184,16 +187,20 @@ class Direct:
         self._exchange(NOTHING)
         return True
 
-    def _tell(self, *vectors: Spans) -> list[Array] | None:
-        """Everybody's addresses, by rank; None, on all ranks, if what is there cannot be read by others."""
-        addresses = np.concatenate([each.table() for each in vectors])
-        there = np.concatenate([each.layout.lengths for each in vectors]) > 0
-        tables = self._exchange(np.insert(addresses, 0, cross_memory.readable(addresses[there])))
-        return [table[1:] for table in tables] if all(table[0] for table in tables) else None
+    def _tell(self, *vectors: Spans) -> Array | None:
+        """Everybody's addresses, a row for each rank; None, on all ranks, if what is there cannot be read by others."""
+        tables, lengths = [], []
+        for each in vectors:
+            tables.append(each.table())
+            lengths.append(each.layout.lengths)
+        addresses = np.concatenate(tables)
+        there = addresses[np.concatenate(lengths) > 0]
+        told = np.array(self._exchange(np.insert(addresses, 0, cross_memory.readable(there))))
+        return told[:, 1:] if told[:, 0].all() else None
 
     def _fold(
         self,
-        inputs: Sequence[Array],
+        inputs: Array,
         source: Spans,
         target: Spans,
         start: int,
@@ -205,13 +212,13 @@ class Direct:
         """Reduce elements ``[start, stop)`` of everybody's vectors into those of ``target``.
 
         Args:
-            inputs: by rank, the addresses of its vectors.
+            inputs: the addresses of everybody's vectors, a row for each rank.
             source: my own of them.
         """
         dtype, rank = source.dtype, self._rank
-        way = copy_plan(source.layout, start, stop, folded_bytes(len(self._peers)))
+        way = copy_plan(source.layout, start, stop, self._folded_bytes)
         places = {peer: way.places(inputs[peer]) for peer in self._peers}
-        longest = max((step.length for step in way.steps), default=0)
+        longest = way.longest
         buffers = [self._workspace.array(3 + peer, dtype, longest) for peer in range(self._size)]
         into = np.array([[address_of(buffer), 0] for buffer in buffers], np.uintp)
         # 16-bit floats are folded faster into memory that is none of the contributions.

@@ -22,6 +22,9 @@ _LARGE = 8 << 20
 SCATTERED = 16 << 10
 """Vectors that are smaller than this on average are not worth while to be treated one by one."""
 
+ARENA = 0
+"""The way through the arena; 1 is the other one."""
+
 _WARM = 1
 """Tries of each way that do not count: they fetch memory, and find out what is worked out once."""
 
@@ -45,7 +48,7 @@ class Preference:
     """
 
     def __init__(self) -> None:
-        self.way = 0
+        self.way = ARENA
         self.trying = True
         self._rest = _REST
         self._left = 0
@@ -112,7 +115,12 @@ class Large:
         self._advance = advance
         self._workspace = workspace
         self._direct: Direct | None = None
+        self._impossible = False
         self._preferences: dict[tuple[str, int], Preference] = {}
+
+    def read_by(self, reading: str) -> None:
+        """Change when ranks read one another's memory. All ranks call it between the same two collectives."""
+        self._reading = reading
 
     def run(
         self,
@@ -133,46 +141,40 @@ class Large:
         if direct is None:
             streamed()
             return
-
-        def if_readable() -> None:
+        if self._reading == "always":
             if not directly(direct):
                 streamed()
-
-        if self._reading == "always":
-            if_readable()
-        else:
-            call = kind, nbytes.bit_length()
-            preference = self._preferences.get(call)
-            if preference is None:
-                preference = self._preferences[call] = Preference()
-            self._prefer(preference, streamed, if_readable)
-
-    def _prefer(self, preference: Preference, *ways: Callable[[], None]) -> None:
-        """Go one of two ways, as the ranks prefer, and time it if they do not know yet."""
-        way = ways[preference.way]
-        if not preference.trying:
-            preference.rested()
-            way()
             return
-        self._exchange(NOTHING)  # all begin at once, so that nobody's time has waiting for others in it
-        began = time.perf_counter()
-        way()
-        preference.took(time.perf_counter() - began)
-        if preference.due:
-            medians = [int(seconds * 1e9) for seconds in preference.medians]
-            preference.settle(np.sum(self._exchange(np.array(medians, np.uintp)), axis=0).tolist())
+        call = kind, nbytes.bit_length()
+        preference = self._preferences.get(call)
+        if preference is None:
+            preference = self._preferences[call] = Preference()
+        began = 0.0
+        timed = preference.trying
+        if timed:
+            self._exchange(NOTHING)  # all begin at once, so that nobody's time has waiting for others in it
+            began = time.perf_counter()
+        else:
+            preference.rested()
+        if preference.way == ARENA or not directly(direct):
+            streamed()
+        if timed:
+            preference.took(time.perf_counter() - began)
+            if preference.due:
+                medians = [int(seconds * 1e9) for seconds in preference.medians]
+                preference.settle(np.sum(self._exchange(np.array(medians, np.uintp)), axis=0).tolist())
 
     def _reach(self, nbytes: int, vectors: int, addresses: int) -> Direct | None:
         """What carries out such a collective without the arena, if that may be worth while, and is possible."""
         least = 0 if self._reading == "always" else _LARGE
-        if self._reading == "never" or nbytes < max(least, SCATTERED * vectors):
+        if self._impossible or self._reading == "never" or nbytes < max(least, SCATTERED * vectors):
             return None
         if (1 + addresses) * WORD > self._exchange_bytes:
             return None
         if self._direct is None:
             processes = exchange_rank_infos(self._rank, self._exchange)
             if processes is None:
-                self._reading = "never"
+                self._impossible = True
                 return None
             self._direct = Direct(self._rank, processes, self._exchange, self._advance, self._workspace)
         return self._direct

@@ -33,9 +33,8 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
-from horovod.comm.shm import futex
 from horovod.comm.shm.memory import SharedMemory, in_pages
-from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, word_bytes, word_index
+from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, fence, word_bytes, word_index
 from horovod.comm.spans import Vectors, spans_of
 
 _BLOCK_BYTES = 20 << 10
@@ -226,7 +225,7 @@ class Proposals:
         if self._words.values[self._closed]:
             return
         self._words.values[self._closed] = 1
-        futex.fence()  # a peer that does not see this has made its proposal, which is seen here
+        fence()  # a peer that does not see this has made its proposal, which is seen here
         number = (self._words.values[self._outcome] >> 1) + 1
         if any(self._words.values[word_index(peer, PROPOSAL)] == number for peer in self._peers):
             self.decide(False)

@@ -17,13 +17,19 @@ writes a word first checks whether any rank sleeps::
 
 In whatever order that happens, the writer sees the sleeper, or the kernel sees the new value. Only one thread of a rank waits
 on these words at a time.
+
+The system call is Linux's futex, through ctypes. Rejected alternatives: POSIX semaphores and process-shared mutexes need a libc
+layout in the shared memory and cannot be woken by an abort; eventfd and sockets cost a descriptor per pair and twice the
+system calls.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import platform
+import sys
 import threading
-
-from horovod.comm.shm import futex
 
 PACKED = 0
 REDUCED = 1
@@ -39,9 +45,56 @@ WORD = 8
 """Bytes of a word."""
 
 _FUTEX_BITS = 0xFFFFFFFF
-
 LONGEST_SLEEP_SECONDS = 1.0
 """The longest sleep. Who waits longer looks again in between."""
+
+
+_FUTEX_WAIT = 0
+_FUTEX_WAKE = 1
+_EVERYBODY = 2**31 - 1
+_SYSCALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_NUMBER = _SYSCALL_NUMBERS.get(platform.machine(), -1)
+
+available = sys.platform == "linux" and _NUMBER >= 0 and sys.byteorder == "little"
+"""Whether this machine has futexes as this module calls them."""
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+# long syscall(long number, uint32_t *address, int operation, uint32_t value, const struct timespec *timeout)
+_waiting = ctypes.CDLL(None, use_errno=True).syscall  # releases the interpreter lock while it sleeps
+_waking = ctypes.PyDLL(None).syscall  # keeps the interpreter lock: the call returns at once
+for _call in (_waiting, _waking):
+    _call.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
+    _call.restype = ctypes.c_long
+
+
+def _wait(address: int, value: int, seconds: float) -> None:
+    """Sleep while the 32-bit word at ``address`` holds ``value``, at most ``seconds``; may return early."""
+    whole = int(seconds)
+    timeout = _TimeSpec(whole, int((seconds - whole) * 1e9))
+    if _waiting(_NUMBER, address, _FUTEX_WAIT, value, ctypes.addressof(timeout)) == -1:
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+            raise OSError(number, f"futex wait failed: {errno.errorcode.get(number, number)}")
+
+
+def _wake(address: int) -> None:
+    """Wake everybody who sleeps on the word at ``address``."""
+    _waking(_NUMBER, address, _FUTEX_WAKE, _EVERYBODY, None)
+
+
+weakly_ordered = platform.machine() not in ("x86_64", "AMD64")
+"""Whether other processors may see two stores of this one in another order, so that :func:`fence` is needed."""
+
+_private_word = ctypes.c_uint32(0)
+
+
+def fence() -> None:
+    """A full memory barrier: the kernel executes one before it looks for sleepers."""
+    _waking(_NUMBER, ctypes.addressof(_private_word), _FUTEX_WAKE, 1, None)
 
 
 def word_bytes(size: int) -> int:
@@ -71,10 +124,10 @@ class Words:
 
     def publish(self, index: int, value: int) -> None:
         """Write a word, after all that was written before and before all that is read later, and wake who sleeps on it."""
-        if futex.weakly_ordered:
-            futex.fence()
+        if weakly_ordered:
+            fence()
             self.values[index] = value
-            futex.wake(self._address + index * WORD)
+            _wake(self._address + index * WORD)
             return
         values, lock = self.values, self._lock
         values[index] = value
@@ -82,20 +135,20 @@ class Words:
         lock.release()
         for sleeper in self._sleepers:
             if values[sleeper]:
-                futex.wake(self._address + index * WORD)
+                _wake(self._address + index * WORD)
                 return
 
     def overwrite(self, index: int, value: int) -> None:
         """Write a word, whoever's it is, and wake everybody who sleeps on it. Any thread."""
         self.values[index] = value
-        futex.wake(self._address + index * WORD)
+        _wake(self._address + index * WORD)
 
     def sleep(self, index: int, seen: int, seconds: float) -> None:
         """Sleep until a word is not ``seen`` any more, or for so long at most; may return early."""
         values = self.values
         values[self._asleep] = 1
         try:
-            futex.wait(self._address + index * WORD, seen & _FUTEX_BITS, min(seconds, LONGEST_SLEEP_SECONDS))
+            _wait(self._address + index * WORD, seen & _FUTEX_BITS, min(seconds, LONGEST_SLEEP_SECONDS))
         finally:
             values[self._asleep] = 0
 
@@ -113,8 +166,8 @@ class Words:
 
     def read_fence(self) -> None:
         """What is read from now on is not older than the word that was looked at before."""
-        if futex.weakly_ordered:
-            futex.fence()
+        if weakly_ordered:
+            fence()
 
     def release(self) -> None:
         """Forget the memory."""

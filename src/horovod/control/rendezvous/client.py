@@ -6,8 +6,8 @@ import socket
 import time
 from collections.abc import Sequence
 
+from horovod.control.channel import LENGTH_BYTES, frame
 from horovod.control.dial import Address, Secret, alternatives, describe, dial_until, receive_exactly
-from horovod.control.framing import LENGTH_BYTES, frame
 from horovod.control.rendezvous.messages import (
     PURPOSE,
     Answer,

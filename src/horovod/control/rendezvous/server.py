@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.descriptors import DescriptorLimitError, make_room
-from horovod.control.framing import frame
 from horovod.control.listener import Listener
 from horovod.control.rendezvous.group import RendezvousGroup, abandonment, lateness
 from horovod.control.rendezvous.messages import (

@@ -6,37 +6,56 @@ before the worker thread takes these over.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from horovod.comm.base import Communicator, Stall
-from horovod.comm.engine import Group, MpiRanks, Settings
-from horovod.comm.select import engine
+from horovod.comm.engine import EngineError, Group, MpiRanks, Settings
+from horovod.comm.select import ENGINES, engine
 from horovod.comm.shm.communicator import ShmCommunicator
+from horovod.comm.spans import HOST
+from horovod.comm.switching import SwitchingCommunicator
 from horovod.control.channel import Channel
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
 from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
-from horovod.core.config import CPU_OPERATIONS, Config
-from horovod.core.engines.engine_building import ExchangeOverConnections, build_engine, build_proposals
+from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
+from horovod.core.engines.engine_building import build_engine, build_proposals
+from horovod.core.engines.member_exchange import ExchangeOverConnections
+from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.worker.cpu_affinity import Placement
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
+
+_log = logging.getLogger("horovod.core")
 
 CONTROL = "control"
 DATA = "data"
 
 HIERARCHICAL = "hierarchical"
 
+GLOBAL = 0
+"""The process set of all ranks, whose settings are tuned."""
+
 
 Connect = Callable[[list[ConnectionKey]], dict[ConnectionKey, socket.socket]]
 """Connects to the given peers, all of whom do the same."""
 
 
-def control_connections(group: int, ranks: Sequence[int], rank: int) -> list[ConnectionKey]:
-    """The control connections of one member: all members with the first."""
-    if rank == ranks[0]:
-        return [ConnectionKey(peer, CONTROL, group) for peer in ranks[1:]]
-    return [ConnectionKey(ranks[0], CONTROL, group)]
+def tree_of(ranks: Sequence[int], endpoints: Sequence[Endpoint], config: Config) -> Tree:
+    """Who sends to whom in a process set.
+
+    Args:
+        endpoints: of all ranks of the job, by rank.
+    """
+    return Tree([endpoints[rank].host for rank in ranks], config.relay_threshold)
+
+
+def control_connections(group: int, ranks: Sequence[int], rank: int, tree: Tree) -> list[ConnectionKey]:
+    """The control connections of one member."""
+    index = list(ranks).index(rank)
+    peers = tree.children(index) if index == COORDINATOR else [tree.parent(index), *tree.children(index)]
+    return [ConnectionKey(ranks[peer], CONTROL, group) for peer in peers]
 
 
 def assemble(
@@ -67,15 +86,18 @@ def assemble(
         EngineError: no engine can serve this group, or the one that was forced cannot.
         OSError: a member did not answer.
     """
-    index = list(ranks).index(rank)
-    connections = {list(ranks).index(key.peer): sockets[key] for key in control_connections(group, ranks, rank)}
+    tree, index = tree_of(ranks, endpoints, config), list(ranks).index(rank)
+    keys = control_connections(group, ranks, rank, tree)
+    connections = {list(ranks).index(key.peer): sockets[key] for key in keys}
     builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi)
-    communicator = builder.build(ranks, connections, DATA)
+    communicator = builder.build(ranks, connections, DATA, tree=tree)
+    if config.autotune and group == GLOBAL:
+        communicator = builder.with_alternatives(communicator, ranks, connections, tree)
     try:
         proposals = build_proposals(
             Group(index, len(ranks), tuple(endpoints[member].host for member in ranks)),
-            isinstance(communicator, ShmCommunicator),  # a forced engine moves the smallest tensor, too
-            ExchangeOverConnections(ranks, connections, index == 0, deadline),
+            communicator.name == ShmCommunicator.name,  # a forced engine moves the smallest tensor, too
+            ExchangeOverConnections(ranks, connections, index, deadline, tree),
             deadline,
         )
     except BaseException:
@@ -84,7 +106,7 @@ def assemble(
         raise
     channels = {member: Channel(connection) for member, connection in connections.items()}
     return WorkerThread(
-        str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals
+        str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals, tree
     )
 
 
@@ -132,13 +154,15 @@ class EngineBuilder:
         connections: Mapping[int, socket.socket],
         role: str,
         names: Sequence[str] = (),
+        tree: Tree | None = None,
     ) -> Communicator:
         """An engine for some members (global ranks), who all call this.
 
         Args:
-            connections: those of the first of them with the others, by index.
+            connections: with those with whom the tree connects this rank, by index.
             role: tells the connections that engine makes from those of another.
             names: the engines to choose from, whatever is forced; none: as the settings say.
+            tree: None: the first is connected with each other one.
         """
         config, members = self._config, list(ranks)
         index = members.index(self._rank)
@@ -180,8 +204,29 @@ class EngineBuilder:
             forced = (
                 HIERARCHICAL  # with what is forced between the hosts; where there is one host, the flag has no meaning
             )
-        exchange = ExchangeOverConnections(members, connections, index == 0, self._deadline)
+        exchange = ExchangeOverConnections(members, connections, index, self._deadline, tree)
         return build_engine(group, exchange, forced, CPU_OPERATIONS, self._deadline, names)
+
+    def with_alternatives(
+        self, chosen: Communicator, ranks: Sequence[int], connections: Mapping[int, socket.socket], tree: Tree
+    ) -> Communicator:
+        """The engine, and beside it those between which autotuning may choose. Every member calls it.
+
+        Args: as of :meth:`build`.
+        """
+        built = [chosen]
+        if len(ranks) > 1 and not {CPU_OPERATIONS, GPU_OPERATIONS} & self._config.explicit:
+            for name in [each.name for each in ENGINES[HOST] if each.automatic and each.name != chosen.name]:
+                try:
+                    built.append(self.build(ranks, connections, f"{DATA}.{name}", [name], tree))
+                except EngineError as error:
+                    _log.debug("autotuning leaves %s out: %s", name, error)
+                except BaseException:
+                    for engine in built:
+                        engine.abort()
+                        engine.close()
+                    raise
+        return SwitchingCommunicator(built)
 
     def _subgroup(self, role: str, ranks: Sequence[int], names: Sequence[str]) -> Communicator:
         """The same for a part of the members, who exchange over connections of their own."""

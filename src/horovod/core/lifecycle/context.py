@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from horovod.core.config import CHECK, Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError
-from horovod.core.lifecycle import crash, elastic_process, initial_process_sets
+from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, kept_memory
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set, membership
 from horovod.core.lifecycle.world import choose
+from horovod.core.negotiation.messages import Operation
+from horovod.core.worker.worker import WorkerThread
 from horovod.observe import logging as observe_logging
 
 if TYPE_CHECKING:
@@ -111,6 +113,7 @@ def _start(
         config = config.limited_to(foundation.time_limit)
     requested_sets = initial_process_sets.requested_sets(sets, world)
     observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
+    kept_memory.keep_largest_results()
     crash.forget()
     _calls[world.listed] += 1
     generation = Generation(world, config, _latest, _calls[world.listed])
@@ -233,6 +236,30 @@ def running() -> Generation:
     if _running is None:
         raise HorovodInternalError(NOT_INITIALIZED)
     return _running
+
+
+def worker_of(process_set_id: int | None, operation: int) -> WorkerThread:
+    """The worker thread of a process set, for submitting an ``Operation``.
+
+    Raises:
+        ValueError: the set is not registered, or this rank is not a member.
+        HorovodInternalError: no generation runs, or this process is a forked child.
+    """
+    generation = _running
+    if generation is None:
+        raise HorovodInternalError(NOT_INITIALIZED)
+    if generation.abandoned:
+        raise HorovodInternalError(
+            f"this process was forked from rank {generation.identity.rank} and cannot communicate for it; "
+            "call collectives in the process that called hvd.init()"
+        )
+    worker = generation.workers.get(-1 if process_set_id is None else process_set_id)
+    if worker is None:
+        what = Operation(operation).name.capitalize()
+        if process_set_id not in membership.ranks:
+            raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
+        raise ValueError(f"{what}: Rank {generation.identity.rank} is not a member of the provided process set.")
+    return worker
 
 
 def _after_fork() -> None:

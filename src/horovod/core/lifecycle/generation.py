@@ -1,4 +1,4 @@
-"""One generation of the runtime, from ``init()`` to ``shutdown()``: its connections, its worker threads, its liveness monitor.
+"""One generation of the runtime, from ``init()`` to ``shutdown()``: its connections and its worker threads.
 
 ``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks exchange who they are, connect, and
 start their worker threads. It ends in good order (:meth:`Generation.stop`) or by a failure (``core.lifecycle.termination``).
@@ -8,7 +8,6 @@ Then everything is released.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 import socket
@@ -16,26 +15,25 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import msgspec
 
 from horovod.comm.engine import MpiRanks
+from horovod.comm.mpi import runtime as mpi
 from horovod.comm.select import forced_host_engine
-from horovod.control.channel import Channel
 from horovod.control.failure import RAISED
-from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
-from horovod.control.processes import why_not_running
+from horovod.control.processes import any_ended
 from horovod.control.reachability import UnreachableError
-from horovod.control.rendezvous.interface import AllGather, LauncherServer
+from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
-from horovod.core.config import AUTOTUNE, CPU_OPERATIONS, GPU_OPERATIONS, Config
+from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
-from horovod.core.lifecycle import crash, elastic_process
-from horovod.core.lifecycle.assembly import assemble, control_connections
-from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
+from horovod.core.lifecycle import crash, elastic_process, tuning
+from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
@@ -48,17 +46,17 @@ from horovod.core.lifecycle.rendezvous import (
 )
 from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
+from horovod.core.lifecycle.watching import Watching, liveness_connections
 from horovod.core.lifecycle.world import World, place_by_hosts
-from horovod.core.negotiation.messages import Operation
+from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
-from horovod.observe import threads
 
 _log = logging.getLogger("horovod.core")
 
-LIVENESS = "liveness"
-
+_RECORDED = 1 << 16
+"""How many collectives a rank keeps until they are in the timeline of all ranks."""
 _MOST_HOSTS = 8
 """How many hosts the log line of ``init()`` names."""
 
@@ -85,11 +83,13 @@ class Generation:
         placement: the cores that this rank's worker threads run on.
         mpi: where its ranks are in MPI, should it be used.
         device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
+        buckets_are_tuned: an optimizer of this process cuts its buckets anew when autotuning asks for other sizes.
         steps: how many steps the optimizers of this rank have made.
         joins: how often all ranks have joined. From then on they are at the same place again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         last_by_members: the highest number of a process set that its members have made alone.
-        process: the id of the process that started it; in a forked child the generation cannot be used.
+        process: the id of the process that started it.
+        abandoned: this process is a forked child, in which the generation cannot be used.
     """
 
     def __init__(self, world: World, config: Config, earlier: int = 0, calls: int = 1) -> None:
@@ -107,6 +107,7 @@ class Generation:
         self.watch: Watch = NoPeers(self.termination)
         self.mpi: MpiRanks | None = None
         self.device_engine = ""
+        self.buckets_are_tuned = False
         self.steps = StepCounts()
         self.joins = 0
         self.freed: list[int] = []
@@ -114,9 +115,8 @@ class Generation:
         self.last_by_members = 1 << 20
         self._calls = calls
         self._endpoints: list[Endpoint] = []
-        self._monitor: LivenessMonitor | None = None
-        self._dumper: Dumper | None = None
-        self._abandoned = False
+        self._watching: Watching | None = None
+        self.abandoned = False
         self._sockets: list[socket.socket] = []
 
     @property
@@ -138,6 +138,7 @@ class Generation:
             ValueError: the ranks contradict each other.
             TimeoutError, RuntimeError: ranks are missing; the message names them.
         """
+        tuning.check(self.config)
         deadline = time.monotonic() + self.config.start_timeout.total_seconds()
         mesh = self._mesh()
         process = elastic_process.this_process()
@@ -150,6 +151,7 @@ class Generation:
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
+            mpi.ask_who_is_gone(partial(any_ended, self._processes_in_sight()))
         finally:
             if process is not None:
                 process.call_when_over(None)
@@ -157,8 +159,6 @@ class Generation:
                 mesh.close()
         membership.rank = self.identity.rank
         membership.ranks = groups
-        if self.config.autotune and self.identity.rank == 0:
-            _log.warning("%s is set, but this version has no autotuning; it is ignored", AUTOTUNE)
         if self.identity.rank == 0:
             _log.info("%s", self._summary())
         return sets
@@ -255,20 +255,32 @@ class Generation:
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
         sockets: dict[ConnectionKey, socket.socket] = {}
-        if self.config.flight_recorder_size:
-            self._dumper = self._make_dumper()
-            self.termination.write_down = self._dumper.failed
+        if self.recording.of_all_ranks:
+            kept = max(self.config.flight_recorder_size, _RECORDED)
+            self.config = dataclasses.replace(self.config, flight_recorder_size=kept)
+        watching = self._watching = Watching(
+            self.config,
+            rank,
+            self._endpoints,
+            self.secret,
+            self.generation,
+            self.workers,
+            self.termination,
+            self.recording,
+        )
 
         def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
             assert mesh is not None
             return mesh.connect(self._endpoints, keys, str(self.generation), self.secret, deadline)
 
         if mesh is not None:
-            keys = [key for group, ranks in mine.items() for key in control_connections(group, ranks, rank)]
-            keys += [ConnectionKey(peer, LIVENESS, 0) for peer in (range(1, size) if rank == 0 else [0])]
+            keys = liveness_connections(rank, size)
+            for group, ranks in mine.items():
+                keys += control_connections(group, ranks, rank, tree_of(ranks, self._endpoints, self.config))
             sockets = connect(keys)
             self._sockets = list(sockets.values())
-            self.watch = self._monitor = self._make_monitor(sockets)
+            watching.connect(sockets)
+            self.watch = watching.watch
         for group, ranks in mine.items():
             self.workers[group] = assemble(
                 group,
@@ -289,68 +301,39 @@ class Generation:
             all_ranks.executor.devices = DeviceEngines(
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
+        self._tune()
+        self.recording.hosts = [endpoint.host for endpoint in self._endpoints]
         self.recording.begin()
-        if self._dumper is not None:
-            self._dumper.start()
-        if self._monitor is not None:
-            self._monitor.start()
+        watching.start()
         for worker in self.workers.values():
             worker.start()
 
-    def _make_monitor(self, sockets: Mapping[ConnectionKey, socket.socket]) -> LivenessMonitor:
-        timeout = self.config.timeout.total_seconds()  # a waiting rank probes its peers after a third of it
-        return LivenessMonitor(
-            self.identity.rank,
-            {
-                key.peer: Channel(made, reach_seconds=timeout * 2 / 3)
-                for key, made in sockets.items()
-                if key.role == LIVENESS
-            },
-            timeout / 3,
-            self.config.stall_limit.total_seconds(),
-            threads.main_thread,
-            self._look,
-            self.termination.describe,
-            self.termination.fail,
-            threads.lines,
-            lambda: [name for worker in list(self.workers.values()) for name in worker.awaited()],
-            self._dumper.request if self._dumper is not None else lambda why, reason: None,
-        )
+    def _tune(self) -> None:
+        """Have rank 0 tune the settings of the global process set, if the user wants it."""
+        worker = self.workers[0]
+        if self.config.autotune and self.identity.size > 1 and isinstance(worker.role, Coordinator):
+            hosts = [endpoint.host for endpoint in self._endpoints]
+            worker.role.tuner = tuning.make_tuner(
+                self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
+            )
 
-    def _make_dumper(self) -> Dumper:
-        endpoints, rank = self._endpoints, self.identity.rank
-        members = Members(
-            hashlib.sha256(self.secret or f"{endpoints[0].host}-{endpoints[0].pid}".encode()).hexdigest()[:12],
-            f"{endpoints[0].host}-{endpoints[0].pid}",
-            self.generation,
-            rank,
-            [endpoint.host for endpoint in endpoints],
-            neighbours_of(rank, [(endpoint.process_namespace, endpoint.pid) for endpoint in endpoints]),
-            isinstance(self.termination.point, LauncherServer),
-        )
-        return Dumper(
-            self.config,
-            members,
-            self.workers,
-            self._look,
-            lambda why, reason: self.watch.request_dump(why, reason),
-            lambda: {} if self._monitor is None else self._monitor.no_progress,
-        )
+    def _processes_in_sight(self) -> list[int]:
+        """Those of the job's ranks that this process can see."""
+        own = self._endpoints[self.identity.rank].process_namespace
+        return [other.pid for other in self._endpoints if own and own == other.process_namespace]
 
-    def _look(self, rank: int) -> str | None:
-        """Why a rank cannot answer, or "" if its process runs; None if this process cannot see it."""
-        own, other = self._endpoints[self.identity.rank].process_namespace, self._endpoints[rank]
-        return why_not_running(other.pid) if own and own == other.process_namespace else None
+    def report_progress_of(self, worker: WorkerThread) -> None:
+        """Count a worker that is added later in this rank's progress."""
+        if self._watching is not None:
+            self._watching.follow(worker)
 
     def discard(self) -> None:
         """Release what a failed :meth:`start` has made. No thread runs yet."""
         for worker in self.workers.values():
             worker.close()
         self.recording.stop()
-        if self._monitor is not None:
-            self._monitor.leave()
-        if self._dumper is not None:
-            self._dumper.close()
+        if self._watching is not None:
+            self._watching.close()
         for made in self._sockets:
             made.close()
 
@@ -362,8 +345,8 @@ class Generation:
             has failed, and in elastic jobs, whose ranks may leave a round at different steps.
         """
         raised = crash.unhandled()
-        if raised and self._monitor is not None and self.stopped is None:
-            self._monitor.report(self.identity.rank, raised, cause=RAISED)
+        if raised and self.identity.size > 1 and self.stopped is None:
+            self.watch.report(self.identity.rank, raised, cause=RAISED)
             self.termination.failed.wait(5.0)
         elif raised:
             self.termination.ended_by(raised)
@@ -382,10 +365,10 @@ class Generation:
         first = self.workers[0].farewell if 0 in self.workers else None
         for companion in self.termination.companions:
             companion.close()
-        if self._monitor is not None:
-            self._monitor.leave()
-        if self._dumper is not None:
-            self._dumper.close()
+        if self._watching is not None:
+            if self.termination.failure is None:
+                self._watching.finish_timeline()
+            self._watching.close()
         self.recording.stop()
         for worker in self.workers.values():
             worker.close()
@@ -428,26 +411,6 @@ class Generation:
 
     # Use
 
-    def worker(self, process_set_id: int | None, operation: int) -> WorkerThread:
-        """The worker thread of a process set, for submitting an ``Operation``.
-
-        Raises:
-            ValueError: the set is not registered, or this rank is not a member.
-            HorovodInternalError: this process is a forked child.
-        """
-        if self._abandoned:
-            raise HorovodInternalError(
-                f"this process was forked from rank {self.identity.rank} and cannot communicate for it; "
-                "call collectives in the process that called hvd.init()"
-            )
-        worker = self.workers.get(-1 if process_set_id is None else process_set_id)
-        if worker is None:
-            what = Operation(operation).name.capitalize()
-            if process_set_id not in membership.ranks:
-                raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
-            raise ValueError(f"{what}: Rank {self.identity.rank} is not a member of the provided process set.")
-        return worker
-
     def is_homogeneous(self) -> bool:
         """Whether every host runs the same number of ranks."""
         return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
@@ -463,16 +426,14 @@ class Generation:
 
     def abandon(self) -> None:
         """In a forked child, close the inherited descriptors: they would keep the parent's connections open."""
-        if self._abandoned:
+        if self.abandoned:
             return  # in a child of a forked child these numbers may be files of its own
-        self._abandoned = True
+        self.abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
         descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
-        if self._monitor is not None:
-            descriptors += self._monitor.descriptors()
-        if self._dumper is not None:
-            descriptors += self._dumper.descriptors()
-            self._dumper.abandon()
+        if self._watching is not None:
+            descriptors += self._watching.descriptors()
+            self._watching.abandon()
         for descriptor in descriptors:
             try:
                 os.close(descriptor)

@@ -4,16 +4,21 @@ A member *announces* requests to its process set's coordinator. The coordinator 
 in the order in which every rank carries them out. A request or a decision is sent in full the first time, and as a small
 integer afterwards. Each direction of a connection has a dictionary that only the sender fills, so nothing in it becomes
 invalid: ``Announcer`` and ``Listener`` keep the requests; decisions have the identifiers that the coordinator gives them.
+
+On several hosts relays stand between the two (:mod:`horovod.core.negotiation.tree`): they send ``Relayed`` in place of their
+host's announcements, and pass orders on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property
 
 import msgspec
 
+from horovod.autotune.kept import Tuned
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 
@@ -74,6 +79,17 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     alike: str = ""
 
     @cached_property
+    def nbytes(self) -> int:
+        """The bytes of its tensors on this rank."""
+        total = 0
+        for tensor in self.tensors:
+            elements = 1
+            for dimension in tensor.shape:
+                elements *= dimension
+            total += elements * tensor.data_type.itemsize
+        return total
+
+    @cached_property
     def identity(self) -> bytes:
         """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather or alltoall."""
         tensors = self.tensors
@@ -92,6 +108,11 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.alike,
             )
         )
+
+    @cached_property
+    def bytes(self) -> int:
+        """The size of its tensors on this rank."""
+        return sum(each.data_type.itemsize * math.prod(each.shape) for each in self.tensors)
 
 
 UNNAMED = ".noname."
@@ -125,7 +146,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         identifier: abbreviates this decision from now on, unless it is -1.
         rows: for allgather, per tensor the first dimension of every rank.
-        received: for alltoall, by rank, the rows that the rank of this message gets from it.
+        received: for alltoall, by rank, the rows that this rank gets from it. It travels beside the decision (:class:`Order`).
         longest: for alltoall, the most rows that any rank sends to one.
         template: the request, for ranks that have joined and have none of their own.
         last_joined: for join, the global rank that joined last.
@@ -182,17 +203,29 @@ class Leave(msgspec.Struct, tag=1, array_like=True):
     """Member to coordinator: this rank shuts down and will announce nothing more.
 
     Attributes:
-        steps: what the sender's optimizers have made.
+        steps: what its optimizers have made.
+        member: whose message it is, where a relay passes it on; -1: the sender's.
     """
 
     reason: str
     steps: list[StepsMade] = []
+    member: int = -1
 
 
 class Order(msgspec.Struct, tag=2, array_like=True):
-    """Coordinator to member: batches to execute, each a list of decisions, new or by identifier."""
+    """Coordinator to member: batches to execute, each a list of decisions, new or by identifier.
+
+    Attributes:
+        tuned: the settings from the first of them on; None: as before.
+        received: of each new decision on an alltoall, in order, the ``received`` of the member that gets this message. The
+            decisions themselves are the same for all.
+        shares: to a relay, the ``received`` of each member that it passes the order on to.
+    """
 
     batches: list[list[int | Decision]]
+    tuned: Tuned | None = None
+    received: list[tuple[int, ...]] = []
+    shares: list[list[tuple[int, ...]]] = []
 
 
 class Stop(msgspec.Struct, tag=3, array_like=True):
@@ -213,28 +246,59 @@ class Succeeded(msgspec.Struct, tag=4, array_like=True):
     proposal: int
 
 
+class Share(msgspec.Struct, array_like=True):
+    """A part of :class:`Relayed`.
+
+    Attributes:
+        member: whose requests these are; -1: of all members that the relay speaks for and that have not joined.
+        items: as of :class:`Announce`. Each member, and all together, have a dictionary of their own.
+        ages: how long ago each was submitted, in seconds; empty where nobody has asked.
+    """
+
+    member: int
+    items: list[int | Definition]
+    ages: list[float] = []
+
+
+class Relayed(msgspec.Struct, tag=10, array_like=True):
+    """Relay to coordinator: what the members of its host have announced, in order.
+
+    Attributes:
+        sent: by the relay's clock (``time.monotonic``).
+    """
+
+    shares: list[Share]
+    sent: float = 0.0
+
+
+class Gather(msgspec.Struct, tag=11, array_like=True):
+    """Coordinator to relay: whether to wait until all members of the host have announced a name, or to pass on each at once."""
+
+    on: bool
+
+
 class MessageError(Exception):
     """The peer sent an invalid message, or used an identifier that it never defined."""
 
 
 encode = msgspec.msgpack.Encoder().encode
-_from_member = msgspec.msgpack.Decoder(Announce | Leave)
-_from_coordinator = msgspec.msgpack.Decoder(Order | Stop | Succeeded)
+_from_member = msgspec.msgpack.Decoder(Announce | Leave | Relayed)
+_from_coordinator = msgspec.msgpack.Decoder(Order | Stop | Succeeded | Gather)
 
 
-def decode_from_member(body: bytes) -> Announce | Leave:
+def decode_from_member(body: bytes) -> Announce | Leave | Relayed:
     """Raises :class:`MessageError` for anything else."""
     try:
-        message: Announce | Leave = _from_member.decode(body)
+        message: Announce | Leave | Relayed = _from_member.decode(body)
         return message
     except msgspec.DecodeError as error:
         raise MessageError(str(error)) from error
 
 
-def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded:
+def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded | Gather:
     """Raises :class:`MessageError` for anything else."""
     try:
-        message: Order | Stop | Succeeded = _from_coordinator.decode(body)
+        message: Order | Stop | Succeeded | Gather = _from_coordinator.decode(body)
         return message
     except msgspec.DecodeError as error:
         raise MessageError(str(error)) from error

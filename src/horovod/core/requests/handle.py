@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from horovod.comm.base import Event
+from horovod.comm.tuned import TunedSettings
 from horovod.core.errors import HorovodInternalError
 from horovod.observe.flight_recorder import Record
 
@@ -56,6 +57,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         event: set before completion, where a device carries the collective out: a stream that uses the outputs must wait for
             it. None: the outputs are complete.
         driver: the worker that a waiting thread may drive to carry out this collective; None if it may not.
+        tuned: the settings that held when it was carried out, the same on all ranks; None where nothing was tuned.
         record: what the flight recorder notes of it.
         end: is called just before completion, with the error; it returns the error that waiting threads get. An exception that
             it raises is the error, too.
@@ -67,6 +69,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     result: Any = None
     event: Event | None = None
     record: Record | None = None
+    tuned: TunedSettings | None = None
     _finished: bool = False
     _next: list[Callable[[], None]] | None = None
 
@@ -136,6 +139,9 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             the collective's error: each time a new exception of its type, with its message.
             TimeoutError: it was not done within ``timeout`` seconds (-1: no limit but the runtime's own).
         """
+        record = self.record
+        if record is not None:
+            record.awaited = monotonic()
         driver = self.driver
         if driver is not None and timeout < 0:
             try:

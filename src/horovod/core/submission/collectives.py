@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from horovod.comm.reduction import ReduceOp
 from horovod.core.errors import HorovodInternalError
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import worker_of
 from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
@@ -110,7 +110,7 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
-    worker = running().worker(process_set_id, Operation.BROADCAST)
+    worker = worker_of(process_set_id, Operation.BROADCAST)
     request = broadcast_call(prefix, name, tensors, root, worker.ranks, device_of(tensors))
     return submit_to(worker, process_set_id, request, outputs=tensors, awaited=awaited)
 
@@ -130,7 +130,7 @@ def alltoall(
     dimensions but the first must agree. ``splits=None`` deals the rows evenly.
     """
     called = full_name(prefix, name) or prefix
-    worker = running().worker(process_set_id, Operation.ALLTOALL)
+    worker = worker_of(process_set_id, Operation.ALLTOALL)
     size = len(worker.ranks)
     rows = source.shape[0] if source.shape else 0
     splits = None if splits is None else whole_numbers(splits, "splits")

@@ -20,7 +20,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.core.config import DYNAMIC_PROCESS_SETS, Config
 from horovod.core.errors import SHUT_DOWN
-from horovod.core.lifecycle.assembly import assemble, control_connections
+from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.context import current
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.process_set import ProcessSet, membership
@@ -155,16 +155,22 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     worker = context.workers.get(group)
     if worker is not None:
         # Everything that all members have submitted before the barrier is decided by then, and runs.
-        collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        _barrier(group)
         context.end_worker(group, _REMOVED)
     if context.device_engine:
-        # The same for requests on device memory, which all go to the coordinator of all ranks.
-        collectives.submit(0, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
+        # The same for requests on device memory, which all go to the coordinator of all ranks. The second barrier holds back
+        # a rank that leaves the job next: on all ranks, what is left of the set fails for its removal, and not for that.
+        _barrier(0)
         context.workers[0].executor.drop_members(membership.ranks[group], f"{SHUT_DOWN} This was caused by {_REMOVED}.")
+        _barrier(0)
     process_set.process_set_id = None
     del membership.ranks[group]
     context.freed.append(group)
     return True
+
+
+def _barrier(group: int) -> None:
+    collectives.submit(group, Request(Operation.BARRIER, "process_sets.removal", transient=True)).wait()
 
 
 def _check(ranks: list[int], size: int) -> None:
@@ -233,7 +239,8 @@ def assemble_set(
     def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
         return mesh.connect(endpoints, keys, generation, context.secret, deadline)
 
-    sockets = connect(control_connections(group, ranks, context.identity.rank))
+    tree = tree_of(ranks, endpoints, config)
+    sockets = connect(control_connections(group, ranks, context.identity.rank, tree))
     try:
         return assemble(
             group,
@@ -259,6 +266,7 @@ def start_set(context: Generation, group: int, worker: WorkerThread) -> None:
     """Start the worker of a set that all members have made."""
     context.workers[group] = worker
     context.recording.follow(worker)
+    context.report_progress_of(worker)
     worker.start()
     # The job may have failed before this worker was listed, so nothing else would abort it. A rank that has left in good
     # order is no reason to abort: it need not be a member of this set.

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from horovod.comm.spans import Layout, Spans, Vectors, joined
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import worker_of
 from horovod.core.negotiation.messages import HOST, Request
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.devices import Ready, members_of, of_members
@@ -57,7 +57,7 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
         """Submit it for these vectors in host memory; see :func:`submit_arrays`."""
         handle = Handle()  # as submit_arrays() does; a call less for each tensor of a burst
         request = self.request
-        worker = running().worker(process_set_id, request.operation)
+        worker = worker_of(process_set_id, request.operation)
         worker.submit(Entry(request, inputs, outputs, None, handle, time.monotonic(), owner), False, awaited)
         return handle
 
@@ -106,7 +106,7 @@ def submit_arrays(
         ValueError: the name is in flight, or this rank is not a member of the process set.
         HorovodInternalError: the job has failed or was shut down.
     """
-    worker = running().worker(process_set_id, request.operation)
+    worker = worker_of(process_set_id, request.operation)
     return _submit_arrays(worker, request, inputs, outputs, allocate, awaited, owner)
 
 
@@ -133,7 +133,7 @@ def submit(
     awaited: bool = False,
 ) -> Handle:
     """Submit a checked request for tensors, on a device or on their way from one too. Raises as :func:`submit_arrays`."""
-    worker = running().worker(process_set_id, request.operation)
+    worker = worker_of(process_set_id, request.operation)
     return submit_to(worker, process_set_id, request, inputs, outputs, allocate, awaited)
 
 
@@ -183,7 +183,7 @@ def _submit_on_device(
     targets = sources if outputs is inputs else _places(outputs)
     handle = Handle()
     entry = Entry(request, sources, targets, allocate, handle, time.monotonic(), ready.held, ready=ready.marker)
-    running().worker(0, request.operation).submit(entry)
+    worker_of(0, request.operation).submit(entry)
     return handle
 
 

@@ -37,10 +37,12 @@ class Connections:
     def __init__(self, channels: Mapping[int, Channel]) -> None:
         self._channels = dict(channels)
         self._wake_up = WakeUp()
+        self._wake_up_descriptor = self._wake_up.fileno()
         self._poll_all, self._poll_wake_up, self._poll_channels = select.poll(), select.poll(), select.poll()
         self._poll_all.register(self._wake_up, select.POLLIN)
         self._poll_wake_up.register(self._wake_up, select.POLLIN)
         self._members: dict[int, int] = {}
+        self._unsent: set[int] = set()
         for member, channel in self._channels.items():
             self._poll_all.register(channel, select.POLLIN)
             self._poll_channels.register(channel, select.POLLIN)
@@ -62,10 +64,10 @@ class Connections:
         found = self._poll_all.poll(milliseconds)
         if not found:
             return NOTHING
-        woken, wake_up = False, self._wake_up.fileno()
+        woken = False
         readable, writable = [], []
         for descriptor, events in found:
-            if descriptor == wake_up:
+            if descriptor == self._wake_up_descriptor:
                 self._wake_up.clear()
                 woken = True
                 continue
@@ -101,6 +103,7 @@ class Connections:
         except ChannelClosed:
             return  # a Stop that the peer sent before it closed may still have to be read
         if channel.wants_write:
+            self._unsent.add(member)
             self._poll_all.modify(channel, select.POLLIN | select.POLLOUT)
 
     def flush(self, member: int) -> None:
@@ -111,27 +114,37 @@ class Connections:
         except ChannelClosed:
             channel.discard()  # as in send()
         if not channel.wants_write:
+            self._unsent.discard(member)
             self._poll_all.modify(channel, select.POLLIN)
 
     def flush_all(self, seconds: float) -> None:
         """Send everything that is queued, within ``seconds``. For the last messages, after which nobody polls any more."""
+        self.flush_some(self._channels, seconds)
+
+    def flush_some(self, members: Collection[int], seconds: float) -> bool:
+        """Send what is queued for some members, within ``seconds``; whether all of it is sent."""
         deadline = time.monotonic() + seconds
-        for member, channel in self._channels.items():
-            while channel.wants_write and time.monotonic() < deadline:
-                poll = select.poll()
-                poll.register(channel, select.POLLOUT)
-                poll.poll(max(0.0, (deadline - time.monotonic()) * 1000))
-                self.flush(member)
+        while waiting := [member for member in self._unsent if member in members]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            poll = select.poll()
+            for member in waiting:
+                poll.register(self._channels[member], select.POLLOUT)
+            for descriptor, _ in poll.poll(left * 1000):
+                self.flush(self._members[descriptor])
+        return True
 
     def unsent(self) -> bool:
         """Whether anything is queued."""
-        return any(channel.wants_write for channel in self._channels.values())
+        return bool(self._unsent)
 
     def drop(self, member: int) -> bool:
         """Close the connection to a member; False if that was done before."""
         channel = self._channels.pop(member, None)
         if channel is None:
             return False
+        self._unsent.discard(member)
         self._poll_all.unregister(channel)
         self._poll_channels.unregister(channel)
         del self._members[channel.fileno()]

@@ -7,22 +7,27 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import msgspec
 
+from horovod.autotune.kept import Tuned
+from horovod.autotune.tuner import Tuner
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.failure import Cause, FailureKind
 from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
+from horovod.core.negotiation.host_tally import EVERYBODY
 from horovod.core.negotiation.messages import (
-    Announce,
+    UNNAMED,
+    Decision,
+    Gather,
     Leave,
     Listener,
     MessageError,
     Operation,
     Order,
+    Relayed,
     Request,
     StepsMade,
     Stop,
@@ -30,6 +35,7 @@ from horovod.core.negotiation.messages import (
     encode,
 )
 from horovod.core.negotiation.negotiator import Negotiator, ReadyRequest
+from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Batch
 from horovod.core.requests.devices import engine_of
 from horovod.core.worker.connections import Connections
@@ -58,6 +64,7 @@ class Coordinator(Role):
     Args:
         ranks: the members' global ranks, in set order; this rank is the first.
         engine: the name of the set's engine, for the timeline.
+        tree: who sends through whom; None: all members are connected with this rank.
         proposals: None where the ranks share no memory.
     """
 
@@ -72,7 +79,12 @@ class Coordinator(Role):
         config: Config,
         watch: Watch,
         engine: str,
+        tree: Tree | None = None,
     ) -> None:
+        tree = tree or Tree.flat(len(ranks))
+        self._groups = {member: tree.group(member) for member in tree.children(COORDINATOR)}
+        self._relays = [member for member, group in self._groups.items() if len(group) > 1]
+        self._gathering = True
         self._ranks = ranks
         self._connections = connections
         self._schedule = schedule
@@ -81,7 +93,9 @@ class Coordinator(Role):
         self._watch = watch
         self._engine = engine
         self._negotiator = Negotiator(ranks, config.cache_capacity)
-        self._listeners = {member: Listener(config.cache_capacity) for member in connections.members()}
+        # By member, and by relay for what all of its host have announced alike.
+        self._listeners = {member: Listener(config.cache_capacity) for member in range(1, len(ranks))}
+        self._host_listeners = {member: Listener(config.cache_capacity) for member in self._relays}
         self._window = config.cycle_time.total_seconds()
         self._window_end = 0.0
         self._warning_seconds, self._limit_seconds = (
@@ -103,6 +117,9 @@ class Coordinator(Role):
         self._looked_at = self._asked_about = (
             0.0  # the state of announcements that was looked at, and asked about, last
         )
+        self._fusion_threshold = config.fusion_threshold
+        self.tuner: Tuner | None = None
+        """On rank 0, for the global process set. Set before the worker's thread starts."""
         self.timeline: Timeline | None = None
         """Another thread may set it at any moment, so each use reads it once."""
 
@@ -111,53 +128,87 @@ class Coordinator(Role):
     def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
         if self._proposals is not None:
             self._proposals.shut()
+        if self.tuner is not None:
+            for request in requests:
+                self.seen(request)
         self._count(0, requests, since)
 
     def receive(self, member: int, body: bytes) -> None:
         message = decode_from_member(body)
         if isinstance(message, Leave):
+            member = member if message.member < 0 else self._spoken_for(member, message.member)
             self._schedule.stop = self._schedule.stop or Stop(self._ranks[member], message.reason, message.steps)
+            return
+        if isinstance(message, Relayed):
+            self._receive_shares(member, message)
             return
         requests = self._listeners[member].requests(message.items)
         if message.proposal and self._had_succeeded(member, message.proposal):
             del requests[:1]  # the member has been told (FastPath)
-        self._count(member, requests, self._submitted(member, message, len(requests)))
+        self._count(member, requests, self._submitted(member, message.sent, message.ages, len(requests)))
         if self._proposals is not None and not self.fast_path_open():
             self._proposals.shut()  # a member that has announced or joined proposes nothing
+
+    def _receive_shares(self, relay: int, message: Relayed) -> None:
+        now = time.monotonic()
+        for share in message.shares:
+            if share.member == EVERYBODY and relay in self._host_listeners:
+                requests = self._host_listeners[relay].requests(share.items)
+                members = self._negotiator.not_joined(self._groups[relay])
+                self._mark(members, requests, ())
+                self._negotiator.announce_together(members, requests, now)
+            else:
+                member = self._spoken_for(relay, share.member)
+                requests = self._listeners[member].requests(share.items)
+                self._count(member, requests, self._submitted(relay, message.sent, share.ages, len(requests)))
+
+    def _spoken_for(self, relay: int, member: int) -> int:
+        """``member``, if the relay speaks for it."""
+        if member not in self._groups[relay]:
+            raise MessageError(f"it spoke for member {member}, which is not of its host")
+        return member
 
     def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
         self._schedule.stop = self._schedule.stop or Stop(self._ranks[0], reason, list(steps))
 
     def stop(self, stop: Stop) -> None:
-        """Send Stop to all members, behind everything that was decided before."""
+        """Send Stop to all members, behind everything that was decided before. Relays pass it on."""
         body = encode(stop)
-        for member in self._connections.members():
+        for member in self._groups:
             self._connections.send(member, body)
         self._connections.flush_all(self._config.timeout.total_seconds() / 3)
 
-    def _submitted(self, member: int, message: Announce, count: int) -> Sequence[float]:
-        """When the member has submitted its last ``count`` requests, by this rank's clock; empty where nobody records.
+    def _submitted(self, member: int, sent: float, ages: Sequence[float], count: int) -> Sequence[float]:
+        """When the last ``count`` requests of a message were submitted, by this rank's clock; empty where nobody records.
+
+        Args:
+            member: who has sent the message, at ``sent`` by its clock.
 
         The message may have waited in its socket, while a collective ran here. Of all messages of the member, one that did not
         wait shows the difference of the clocks.
         """
         now = time.monotonic()
-        lag = now - message.sent
+        lag = now - sent
         least = self._least_lag[member] = min(lag, self._least_lag.get(member, lag))
         if self.timeline is None:
             return ()
-        sent = now - (lag - least)
-        ages = message.ages[-count:] if len(message.ages) >= count else [0.0] * count
-        return [sent - age for age in ages]
+        found = ages[-count:] if len(ages) >= count else [0.0] * count
+        return [now - (lag - least) - age for age in found]
 
     def _count(self, member: int, requests: Sequence[Request], since: Sequence[float]) -> None:
-        timeline = self.timeline
-        if timeline is not None:
-            for place, request in enumerate(requests):
-                if request.operation != Operation.JOIN:
-                    at = since[place] if place < len(since) else time.monotonic()
-                    timeline.ready(request.operation.name, labels(request), member, at)
+        self._mark((member,), requests, since)
         self._negotiator.announce(member, requests, time.monotonic())
+
+    def _mark(self, members: Sequence[int], requests: Sequence[Request], since: Sequence[float]) -> None:
+        """Note in the timeline that members are ready."""
+        timeline = self.timeline
+        if timeline is None:
+            return
+        for place, request in enumerate(requests):
+            if request.operation != Operation.JOIN:
+                at = since[place] if place < len(since) else time.monotonic()
+                for member in members:
+                    timeline.ready(request.operation.name, labels(request), member, at)
 
     def _had_succeeded(self, member: int, proposal: int) -> bool:
         if self._proposals is None:
@@ -171,6 +222,8 @@ class Coordinator(Role):
 
     def fast_path_open(self) -> bool:
         """Whether small collectives may run without an order now."""
+        if self.tuner is not None and self.tuner.due is not None:
+            return False  # only an order can carry the settings
         return self._negotiator.idle and self.timeline is None
 
     def settled(self) -> None:
@@ -180,14 +233,49 @@ class Coordinator(Role):
     # Decisions
 
     def decide(self) -> None:
+        if self._relays:
+            self._tell_relays()
         if self._negotiator.has_ready and not self._in_window():
-            batches = fuse(self._negotiator.take(), self._config.fusion_threshold, self._config.disable_group_fusion)
+            tuned = self._take_tuned() if self.tuner is not None else None
+            batches = fuse(self._negotiator.take(), self._fusion_threshold, self._config.disable_group_fusion)
             timeline = self.timeline
             if timeline is not None:
                 timeline.cycle()
-            self._order(batches)
+            self._order(batches, tuned)
+            if tuned is not None:
+                self._schedule.batches.append(tuned)
             for batch in batches:
                 self._schedule.batches.append([item.decision for item in batch])
+
+    # Autotuning
+
+    def seen(self, request: Request) -> None:
+        """Have the tuner count a request of this rank, on the thread that drives the worker."""
+        tuner = self.tuner
+        if tuner is None or request.operation is Operation.JOIN:
+            return
+        name, unnamed, _ = request.name.partition(UNNAMED)
+        tensors = (
+            [f"{each.name} {each.data_type.label} {each.shape}" for each in request.tensors] if tuner.looking else ()
+        )
+        try:
+            tuner.seen(name + unnamed, request.nbytes, tensors, time.monotonic())
+        except Exception:  # the search must not end the job
+            self.tuner = None
+            _log.exception("autotuning has failed; the job goes on with the present settings")
+
+    def _take_tuned(self) -> Tuned | None:
+        """The settings that the order which is sent now carries."""
+        tuner = self.tuner
+        assert tuner is not None
+        if self._negotiator.joined:
+            tuner.interrupt()
+        tuned = tuner.take()
+        if tuned is not None:
+            self._fusion_threshold, self._engine = tuned.settings.fusion_threshold, tuned.settings.engine
+        if tuner.over:
+            self.tuner = None
+        return tuned
 
     def _in_window(self) -> bool:
         """Whether to wait for more requests: in the window (``HOROVOD_CYCLE_TIME``) that the first ready one opens."""
@@ -201,31 +289,39 @@ class Coordinator(Role):
         self._window_end = 0.0
         return False
 
-    def _order(self, batches: list[list[ReadyRequest]]) -> None:
-        members = self._connections.members()
-        if not members:
+    def _order(self, batches: list[list[ReadyRequest]], tuned: Tuned | None) -> None:
+        if not self._groups:
             return
-        orders: list[list[Any]] = []
-        divided: list[tuple[list[Any], int, ReadyRequest]] = []
+        items: list[list[int | Decision]] = []
+        divided: list[ReadyRequest] = []
         for batch in batches:
-            order: list[Any] = []
+            items.append([])
             for item in batch:
                 if item.fresh and item.received:
-                    divided.append((order, len(order), item))
-                order.append(item.decision if item.fresh else item.decision.identifier)
-            orders.append(order)
+                    divided.append(item)
+                    items[-1].append(item.for_all())
+                else:
+                    items[-1].append(item.decision if item.fresh else item.decision.identifier)
+        order = Order(items, tuned)
         if not divided:
-            body = encode(Order(orders))
-            for member in members:
+            body = encode(order)
+            for member in self._groups:
                 self._connections.send(member, body)
             return
         # What all get is encoded once; of an alltoall each gets its part alone, as a table of all parts grows with the square.
-        for order in orders:
-            order[:] = [msgspec.Raw(encode(each)) for each in order]
-        for member in members:
-            for order, index, item in divided:
-                order[index] = item.decision_of(member)
-            self._connections.send(member, encode(Order(orders)))
+        order = msgspec.structs.replace(order, batches=msgspec.Raw(encode(items)))
+        for member, group in self._groups.items():
+            own, *others = [[item.received_by(each) for item in divided] for each in group]
+            self._connections.send(member, encode(msgspec.structs.replace(order, received=own, shares=others)))
+
+    def _tell_relays(self) -> None:
+        """While a timeline is written it shows each rank's announcement, so relays pass each on at once."""
+        gathering = self.timeline is None
+        if gathering != self._gathering:
+            self._gathering = gathering
+            body = encode(Gather(gathering))
+            for relay in self._relays:
+                self._connections.send(relay, body)
 
     # The timeline
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from horovod.autotune import memory
+from horovod.autotune.kept import Tuned
 from horovod.comm.base import Communicator, Completion
 from horovod.comm.engine import EngineError
 from horovod.comm.lasting import lasting_list
+from horovod.comm.tuned import TunedSettings
 from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import EngineFailureError, HorovodInternalError, MismatchError
 from horovod.core.negotiation.messages import Decision
@@ -42,6 +45,7 @@ class Executor:
         settled: called when nothing is in flight any more, before the last handle is completed; set before the first batch.
         devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
             set before the worker's thread starts.
+        tuned: the settings that autotuning has chosen for what is carried out now; None where nothing was.
         agreed: when the ranks had agreed on what is carried out now; whoever drives the worker sets it.
     """
 
@@ -56,6 +60,7 @@ class Executor:
         disagreed: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.agreed = 0.0
+        self.tuned: TunedSettings | None = None
         self.recorder = recorder
         self.settled: Callable[[], None]
         self.devices: DeviceEngines | None = None
@@ -91,6 +96,13 @@ class Executor:
         """
         request = entry.request
         self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
+
+    def tune(self, tuned: Tuned) -> None:
+        """Take over settings, which hold for what is carried out from now on. All ranks do at the same place."""
+        self.tuned = tuned.settings
+        self._communicator.tune(tuned.settings)
+        if tuned.best is not None:
+            memory.best = tuned.best
 
     def look_at_devices(self) -> float | None:
         """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work.
@@ -172,7 +184,7 @@ class Executor:
         return devices.of(decision.members)
 
     def _complete(self, batch: Batch, error: BaseException | None, completion: Completion, held: object) -> None:
-        entries = self._requests.finish(decision.name for decision, _ in batch)
+        entries = self._requests.finish(batch)
         if completion is not None:
             names = ", ".join(decision.name for decision, _ in batch[:3])
             self._open_events.add(completion, names, (entries, held), time.monotonic())
@@ -180,6 +192,7 @@ class Executor:
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
                 entry.handle.event = completion
+                entry.handle.tuned = self.tuned
                 entry.handle.complete(error or entry.error)
 
     def _settle(self) -> None:

@@ -53,6 +53,7 @@ class FastPath:
     Attributes:
         is_open: on the leader, whether small collectives may run without an order now; None on the others, which learn it
             from the proposals.
+        seen: on the leader, called with each request that all ranks have agreed on here.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class FastPath:
         self._contributed = False  # whether this rank's contribution is in its last proposal
         self._unresolved: tuple[int, Entry] | None = None
         self.is_open: Callable[[], bool] | None = None
+        self.seen: Callable[[Request], None] = lambda request: None
 
     def carry_out(self, handle: Handle) -> bool:
         """Run the quick collective of ``handle`` and complete it, if nothing else is in flight and all ranks agree in time.
@@ -97,6 +99,7 @@ class FastPath:
             if not agreed:
                 self._requests.put_back(entry)
         if agreed:
+            self.seen(entry.request)
             self.finish(entry)
         return agreed
 
@@ -158,6 +161,7 @@ class FastPath:
             recorder.ran(entry.handle.record, FAST_PATH, self._executor.agreed)
         known = self._requests.finish_one(entry.request.name)
         if known is not None:  # else an abort has completed it
+            known.handle.tuned = self._executor.tuned
             known.handle.complete(known.error)
 
     def _finish_allgather(self, entry: Entry) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from horovod.core.errors import HorovodInternalError
-from horovod.core.negotiation.messages import UNNAMED, Request, numbered, numbered_name
-from horovod.core.requests.batch import Entry
+from horovod.core.negotiation.messages import UNNAMED, Decision, Request, numbered, numbered_name
+from horovod.core.requests.batch import Batch, Entry
 from horovod.core.requests.handle import Driver, Handle
 from horovod.core.worker.progress import is_quick
 from horovod.core.worker.waiting import COALESCE_MILLISECONDS, COALESCE_SECONDS, WorkerState
@@ -238,15 +238,15 @@ class InFlight:
             if not self.closed:
                 self._unannounced.insert(0, entry)
 
-    def find(self, names: Iterable[str]) -> list[Entry | None]:
-        """The requests of these names; None for a name that is not in flight."""
+    def batch(self, decisions: Sequence[Decision]) -> Batch:
+        """Decisions with the requests that they are on; None for a name that is not in flight."""
         with self._lock:
-            return [self._known.get(name) for name in names]
+            return [(decision, self._known.get(decision.name)) for decision in decisions]
 
-    def finish(self, names: Iterable[str]) -> list[Entry | None]:
-        """Like :meth:`find`; the requests are not in flight any more."""
+    def finish(self, batch: Batch) -> list[Entry | None]:
+        """The requests of a batch, which are not in flight any more; None for those that were not before either."""
         with self._lock:
-            return [self._known.pop(name, None) for name in names]
+            return [self._known.pop(decision.name, None) for decision, _ in batch]
 
     def finish_one(self, name: str) -> Entry | None:
         """Like :meth:`finish`, for one name."""

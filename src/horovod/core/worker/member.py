@@ -1,16 +1,24 @@
-"""The role of every rank but the first: it announces to the coordinator and follows its orders."""
+"""The role of every rank but the first: it announces to the coordinator and follows its orders.
+
+On several hosts there may be a relay between the two (:mod:`horovod.core.worker.relay`).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from horovod.core.negotiation.messages import (
     Announce,
     Announcer,
     Decision,
+    Gather,
     Leave,
     MessageError,
+    Operation,
+    Order,
     Request,
     StepsMade,
     Stop,
@@ -18,6 +26,7 @@ from horovod.core.negotiation.messages import (
     decode_from_coordinator,
     encode,
 )
+from horovod.core.negotiation.tree import COORDINATOR
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.role import Role, Schedule
@@ -30,7 +39,7 @@ class Member(Role):
     """Announces requests, and schedules the batches that the coordinator orders.
 
     Args:
-        connections: member 0 is the coordinator.
+        connections: with the member ``parent``, the coordinator or a relay.
         fast_path: None where the ranks share no memory.
         capacity: how many requests the announcements abbreviate.
     """
@@ -44,7 +53,9 @@ class Member(Role):
         schedule: Schedule,
         fast_path: FastPath | None,
         capacity: int,
+        parent: int = COORDINATOR,
     ) -> None:
+        self._parent = parent
         self._connections = connections
         self._schedule = schedule
         self._fast_path = fast_path
@@ -55,22 +66,33 @@ class Member(Role):
         now = time.monotonic()
         ages = [now - each for each in since] if since and now - since[0] > _MOMENT_SECONDS else []
         proposal = self._fast_path.given_up(requests[0]) if self._fast_path is not None else 0
-        self._connections.send(
-            0, encode(Announce([self._announcer.item(request) for request in requests], proposal, now, ages))
-        )
+        message = Announce([self._announcer.item(request) for request in requests], proposal, now, ages)
+        self._connections.send(self._parent, encode(message))
 
     def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
-        self._connections.send(0, encode(Leave(reason, list(steps))))
+        self._connections.send(self._parent, encode(Leave(reason, list(steps))))
 
     def receive(self, member: int, body: bytes) -> None:
         message = decode_from_coordinator(body)
-        if isinstance(message, Stop):
+        if isinstance(message, Order):
+            self._follow(message)
+        elif isinstance(message, Stop):
             self._schedule.stop = message
-            self._connections.drop(member)  # it is the last message; the coordinator closes the connection after it
+            self._connections.drop(member)  # it is the last message; its sender closes the connection after it
         elif isinstance(message, Succeeded):
             self._resolve(message.proposal)
         else:
-            self._schedule.batches.extend([[self._decision(item) for item in batch] for batch in message.batches])
+            assert isinstance(message, Gather)
+            self._gather(message)
+
+    def _follow(self, order: Order) -> None:
+        if order.tuned is not None:
+            self._schedule.batches.append(order.tuned)
+        received = iter(order.received)
+        self._schedule.batches.extend([[self._decision(item, received) for item in batch] for batch in order.batches])
+
+    def _gather(self, message: Gather) -> None:
+        raise MessageError("it speaks to a relay, and this rank is none")
 
     def decide(self) -> None:
         """Nothing: the coordinator decides."""
@@ -91,12 +113,17 @@ class Member(Role):
         if entry is not None:
             self._fast_path.finish(entry)
 
-    def _decision(self, item: int | Decision) -> Decision:
+    def _decision(self, item: int | Decision, received: Iterator[tuple[int, ...]]) -> Decision:
         if isinstance(item, int):
             try:
                 return self._decisions[item]
             except KeyError:
                 raise MessageError(f"decision {item} was never defined") from None
+        if item.operation is Operation.ALLTOALL and not item.error:
+            rows = next(received, None)
+            if rows is None:
+                raise MessageError(f"the order does not say what this rank receives in {item.name!r}")
+            item = msgspec.structs.replace(item, received=rows)
         if item.identifier >= 0:
             self._decisions[item.identifier] = item
         return item

@@ -40,13 +40,14 @@ class Progress:
     Args:
         connections: of the worker.
         polls: how often a driving thread polls before it sleeps.
-        coordinates: the worker is the coordinator's. It looks for messages before its first step; members announce first.
+        hears_others: the worker is a coordinator's or a relay's. It looks for messages before its first step; others announce
+            first.
     """
 
-    def __init__(self, connections: Connections, polls: Polls, coordinates: bool) -> None:
+    def __init__(self, connections: Connections, polls: Polls, hears_others: bool) -> None:
         self._connections = connections
         self._polls = polls.driver
-        self._coordinates = coordinates
+        self._hears_others = hears_others
         self._lock = threading.Lock()
         self._open = True
         self._failure: Exception | None = None
@@ -92,7 +93,7 @@ class Progress:
 
     def _until_done(self, handle: Handle, step: Callable[[ReadyConnections], bool]) -> bool:
         """Whether the handle is done, and nothing is left that only the worker thread does."""
-        ready = self._connections.poll_messages(0) if self._coordinates else NOTHING
+        ready = self._connections.poll_messages(0) if self._hears_others else NOTHING
         for poll in range(self._polls + SLEEPS):
             if step(ready):
                 return False

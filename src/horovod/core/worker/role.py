@@ -1,4 +1,5 @@
 """The role of a rank in one process set: the set's first rank is its :class:`Coordinator`, every other rank a :class:`Member`.
+Of several hosts the first rank of each but the coordinator's is a :class:`Relay`, a member that speaks for its host.
 
 A worker has one role, and calls it in each step. A role sends and takes messages, and puts what was decided into the worker's
 :class:`Schedule`. It runs no collective and owns no thread.
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from horovod.autotune.kept import Tuned
 from horovod.control.failure import LOST, Cause
 from horovod.core.negotiation.messages import Decision, Request, StepsMade, Stop
 from horovod.core.requests.batch import Batch
@@ -50,14 +52,14 @@ class Schedule:
     """What was decided and has not been carried out on this rank yet.
 
     Attributes:
-        batches: in the order in which every rank carries them out.
+        batches: in the order in which every rank carries them out; between them, settings that hold from there on.
         stop: says which rank has left, once no batch follows any more; None before.
     """
 
     __slots__ = ("batches", "stop")
 
     def __init__(self) -> None:
-        self.batches: deque[Sequence[Decision]] = deque()
+        self.batches: deque[Sequence[Decision] | Tuned] = deque()
         self.stop: Stop | None = None
 
 
@@ -92,7 +94,7 @@ class Role(ABC):
 
     @abstractmethod
     def decide(self) -> None:
-        """Schedule what has become ready."""
+        """Schedule what has become ready; on a relay, pass on what its host has announced."""
 
     def record(self, batch: Batch) -> AbstractContextManager[None]:
         """A block in which the batch is carried out, for the timeline."""

@@ -20,15 +20,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from horovod.autotune.kept import Tuned
 from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
-from horovod.core.negotiation.messages import Decision, MessageError, Request, StepsMade, Stop
+from horovod.core.negotiation.messages import MessageError, Request, StepsMade, Stop
 from horovod.core.negotiation.negotiator import NegotiationError
-from horovod.core.requests.batch import Batch, Entry
+from horovod.core.negotiation.tree import COORDINATOR, Tree
+from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import Connections, ReadyConnections
 from horovod.core.worker.coordinator import Coordinator
@@ -38,12 +40,17 @@ from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
 from horovod.core.worker.progress import Progress, may_drive
+from horovod.core.worker.rank_conditions import ConditionalCalls
+from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
 from horovod.observe.flight_recorder import FlightRecorder
 from horovod.signal_deferral import with_signals_deferred
 
 _log = logging.getLogger("horovod.core")
+
+_LOOK_SECONDS = 0.2
+"""How often a thread that waits for room in a socket looks whether the job has failed."""
 
 
 def still_in_use(error: HorovodInternalError, why: str) -> HorovodInternalError:
@@ -61,16 +68,17 @@ class WorkerThread:
         name: of the process set, for the thread's name.
         ranks: the members' global ranks, in set order.
         index: this rank's place in ``ranks``; 0 is the coordinator.
-        channels: by member index: to the coordinator (index 0), or on the coordinator to all others.
+        channels: by member index, to those with whom the tree connects this rank.
         communicator: the engine that moves the data of these ranks.
         watch: the liveness monitor, which takes reports of failures.
         on_stopped: called on the worker thread when the set was shut down in good order, with the rank that left, its
             reason, and whether this rank still waited for a collective.
         placement: the cores that the thread runs on.
         proposals: the shared memory of the fast path; None where the ranks share none.
+        tree: who sends through whom; None: all members are connected with the coordinator.
 
     Attributes:
-        role: coordinator or member.
+        role: coordinator, relay or member.
         finished: the set has ended in good order, on all ranks.
         farewell: what the first rank to leave has said; None before, and where a collective of this rank has failed by it.
         unnamed: how many calls without a name were made on this process set, by kind.
@@ -91,7 +99,9 @@ class WorkerThread:
         on_stopped: Callable[[int, str, bool], None],
         placement: Placement = ANYWHERE,
         proposals: Proposals | None = None,
+        tree: Tree | None = None,
     ) -> None:
+        tree = tree or Tree.flat(len(ranks))
         self.ranks = list(ranks)
         self.index = index
         self.communicator = communicator
@@ -108,7 +118,8 @@ class WorkerThread:
         self.recorder = FlightRecorder(size) if size else None
         self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
-        self._progress = Progress(self._connections, self._polls, index == 0)
+        self._children = frozenset(tree.children(index))
+        self._progress = Progress(self._connections, self._polls, bool(self._children))
         self._proposals = proposals
         self.executor = Executor(
             self.ranks,
@@ -126,15 +137,19 @@ class WorkerThread:
             )
         self._fast_path = fast_path
         self.role: Role
-        if index == 0:
+        if index == COORDINATOR:
             self.role = coordinator = Coordinator(
-                self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name
+                self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name, tree
             )
             if fast_path is not None:
-                fast_path.is_open = coordinator.fast_path_open
+                fast_path.is_open, fast_path.seen = coordinator.fast_path_open, coordinator.seen
+        elif self._children:
+            seconds = config.timeout.total_seconds() / 3
+            self.role = Relay(self._connections, self._schedule, config.cache_capacity, tree.group(index), seconds)
         else:
-            self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity)
+            self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity, tree.parent(index))
         self.executor.settled = self.role.settled
+        self._conditional_calls = ConditionalCalls(ranks[index]) if config.debug and name == "0" else None
         self._left = threading.Event()
         self._leaving: tuple[str, Sequence[StepsMade]] | None = None
         self._said_leave = False
@@ -160,6 +175,8 @@ class WorkerThread:
             HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
             what a signal handler raises: then the request is either not in flight, or it is carried out like any other.
         """
+        if self._conditional_calls is not None:
+            self._conditional_calls.look(entry.request)
         try:
             if self._requests.add(entry, held, awaited):
                 self._connections.wake()
@@ -380,17 +397,36 @@ class WorkerThread:
         if self._schedule.batches:
             self.executor.agreed = time.monotonic()
         while self._schedule.batches:
-            batch = self._batch(self._schedule.batches[0])
+            ordered = self._schedule.batches[0]
+            if isinstance(ordered, Tuned):
+                self._schedule.batches.popleft()
+                self.executor.tune(ordered)
+                continue
+            if self._connections.unsent() and not self._orders_are_sent(driven):
+                return
+            batch = self._requests.batch(ordered)
+            if self._requests.closed:
+                raise Aborted
             if driven and not (self.communicator.any_thread and may_drive(batch)):
                 return
             self._schedule.batches.popleft()
             with self.role.record(batch):
                 self.executor.carry_out(batch, driven)
-            if self.role.announces_between_batches:
-                self._announce_submissions()
+            if self.role.announces_between_batches and self._announce_submissions():
+                self.role.decide()
         if self._schedule.stop is not None and not driven:
             self.role.stop(self._schedule.stop)
             self._stop(self._schedule.stop)
+
+    def _orders_are_sent(self, driven: bool) -> bool:
+        """Wait until the ranks that hear of a batch through this one can take part in it; False: for another step.
+
+        A long order does not fit into a socket. This rank would wait in the batch for ranks that have only a part of its order.
+        """
+        while not self._connections.flush_some(self._children, 0.0 if driven else _LOOK_SECONDS):
+            if driven or self._requests.closed:
+                return False
+        return True
 
     def _announce_submissions(self) -> bool:
         """Announce what was submitted since the last time; False if nothing was."""
@@ -416,12 +452,6 @@ class WorkerThread:
         """Close a connection. The liveness monitor finds out which rank failed."""
         if self._connections.drop(member):
             self._watch.report(self.ranks[member], reason, suspected=True)
-
-    def _batch(self, decisions: Sequence[Decision]) -> Batch:
-        entries = self._requests.find(decision.name for decision in decisions)
-        if self._requests.closed:
-            raise Aborted
-        return list(zip(decisions, entries, strict=True))
 
     def _stop(self, stop: Stop) -> None:
         """End in good order: everything that was ordered has run; what is still in flight fails."""

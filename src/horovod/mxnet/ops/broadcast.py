@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
 from horovod.core.submission.collectives import broadcast_call
@@ -43,7 +43,7 @@ def broadcast_(
     with of_both_kinds():
         root, priority = whole(root_rank, "root_rank"), whole(priority, "priority")
         described = specs([tensor], name or PREFIX)
-        ranks = running().worker(process_set.process_set_id, Operation.BROADCAST).ranks
+        ranks = worker_of(process_set.process_set_id, Operation.BROADCAST).ranks
         request = broadcast_call(PREFIX, name, described, root, ranks)
         in_place([tensor], lambda hosts: submit(process_set, request, [], hosts, priority))
     return tensor

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.common.reductions import Average, Sum
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.batch import shard_rows
@@ -26,7 +26,7 @@ def _scatter(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any
     set_id = how.process_set.process_set_id
 
     def act(sources: list[Any]) -> list[Any]:
-        worker = running().worker(set_id, Operation.REDUCESCATTER)
+        worker = worker_of(set_id, Operation.REDUCESCATTER)
         rows = [shard_rows(source.shape[0], len(worker.ranks))[worker.index] for source in sources]
         results = [empty((mine, *source.shape[1:]), source) for mine, source in zip(rows, sources, strict=True)]
         outputs = [view(result) for result in results]

@@ -38,7 +38,7 @@ def submit(
         reads, writes: an array for each tensor of the request, in host memory. ``reads`` may be ``writes``, or empty.
     """
     generation, set_id = context.running(), process_set.process_set_id
-    request = generation.worker(set_id, request.operation).number(request)  # in the order of the script's calls
+    request = context.worker_of(set_id, request.operation).number(request)  # in the order of the script's calls
 
     def start(finish: engine.Finish) -> None:
         if not context.is_initialized() or context.running() is not generation:

@@ -1,7 +1,7 @@
 """The messages between the launcher and the agent of a host.
 
 In the launcher's own process they are passed as objects. To and from another host they travel as frames
-(:mod:`horovod.control.framing`) over a byte stream that ssh or srun provides and has authenticated.
+(:mod:`horovod.control.channel`) over a byte stream that ssh or srun provides and has authenticated.
 
 A process is known by the number that the launcher gives it, which no other process of the job has. A static job numbers its
 processes by rank.

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from horovod.control.framing import FrameError, FrameReader, frame
+from horovod.control.channel import FrameError, FrameReader, frame
 from horovod.runner.loop import Loop
 
 _CHUNK = 1 << 18

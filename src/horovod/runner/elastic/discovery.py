@@ -1,19 +1,19 @@
-"""Runs the host discovery script again and again, beside the launcher's loop."""
+"""Where the hosts of an elastic job come from, under the names that projects with a discovery of their own derive from, and
+what asks for them again and again beside the launcher's loop.
+"""
 
 from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from horovod.control.wakeup import WakeUp
-from horovod.runner.elastic.host_discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
-
-__all__ = ["PERIOD_SECONDS", "Discovery", "FixedHosts", "Found", "HostDiscovery", "HostDiscoveryScript"]
 
 PERIOD_SECONDS = 1.0
 
@@ -30,6 +30,43 @@ def confirmed(before: Sequence[HostInfo], now: Sequence[HostInfo]) -> list[HostI
     slots = {name: host.slots for name, host in earlier.items()}
     found = {host.hostname: replace(host, slots=max(host.slots, slots.get(host.hostname, 0))) for host in now}
     return list({**earlier, **found}.values())  # in the order of before
+
+
+class HostDiscovery(ABC):
+    """Finds the hosts that are available now."""
+
+    @abstractmethod
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """The slots of each host, by name."""
+
+
+class HostDiscoveryScript(HostDiscovery):
+    """Runs a command that prints one ``host`` or ``host:slots`` a line.
+
+    Args:
+        discovery_script: the command, for a shell.
+        slots: of hosts that are printed without.
+    """
+
+    def __init__(self, discovery_script: str, slots: int | None) -> None:
+        self._script = HostScript(discovery_script, slots)
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Raises RuntimeError if the command fails, and ValueError if it prints something else."""
+        return {host.hostname: host.slots for host in self._script.hosts(0)}
+
+
+class FixedHosts(HostDiscovery):
+    """Hosts that :meth:`set` changes."""
+
+    def __init__(self, host_slots: Mapping[str, int]) -> None:
+        self._host_slots = dict(host_slots)
+
+    def set(self, host_slots: Mapping[str, int]) -> None:
+        self._host_slots = dict(host_slots)
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        return dict(self._host_slots)
 
 
 class Discovery:

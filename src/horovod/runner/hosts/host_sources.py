@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from shlex import quote
 
 from horovod.environments.lsf_hosts import lsf_hosts
+from horovod.runner import children
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts import mpi_operator
 from horovod.runner.hosts.allocation import Allocation, allocation
-from horovod.runner.hosts.captured import capture
 from horovod.runner.hosts.slots import MOST_RANKS, HostInfo, parse_host_files, parse_hosts
 from horovod.runner.options import Options
 
@@ -84,6 +85,37 @@ class LsfHosts(HostSource):
         return [HostInfo(name, number) for name, number in self._slots.items()]
 
 
+def _capture(command: str, seconds: float, cancel: int = -1) -> str:
+    """What the host discovery script writes to its standard output. No process of it is left.
+
+    Args:
+        command: for a shell.
+        seconds: how long it may take.
+        cancel: a descriptor; once that is readable, the script is ended, and the output does not matter. -1 for none.
+
+    Raises:
+        ValueError: it fails, takes longer than ``seconds``, writes more than a MiB, or writes something other than UTF-8
+            text. The message quotes the end of its standard error.
+    """
+    script = f"the host discovery script {command!r}"
+    try:
+        status, out, errors = children.run(["/bin/sh", "-c", command], seconds, cancel=cancel)
+    except children.Cancelled:
+        raise UsageError(f"{script} was ended, because the job ends") from None
+    except children.TooMuchOutput:
+        raise UsageError(f"{script} wrote more than {children.MOST_BYTES} bytes") from None
+    except TimeoutError:
+        raise UsageError(f"{script} did not end within {seconds:g} seconds") from None
+    if status:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        said = errors.decode("utf-8", "replace").strip().splitlines()
+        raise UsageError(f"{script} {how}" + (f": {said[-1]}" if said else "; try it by hand"))
+    try:
+        return out.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{script} wrote something other than UTF-8 text") from None
+
+
 class HostScript(HostSource):
     """A command that prints the hosts that are available now, one ``h1`` or ``h1:2`` a line.
 
@@ -105,7 +137,7 @@ class HostScript(HostSource):
         found: dict[str, HostInfo] = {}
         is_path = os.path.isfile(self._command)  # noqa: PTH113  which raises where a command is too long for a path
         command = quote(self._command) if is_path else self._command
-        for line in map(str.strip, capture(command, self._seconds, cancel).splitlines()):
+        for line in map(str.strip, _capture(command, self._seconds, cancel).splitlines()):
             if not line:
                 continue
             name, colon, slots = line.rpartition(":")

@@ -79,10 +79,6 @@ class WholeJob(Job):
         """Hosts that cannot be reached, and why. Asked when the program has failed, and no rank has reported a failure."""
         return {}
 
-    def _notices(self) -> Sequence[str]:
-        """One line for each flag that this program has no use for."""
-        return ()
-
     def _title(self) -> str:
         """The program as ``--verbose`` names it."""
         return self.program
@@ -102,8 +98,6 @@ class WholeJob(Job):
             mark = f"{config.SECRET_KEY}={secret}".encode()
             guardian = self._start_guardian(cleanup, mark, output)
             self._say_what_has_no_effect(output)
-            for notice in self._notices():
-                output.say(f"horovodrun: {notice}")
             reads_input = self._reader is not None
             loop = Loop()
             cleanup.callback(loop.close)
@@ -142,9 +136,8 @@ class WholeJob(Job):
         with ExitStack() as cleanup:
             command = self._command_line(cleanup)
             variables = self._variables(hide(worker_environment.rendezvous_point((self._addresses(), 0), "")))
-            return (
-                f"horovodrun: this is what the job would be; nothing is started.\n{self._describe(command, variables)}"
-            )
+            first = "horovodrun: this is what the job would be; nothing is started."
+            return "\n".join([first, *self._notices(), self._describe(command, variables)])
 
     def _describe(self, command: Sequence[str], variables: Mapping[str, str]) -> str:
         """The job for people. The job's secret is not shown."""

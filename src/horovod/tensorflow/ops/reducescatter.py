@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.reductions import Average, Reducing, Sum
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.batch import shard_rows
@@ -41,7 +41,7 @@ class Reducescatter(Collective, frozen=True):
     def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
         how = self.how
         members = how.process_set.process_set_id
-        worker = running().worker(members, Operation.REDUCESCATTER)
+        worker = worker_of(members, Operation.REDUCESCATTER)
         memory = memory_of(inputs, how)
         views = memory.read(inputs)
         rooms = []

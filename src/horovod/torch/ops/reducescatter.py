@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horovod.common.reductions import Average, Reducing, Sum, reducing
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.batch import shard_rows
@@ -25,7 +25,7 @@ _SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
 
 def _members(process_set: ProcessSet) -> tuple[int, int]:
     """This rank's index in the set, and the size of the set."""
-    worker = running().worker(process_set.process_set_id, Operation.REDUCESCATTER)
+    worker = worker_of(process_set.process_set_id, Operation.REDUCESCATTER)
     return worker.index, len(worker.ranks)
 
 

@@ -11,16 +11,17 @@ from horovod.torch.optimizer.buckets import Slot
 
 
 def cut_buckets(
-    slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]] | None = None
+    slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]] | None = None, limit: int = 0
 ) -> list[list[Slot]]:
     """The buckets of ``slots``, which are in the order of the parameters.
 
     Args:
-        groups: what the user asked for; None: by size, as suits the running generation.
+        groups: what the user asked for; None: by size.
+        limit: the size of a bucket in bytes; 0: as suits the running generation.
     """
     if groups is not None:
         return by_groups(slots, groups)
-    return by_size(slots, bucket_limit(all(slot.parameter.device.type == "cpu" for slot in slots)))
+    return by_size(slots, limit or bucket_limit(all(slot.parameter.device.type == "cpu" for slot in slots)))
 
 
 def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:

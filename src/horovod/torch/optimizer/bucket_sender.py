@@ -4,19 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_, methodcaller
 from typing import Any, TypeGuard
 
 import torch
 
+from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import Reducing
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.messages import HOST
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.compression.bucket_compression import BucketCompressor, Reduction
+from horovod.torch.ops.allgather import grouped_allgather_async
+from horovod.torch.ops.allreduce import grouped_allreduce_async_
+from horovod.torch.ops.handles import synchronize
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
-from horovod.torch.optimizer.bucket_collectives import BucketCollectives
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.settings import Settings
+
+
+class PendingHandle:
+    """A running collective of a compressor."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def wait(self) -> list[torch.Tensor]:
+        """Wait, and return the results. Raises HorovodInternalError if the collective failed."""
+        return list(synchronize(self._handle))
+
+
+class BucketCollectives:
+    """Implements :class:`~horovod.torch.compression.bucket_compression.Collectives` for one bucket.
+
+    The names of collectives contain that of the bucket.
+    """
+
+    def __init__(self, bucket: str, op: ReduceOp, process_set: ProcessSet) -> None:
+        self._bucket = bucket
+        self._op = op
+        self._process_set = process_set
+        self.size = process_set.size() or 1
+        self.average = op == ReduceOp.AVERAGE
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], label: str) -> PendingHandle:
+        name = f"{self._bucket}.{label}"
+        return PendingHandle(grouped_allreduce_async_(tensors, name=name, op=self._op, process_set=self._process_set))
+
+    def allgather(self, tensors: Sequence[torch.Tensor], label: str) -> PendingHandle:
+        return PendingHandle(grouped_allgather_async(tensors, f"{self._bucket}.{label}", self._process_set))
+
+
+_LAYOUT, _REQUIRES_GRAD, _IS_CONTIGUOUS = (
+    attrgetter("layout"),
+    attrgetter("requires_grad"),
+    methodcaller("is_contiguous"),
+)
 
 
 class BucketSender:
@@ -160,9 +204,16 @@ def _replace(slot: Slot, gradient: torch.Tensor) -> None:
 
 
 def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[torch.Tensor]]:
-    """Whether gradients, all on one device, are dense, contiguous, in host memory and not part of a graph."""
-    strided = torch.strided
-    for gradient in gradients:
-        if gradient is None or gradient.layout is not strided or not gradient.is_contiguous() or gradient.requires_grad:
-            return False
-    return gradients[0] is not None and gradients[0].is_cpu
+    """Whether gradients, all on one device, are dense, contiguous, in host memory and not part of a graph.
+
+    Args:
+        gradients: all are there, as :meth:`Bucket.matches` has found.
+    """
+    first = gradients[0]
+    return (
+        first is not None
+        and first.is_cpu
+        and all(map(is_, map(_LAYOUT, gradients), repeat(torch.strided)))
+        and all(map(_IS_CONTIGUOUS, gradients))
+        and not any(map(_REQUIRES_GRAD, gradients))
+    )

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import torch
 
+from horovod.observe.step_clock import BACKWARD, clock
 from horovod.torch.optimizer.backward_passes import current_task, enter
 from horovod.torch.optimizer.buckets import NO_GRADIENT, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.gradient_state import GradientState
 from horovod.torch.optimizer.parameters import heard_by
+from horovod.torch.uncompiled import in_compiled_backward, is_traced, refuse_backward, refuse_compiled
 
 AFTER_AN_EXCEPTION = (
     "After an exception inside backward(), call optimizer.synchronize() and then optimizer.zero_grad()."
@@ -54,6 +56,8 @@ class GradientPasses(GradientState):
         task = current_task()
         if task != self._task:
             self._begin_pass(task, slot, gradient)
+        if self._debugger is not None:
+            self._debugger.gradient(slot, gradient)
         if slot.bit & self._local:
             self._check_added(slot, gradient)
         self._touched |= slot.bit
@@ -72,12 +76,15 @@ class GradientPasses(GradientState):
 
     def _begin_pass(self, task: int, slot: Slot, gradient: torch.Tensor | None) -> None:
         """The first hook in a pass, or in what is left of a pass after one inside it."""
+        if in_compiled_backward():
+            refuse_backward(slot.name)
         if any(each() is None for each in self._passes):
             if self.under_way:
                 slot.version = NO_GRADIENT if gradient is None else gradient._version
                 raise AssertionError(_BACKWARD_AGAIN)
             self._passes.clear()
         self._task = task
+        clock.enter(BACKWARD)
         self.prepare()
         self._stays_local = self.is_paused or not self.communicates()
         if not self._stays_local:
@@ -110,6 +117,8 @@ def _coming_to(optimizer: weakref.ref[GradientPasses], slot: Slot) -> Callable[[
     """The function that is called before the hook of ``slot``."""
 
     def coming(gradient: torch.Tensor) -> None:
+        if is_traced():
+            refuse_compiled(slot.name)
         present = optimizer()
         if present is not None:
             present.gradient_comes(slot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from horovod.comm.reduction import ReduceOp
+from horovod.comm.tuned import TunedSettings
 from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.bucket_sender import is_sparse, nothing
 from horovod.torch.optimizer.buckets import Slot
@@ -148,6 +149,9 @@ class GradientRounds(GradientPasses):
         self._passes = self._open_passes()
         if self.settings.groups is None:
             self._cut_by_use(conclusion.touched)
+
+    def tune(self, settings: TunedSettings) -> None:
+        self.cut_anew(settings.bucket_bytes)
 
     @staticmethod
     def _add_aside(slot: Slot) -> None:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from itertools import count
-from operator import is_
+from itertools import chain, count
+from operator import attrgetter, is_, itemgetter
 
 import torch
 
 from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.steps_made import StepCount
+from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.bucket_cutting import by_size, cut_buckets
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.identity import Identity
 from horovod.torch.optimizer.parameter_names import places
 from horovod.torch.optimizer.settings import Settings, check_parameter
+from horovod.torch.uncompiled import is_traced, refuse_compiled
 
+_IMPLEMENTATION, _PARAMETERS = attrgetter("_cdata"), itemgetter("params")
 FROZEN_BYTES = 16 << 20
 """The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
 
@@ -56,7 +59,9 @@ class OptimizerParameters(ABC):
         self.buckets: list[Bucket] = []
         self.trained = 0
         self._numbers = count()
+        self._bucket_bytes = 0
         self._present: list[torch.Tensor] = []
+        self._heard: list[int] = []  # the addresses of the C++ tensors that have their hooks
         self._changed = True
         weakref.finalize(self, _let_go, self.slots, self.buckets).atexit = False
         self.adopt()
@@ -137,6 +142,7 @@ class OptimizerParameters(ABC):
                 bucket.dissolve()
             self.buckets.clear()
             self._numbers = count()
+            self._bucket_bytes = 0
             self.new_generation()
             self._changed = True
         if self._changed:
@@ -160,10 +166,14 @@ class OptimizerParameters(ABC):
 
     def hear_all(self) -> None:
         """Restore hooks that ``module.to()`` has left behind with other C++ tensors. Called between passes."""
+        implementations = [*map(_IMPLEMENTATION, self.slots)]
+        if implementations == self._heard:
+            return
         for slot in self.slots.values():
             hook = slot.hook
             if hook is not None and hook.implementation != slot.parameter._cdata:
                 hook.restore()
+        self._heard = implementations
 
     def communicates(self) -> bool:
         """Whether this rank reduces gradients at present; False before ``init()`` and after ``shutdown()``."""
@@ -171,6 +181,7 @@ class OptimizerParameters(ABC):
 
     def _listen(self) -> None:
         """Register a hook with every parameter, if this rank reduces gradients."""
+        self._heard = []
         if self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
@@ -189,10 +200,31 @@ class OptimizerParameters(ABC):
         frozen = [slot for slot in new if not slot.parameter.requires_grad]
         groups = self.settings.groups if not self.buckets else None
         if trained:
-            self.add_buckets(cut_buckets(trained, groups))
+            self.add_buckets(cut_buckets(trained, groups, self._bucket_bytes))
+            if self._may_cut_anew():
+                running().buckets_are_tuned = True
         if frozen:
             self.add_buckets(by_size(frozen, FROZEN_BYTES))
         self.trained = sum(slot.bit for slot in self.slots.values() if slot.parameter.requires_grad)
+
+    def _may_cut_anew(self) -> bool:
+        """Whether autotuning may choose the size of buckets: not where the user did, or a compressor keeps a memory of each."""
+        chosen = self.settings.groups is not None or isinstance(self.settings.compression, BucketCompressor)
+        return not chosen and self.settings.process_set.process_set_id == 0
+
+    def cut_anew(self, bucket_bytes: int) -> None:
+        """Have buckets of another size. Called on all ranks between the same two rounds, when no bucket is being reduced.
+
+        Args:
+            bucket_bytes: 0 for the size that suits the running generation.
+        """
+        if bucket_bytes == self._bucket_bytes or not self._may_cut_anew():
+            return
+        self._bucket_bytes = bucket_bytes
+        for bucket in self.buckets:
+            bucket.dissolve()
+        self.buckets.clear()
+        self._cut()
 
     def add_buckets(self, cut: list[list[Slot]]) -> None:
         """Add a bucket for each list of slots, which are in no bucket."""
@@ -204,13 +236,15 @@ class OptimizerParameters(ABC):
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
 
 
 def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[[torch.Tensor], None]:
     """The function that the hook of ``slot`` calls."""
 
     def heard(parameter: torch.Tensor) -> None:
+        if is_traced():
+            refuse_compiled(slot.name)
         present = optimizer()
         if present is not None:
             present.gradient_is_ready(slot, parameter.grad)

@@ -17,9 +17,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from itertools import count
 
+from horovod.comm.tuned import TunedSettings
 from horovod.common.consensus import Consensus
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.observe.step_clock import REDUCTION, clock
 from horovod.torch.optimizer.pass_record import Conclusion, PassRecord, TouchedGradients, conclude, decode
 
 RECORD = "DistributedOptimizer.pass"
@@ -73,6 +75,10 @@ class Participant(ABC):
             AssertionError: the script has changed a gradient that was not reduced.
         """
 
+    def tune(self, settings: TunedSettings) -> None:
+        """Take over settings that are the same on all ranks, between two rounds."""
+        del settings  # nothing of it concerns this one
+
     @abstractmethod
     def forget(self) -> None:
         """Give up the present step, for a round has failed."""
@@ -104,6 +110,14 @@ def reduce_together(ending: Iterable[Participant], final: bool = False) -> None:
         HorovodInternalError: a reduction failed, or ranks differ in steps or parameters.
         AssertionError: the script has changed a gradient that was not reduced.
     """
+    before = clock.enter(REDUCTION)
+    try:
+        _reduce(ending, final)
+    finally:
+        clock.enter(before)
+
+
+def _reduce(ending: Iterable[Participant], final: bool) -> None:
     sets: dict[int | None, list[Participant]] = {}
     for each in ending:
         sets.setdefault(each.process_set.process_set_id, []).append(each)
@@ -185,6 +199,8 @@ class _Round:
         for participant, conclusion in self.concluded.items():
             try:
                 participant.finish(conclusion, self._members)
+                if self._consensus is not None and self._consensus.tuned is not None:
+                    participant.tune(self._consensus.tuned)
             except BaseException as failure:
                 error = error or failure
         return error

@@ -13,8 +13,8 @@ from functools import partial
 import msgspec
 import pytest
 
+from horovod.control.channel import frame
 from horovod.control.dial import Address, dial
-from horovod.control.framing import frame
 from horovod.control.handshake import GREETING
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import (

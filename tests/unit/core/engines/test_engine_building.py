@@ -16,7 +16,8 @@ from horovod.comm.engine import Bootstrap, EngineError, Group
 from horovod.comm.select import engine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.communicator import TcpCommunicator
-from horovod.core.engines.engine_building import ExchangeOverCommunicator, ExchangeOverConnections, build_engine
+from horovod.core.engines.engine_building import build_engine
+from horovod.core.engines.member_exchange import ExchangeOverCommunicator, ExchangeOverConnections
 from unit.control.together import Together
 
 
@@ -34,8 +35,8 @@ def test_members_talk_over_a_communicator_that_they_have_already() -> None:
 def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> None:
     near, far = pair()  # type: ignore[operator]
     deadline = time.monotonic() + 20
-    first = ExchangeOverConnections([0, 1], {1: near}, leads=True, deadline=deadline)
-    second = ExchangeOverConnections([0, 1], {0: far}, leads=False, deadline=deadline)
+    first = ExchangeOverConnections([0, 1], {1: near}, index=0, deadline=deadline)
+    second = ExchangeOverConnections([0, 1], {0: far}, index=1, deadline=deadline)
     descriptor = os.memfd_create("test")
     with near, far:
         mine, theirs = Together(
@@ -53,7 +54,7 @@ def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> N
 @pytest.mark.parametrize("pair", [socket.socketpair, loopback_pair])
 def test_a_member_that_goes_away_is_named_by_its_rank(pair: object) -> None:
     near, far = pair()  # type: ignore[operator]
-    exchange = ExchangeOverConnections([2, 5], {1: near}, leads=True, deadline=time.monotonic() + 20)
+    exchange = ExchangeOverConnections([2, 5], {1: near}, index=0, deadline=time.monotonic() + 20)
     far.close()
     with near, pytest.raises(ConnectionError, match=r"rank 5 did not take part in the choice of an engine \("):
         exchange.allgather(b"")
@@ -61,7 +62,7 @@ def test_a_member_that_goes_away_is_named_by_its_rank(pair: object) -> None:
 
 def test_a_member_that_never_answers_is_named_by_its_rank() -> None:
     near, far = socket.socketpair()
-    exchange = ExchangeOverConnections([2, 5], {1: near}, leads=True, deadline=time.monotonic() + 0.05)
+    exchange = ExchangeOverConnections([2, 5], {1: near}, index=0, deadline=time.monotonic() + 0.05)
     with near, far, pytest.raises(TimeoutError, match="rank 5 did not take part"):
         exchange.allgather(b"")
 
@@ -86,7 +87,7 @@ def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch)
     def run(rank: int) -> Communicator:
         connections: Mapping[int, socket.socket] = {1: near} if rank == 0 else {0: far}
         group = Group(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
-        exchange = ExchangeOverConnections([2, 5], connections, rank == 0, deadline)
+        exchange = ExchangeOverConnections([2, 5], connections, int(rank != 0), deadline)
         return build_engine(group, exchange, "tcp", "VARIABLE", deadline)
 
     with near, far, other:

@@ -16,12 +16,12 @@ import pytest
 from engines import loopback_pair
 from horovod.comm.select import EngineError
 from horovod.comm.shm.arena import Arena
+from horovod.control.channel import frame
 from horovod.control.failure import LOST, Cause
-from horovod.control.framing import frame
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.errors import HorovodInternalError
-from horovod.core.lifecycle.assembly import CONTROL, assemble, control_connections
+from horovod.core.lifecycle.assembly import CONTROL, assemble, control_connections, tree_of
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE
 from horovod.core.worker.member import Member
@@ -292,6 +292,22 @@ def test_what_was_assembled_works_and_can_be_ended(members: Members) -> None:
 
 
 def test_who_is_connected_with_whom() -> None:
-    assert control_connections(3, [2, 5, 9], 2) == [ConnectionKey(5, CONTROL, 3), ConnectionKey(9, CONTROL, 3)]
-    assert control_connections(3, [2, 5, 9], 5) == [ConnectionKey(2, CONTROL, 3)]
-    assert control_connections(3, [2], 2) == []
+    def peers(hosts: str, ranks: list[int], rank: int) -> list[int]:
+        endpoints = [Endpoint(each, host, 1, 1, (), "") for each, host in enumerate(hosts)]
+        keys = control_connections(3, ranks, rank, tree_of(ranks, endpoints, Config(relay_threshold=0)))
+        assert all(key == ConnectionKey(key.peer, CONTROL, 3) for key in keys)
+        return [key.peer for key in keys]
+
+    assert peers("x" * 10, [2, 5, 9], 2) == [5, 9]
+    assert peers("x" * 10, [2, 5, 9], 5) == peers("x" * 10, [2, 5, 9], 9) == [2]
+    assert peers("x" * 10, [2], 2) == []
+    # On several hosts the first of each other host stands between.
+    ranks, hosts = [0, 1, 2, 3, 4, 6], "xyzyxxz"
+    assert {rank: peers(hosts, ranks, rank) for rank in ranks} == {
+        0: [1, 2, 4],
+        1: [0, 3],
+        2: [0, 6],
+        3: [1],
+        4: [0],
+        6: [2],
+    }

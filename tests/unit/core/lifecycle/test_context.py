@@ -296,7 +296,7 @@ def test_truth_values_have_no_average() -> None:
 
 def test_names_for_calls_that_have_none_are_counted_per_kind() -> None:
     basics.init()
-    worker = context.current().worker(0, Operation.ALLREDUCE)
+    worker = context.current().workers[0]
     calls = [
         collectives.allreduce_call(prefix, None, [tensor(1)]) for prefix in ("allreduce", "allreduce", "broadcast")
     ]
@@ -452,9 +452,7 @@ def submit(each: Generation, name: str, value: float, process_set: int = 0) -> t
     array, handle = np.full(3, value, np.float32), Handle()
     spec = (TensorSpec(name, DataType.FLOAT32, (3,)),)
     request = Request(Operation.ALLREDUCE, name, spec, ReduceOp.SUM)
-    each.worker(process_set, Operation.ALLREDUCE).submit(
-        Entry(request, [array], [array], None, handle, time.monotonic())
-    )
+    each.workers[process_set].submit(Entry(request, [array], [array], None, handle, time.monotonic()))
     return handle, array
 
 
@@ -478,7 +476,7 @@ def test_ranks_meet_reduce_and_part(job: Job, engine: str) -> None:
         assert [str(each.stopped).startswith("Horovod has been shut down.") for each in contexts] == [True] * 3
 
 
-def test_sets_of_ranks_have_workers_of_their_own(job: Job) -> None:
+def test_sets_of_ranks_have_workers_of_their_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = job.start(3, [[0, 2], [1], [1, 2]])
     assert [sorted(each.workers) for each in contexts] == [[0, 1], [0, 2, 3], [0, 1, 3]]
     assert total([contexts[0], contexts[2]], process_set=1) == [3, 3]
@@ -486,8 +484,9 @@ def test_sets_of_ranks_have_workers_of_their_own(job: Job) -> None:
     assert total([contexts[1], contexts[2]], process_set=3) == [3, 3]
     assert total(contexts) == [6, 6, 6]
     membership.rank = 1
-    with pytest.raises(ValueError, match="Rank 1 is not a member"):
-        contexts[1].worker(1, Operation.ALLREDUCE)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="Rank 1 is not a member"):
+        patch.setattr(context, "_running", contexts[1])
+        context.worker_of(1, Operation.ALLREDUCE)
     stop(contexts)
 
 
@@ -536,8 +535,7 @@ def test_a_rank_that_leaves_ends_the_job_for_all_and_is_named(job: Job) -> None:
 def test_a_failure_is_told_to_all_pending_and_later_calls(job: Job) -> None:
     contexts = job.start(3)
     waiting = [submit(contexts[rank], "x", 1)[0] for rank in (0, 2)]
-    assert contexts[1]._monitor is not None
-    contexts[1]._monitor.report(1, "it ran out of memory")
+    contexts[1].watch.report(1, "it ran out of memory")
     text = f"Horovod: rank 1 (host this-host, process {os.getpid()}) failed: it ran out of memory."
     for handle in waiting:
         with pytest.raises(HorovodInternalError) as caught:
@@ -669,8 +667,7 @@ def test_the_launcher_learns_who_failed_first(monkeypatch: pytest.MonkeyPatch) -
         together(*(partial(each.start, []) for each in contexts))
         assert total(contexts) == [3, 3]
         assert server.peek(FAILURE_KEY) is None
-        assert contexts[1]._monitor is not None
-        contexts[1]._monitor.report(1, "it fell over")
+        contexts[1].watch.report(1, "it fell over")
         found = json.loads(server.get(FAILURE_KEY, SECONDS))
         assert found == {"rank": 1, "reason": "it fell over"}
         for each in contexts:

@@ -120,8 +120,8 @@ def test_each_member_gets_its_column_of_the_splits() -> None:
     negotiator.announce(1, [make("a", Operation.ALLTOALL, (3,), splits=(1, 2))], 0.0)
     negotiator.announce(0, [make("a", Operation.ALLTOALL, (4,), splits=(4, 0))], 0.0)
     (ready,) = negotiator.take()
-    assert [ready.decision_of(member).received for member in (0, 1)] == [(4, 1), (0, 2)]
-    assert ready.decision == ready.decision_of(0) and ready.decision.longest == 4
+    assert [ready.received_by(member) for member in (0, 1)] == [(4, 1), (0, 2)]
+    assert ready.decision.received == (4, 1) and ready.for_all().received == () and ready.decision.longest == 4
     assert ready.key is None
 
 
@@ -338,7 +338,7 @@ def test_joined_members_have_no_rows() -> None:
         negotiator.announce(member, [make("exchanged", Operation.ALLTOALL, (rows,), splits=splits)], 0.0)
     gathered, exchanged = negotiator.take()
     assert gathered.decision.rows == ((3, 0, 4),)
-    assert [exchanged.decision_of(member).received for member in range(3)] == [(1, 0, 1), (0, 0, 0), (2, 0, 3)]
+    assert [exchanged.received_by(member) for member in range(3)] == [(1, 0, 1), (0, 0, 0), (2, 0, 3)]
     assert gathered.decision.template is not None and exchanged.decision.template is not None
 
 

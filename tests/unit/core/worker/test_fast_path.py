@@ -12,6 +12,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from horovod.autotune.kept import Tuned
 from horovod.comm.base import PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
@@ -262,9 +263,9 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     real = Coordinator._order
 
-    def order(coordinator: Coordinator, batches: list[list[ReadyRequest]]) -> None:
+    def order(coordinator: Coordinator, batches: list[list[ReadyRequest]], tuned: Tuned | None) -> None:
         found.extend(item.decision.name for batch in batches for item in batch)
-        real(coordinator, batches)
+        real(coordinator, batches, tuned)
 
     monkeypatch.setattr(Coordinator, "_order", order)
     return found

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from horovod.core.errors import HorovodInternalError
+from horovod.core.negotiation.messages import Decision, Operation
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.in_flight import InFlight
@@ -54,9 +55,10 @@ def test_a_name_is_free_again_when_it_is_finished(requests: InFlight) -> None:
     requests.add(first, held=False, awaited=False)
     with pytest.raises(ValueError, match=r"same name as another tensor .* The name is 'x'"):
         requests.add(entry(), held=False, awaited=False)
-    assert requests.find(["x", "y"]) == [first, None]
-    assert requests.finish(["y", "x"]) == [None, first]
-    assert requests.finish(["x"]) == [None]
+    x, y = (Decision(-1, name, Operation.ALLREDUCE) for name in "xy")
+    assert requests.batch([x, y]) == [(x, first), (y, None)]
+    assert requests.finish([(y, None), (x, first)]) == [None, first]
+    assert requests.finish([(x, first)]) == [None]
     assert requests.none() and requests.oldest() is None
     requests.add(entry(), held=False, awaited=False)
 
@@ -144,7 +146,7 @@ def test_who_stands_by_is_woken_for_what_nobody_drives(requests: InFlight) -> No
     assert not requests.begin_standby()  # it is still to be announced
     requests.take()
     assert not requests.begin_standby()  # and then to be carried out
-    requests.finish(["large"])
+    requests.finish(requests.batch([Decision(-1, "large", Operation.ALLREDUCE)]))
     assert requests.begin_standby()
 
 

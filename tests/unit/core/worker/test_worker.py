@@ -24,7 +24,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import Vectors
-from horovod.control.framing import frame
+from horovod.control.channel import frame
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError
 from horovod.core.negotiation.messages import (
@@ -316,6 +316,23 @@ def test_what_gathers_while_the_worker_is_busy_travels_together(process_set: Set
         assert sum(rank.communicator.batches) == 21
         assert max(rank.communicator.batches) > 1
     assert ranks[0].communicator.batches == ranks[1].communicator.batches
+
+
+def test_nobody_waits_in_a_batch_for_ranks_that_have_only_a_part_of_its_order(process_set: Set) -> None:
+    """The order is longer than the socket holds, and the other rank is slow to read it."""
+    rank, peers = process_set.part(0, 2)
+    rank.worker._connections._channels[1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    requests = [allreduce_request(f"{number}".zfill(100), transient=True) for number in range(300)]
+    unsent: list[bool] = []
+    rank.communicator.before = lambda: unsent.append(rank.worker._connections.unsent())
+    handles = [rank.submit(each, ones(1, 1)) for each in requests]
+    peers[1].say(Announce([Definition(-1, each) for each in requests]))
+    wait_until(lambda: rank.worker._connections.unsent() or unsent, "an order that does not fit")
+    left = len(requests)
+    while left:
+        left -= sum(map(len, peers[1].ordered()))
+    wait(*handles)
+    assert unsent and not any(unsent)
 
 
 def test_no_batch_is_larger_than_the_threshold(process_set: Set) -> None:

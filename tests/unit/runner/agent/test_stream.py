@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod.control.framing import frame
+from horovod.control.channel import frame
 from horovod.runner.agent.messages import GREETING, Event, Output, decode_event, encode
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.loop import Loop

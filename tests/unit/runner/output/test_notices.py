@@ -51,7 +51,7 @@ def test_a_flag_without_effect(words: str, notice: str) -> None:
         "--mpi --mpi-args=-x --binding-args=-y",
         "--jsrun --mpi-args=-x --binding-args=-y --tcp",
         "--mpi --tcp",  # of some MPIs it becomes an option, too
-        "--autotune --autotune-log-file x",  # the runtime says that there is no autotuning, whoever asks for it
+        "--autotune --autotune-log-file x",
     ],
 )
 def test_what_has_an_effect_and_what_asks_for_nothing_is_silent(words: str) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from horovod.core import config
 from horovod.runner import worker_environment
+from horovod.runner.checks import batch_job
 from horovod.runner.errors import UsageError
-from horovod.runner.job import batch_job
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
 from horovod.runner.reach import ssh
@@ -81,7 +81,7 @@ class MpiJob(WholeJob):
         return unreachable(self._launch.shell, self._elsewhere, _CHECK_SECONDS)
 
     def _notices(self) -> list[str]:
-        return command.without_effect(self._mpi, self._launch)
+        return [*super()._notices(), *command.without_effect(self._mpi, self._launch)]
 
     def _title(self) -> str:
         return self._mpi.kind.value

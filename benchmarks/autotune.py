@@ -1,0 +1,108 @@
+"""How close autotuning comes, from deliberately bad settings, to the best that is set by hand.
+
+    python benchmarks/autotune.py [--np 2] [--steps 4] [--rounds 3]
+
+The model is the communication-bound MLP of ``workloads.py``, in PyTorch.
+
+1. A short job leaves a file of an unfinished search, whose settings are then replaced by ``BAD``: a search goes on from them.
+2. A job tunes, from there, until it is over.
+3. Jobs with settings set by hand take turns, among them what was chosen and what was bad: ``--rounds`` jobs of each. The
+   speed of each is the median over the rounds of steps a second. Ratios are taken within each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+WORKER = Path(__file__).with_name("autotune_worker.py")
+UNLIMITED = 2**63 - 1
+BAD = {"fusion_threshold": 4096, "bucket_bytes": 64 << 10, "engine": "tcp", "shm_direct": "never"}
+BY_HAND = [
+    {"fusion_threshold": 128 << 20, "bucket_bytes": bucket, "engine": "", "shm_direct": direct}
+    for bucket, direct in product((4 << 20, 16 << 20, UNLIMITED), ("auto", "always", "never"))
+]
+"""The default threshold everywhere: with large buckets it does not matter here."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--np", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE (default: 4)")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = tune(Path(folder), options)
+    cases = {"bad": BAD, "chosen": chosen, **{shown(each): each for each in BY_HAND}}
+    speeds: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(options.rounds):
+        order = list(cases)
+        for name in [*order[number % len(order) :], *order[: number % len(order)]]:
+            speeds[name].append(run(options.np, environment(cases[name])))
+    hand = [shown(each) for each in BY_HAND]
+    best = max(hand, key=lambda name: median(speeds[name]))
+    for name, found in speeds.items():
+        ratio = median(mine / other for mine, other in zip(found, speeds[best], strict=True))
+        print(f"{name:45} {median(found):7.2f} steps/s   {ratio:6.1%} of the best set by hand")
+    print(f"chosen: {shown(chosen)}")
+
+
+def tune(folder: Path, options: argparse.Namespace) -> dict[str, int | str]:
+    """What autotuning chooses when it begins with ``BAD``."""
+    file = folder / "choice.json"
+    env = {
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROVOD_AUTOTUNE_FILE": str(file),
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(options.steps),
+    }
+    run(options.np, env, steps=18 * options.steps)
+    content = json.loads(file.read_text())
+    assert not content["finished"]
+    content["settings"].update(BAD)
+    file.write_text(json.dumps(content))
+    run(options.np, env, steps=0)
+    content = json.loads(file.read_text())
+    assert content["finished"]
+    print(f"autotuning says that it gained {content['gain']:.0%}", flush=True)
+    return dict(content["settings"])
+
+
+def environment(settings: dict[str, int | str]) -> dict[str, str]:
+    """The variables that set these settings by hand."""
+    env = {
+        "HOROVOD_FUSION_THRESHOLD": str(settings["fusion_threshold"]),
+        "HOROVOD_SHM_DIRECT": str(settings["shm_direct"]),
+    }
+    if settings["bucket_bytes"]:
+        env["HOROVOD_BUCKET_BYTES"] = str(settings["bucket_bytes"])
+    if settings["engine"]:
+        env["HOROVOD_CPU_OPERATIONS"] = str(settings["engine"])
+    return env
+
+
+def shown(settings: dict[str, int | str]) -> str:
+    bucket = int(settings["bucket_bytes"])
+    size = "one bucket" if bucket == UNLIMITED else f"buckets {bucket / 2**20:g} MiB"
+    return f"{size}, batches {int(settings['fusion_threshold']) / 2**20:g} MiB, reads {settings['shm_direct']}"
+
+
+def run(ranks: int, env: dict[str, str], steps: int = 30) -> float:
+    """Steps a second of one job; ``steps`` of 0: until autotuning is over."""
+    command = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), sys.executable, WORKER, str(steps)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    done = subprocess.run(command, env={**clean, **env}, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
+    (speed,) = re.findall(r"([\d.]+) steps/s", done.stdout)
+    return float(speed)
+
+
+if __name__ == "__main__":
+    main()

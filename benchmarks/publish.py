@@ -1,0 +1,184 @@
+"""Publishes measurements: keeps the records of other programs, and writes their tables and pictures into the documents.
+
+    python benchmarks/publish.py benchmarks/results     # take over the records of this folder, then write
+    python benchmarks/publish.py                        # write tables and pictures anew from benchmarks/published
+
+A record is a JSON file that a program here wrote (``--json``). It has the machine, the versions and the date. Documents have no
+other figures: a table stands between the two comments that name its record, and a picture carries its record's checksum. A test
+(``tests/examples/test_published.py``) compares them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ROOT / "benchmarks" / "published"
+IMAGES = ROOT / "docs" / "images"
+BLOCK = re.compile(r"(<!-- published: ([\w-]+) -->\n).*?(\n?<!-- end -->)", re.DOTALL)
+NEEDED = ("processor", "cores", "memory_gigabytes", "python", "horovod", "date", "busy_percent")
+"""What a record must say of the machine it was made on."""
+
+Record = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", help="a folder with records")
+    options = parser.parse_args()
+    if options.results:
+        PUBLISHED.mkdir(exist_ok=True)
+        for path in sorted(options.results.glob("*.json")):
+            if path.stem in TABLES:
+                check(json.loads(path.read_text()), path)
+                (PUBLISHED / path.name).write_bytes(path.read_bytes())
+    for document in documents():
+        text = document.read_text()
+        if written(text) != text:
+            document.write_text(written(text))
+            print(f"wrote {document.relative_to(ROOT)}")
+    for path in sorted(PUBLISHED.glob("*.json")):
+        if path.stem in PICTURES:
+            draw(path)
+
+
+def documents() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")])
+
+
+def check(record: Record, path: Path) -> None:
+    missing = [name for name in NEEDED if name not in record.get("machine", {})]
+    if missing:
+        sys.exit(f"{path}: its machine lacks {', '.join(missing)}; run the program that writes it again")
+
+
+def written(text: str) -> str:
+    """A document with the tables of all records that it names.
+
+    Raises:
+        FileNotFoundError: it names a record that is not published.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        start, name, end = match.groups()
+        record = json.loads((PUBLISHED / f"{name}.json").read_text())
+        return "\n".join([start.rstrip(), "", *TABLES[name](record), "", in_words(record), "", end.strip()])
+
+    return BLOCK.sub(table, text)
+
+
+def in_words(record: Record) -> str:
+    """The line under a table: what it was measured with, when and on what."""
+    machine = record["machine"]
+    versions = "".join(f", {name} {machine[name]}" for name in ("torch", "tensorflow", "keras") if name in machine)
+    return (
+        f"Horovod {machine['horovod']}{versions}, Python {machine['python']}; "
+        f"{machine['processor']}, {machine['cores']} cores, "
+        f"{machine['busy_percent']:.0f} % of them busy with other work; {machine['date'][:10]}."
+    )
+
+
+def of_training(record: Record) -> Iterator[str]:
+    """One row an arrangement: the step time of the best round, and this against Horovod's."""
+    yield f"| {record['ranks']} ranks | what | ms per step, best round | its time to Horovod's |"
+    yield "|---|---|---:|---:|"
+    for model in record["models"]:
+        best = {name: min(seconds) for name, seconds in model["seconds"].items()}
+        for name, seconds in best.items():
+            size = f"{model['model']}, {model['parameters'] / 1e6:.1f} M parameters" if name == "alone" else ""
+            yield f"| {size} | {name} | {1e3 * seconds:.0f} | {seconds / best['hvd']:.2f} |"
+
+
+def of_recovery(record: Record) -> Iterator[str]:
+    """One row a contender: from the kill of a rank to the next step."""
+    yield "| one of " + str(record["ranks"]) + " ranks is killed | seconds to the next step, best of all | losses |"
+    yield "|---|---:|---:|"
+    for name, found in record["seconds"].items():
+        totals = [sum(parts.values()) for parts in found]
+        yield f"| {name} | {min(totals):.2f} | {len(totals)} |"
+
+
+def of_scale(record: Record) -> Iterator[str]:
+    """One row a measurement of rank 0."""
+    from scale_report import table
+
+    yield from table(record)
+
+
+def picture_of_training(record: Record, path: Path) -> None:
+    from training_report import Result, plot
+
+    results = [Result(each["model"], each["parameters"], each["tensors"], each["seconds"]) for each in record["models"]]
+    plot(results, record["ranks"], record["machine"], path)
+
+
+def picture_of_recovery(record: Record, path: Path) -> None:
+    from elastic import plot
+
+    plot(record, path)
+
+
+def picture_of_scale(record: Record, path: Path) -> None:
+    from scale_report import plot
+
+    plot(record, path)
+
+
+TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
+    "training": of_training,
+    "training-tensorflow": of_training,
+    "training-keras": of_training,
+    "elastic": of_recovery,
+    "scale": of_scale,
+}
+PICTURES: dict[str, Callable[[Record, Path], None]] = {
+    "training": picture_of_training,
+    "training-tensorflow": picture_of_training,
+    "training-keras": picture_of_training,
+    "elastic": picture_of_recovery,
+    "scale": picture_of_scale,
+}
+
+
+def draw(record: Path) -> None:
+    path = IMAGES / f"{record.stem}.png"
+    if path.exists() and marked(path).get("Source") == source(record):
+        return
+    PICTURES[record.stem](json.loads(record.read_text()), path)
+    mark(path, source(record))
+    print(f"drew {path.relative_to(ROOT)}")
+
+
+def source(record: Path) -> str:
+    """What a picture that was drawn from a record says of it."""
+    return f"{record.relative_to(ROOT)} {hashlib.sha256(record.read_bytes()).hexdigest()[:16]}"
+
+
+def mark(path: Path, words: str) -> None:
+    """Write into a PNG file where it is from."""
+    from PIL import Image, PngImagePlugin
+
+    with Image.open(path) as image:
+        image.load()
+        texts = PngImagePlugin.PngInfo()
+        texts.add_text("Source", words)
+        image.save(path, pnginfo=texts)
+
+
+def marked(path: Path) -> dict[str, str]:
+    """The texts in a PNG file."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return {name: str(value) for name, value in image.info.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Several engines for one group of ranks, of which one moves the data, and all ranks change it at the same collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.comm.base import Communicator, Completion
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.spans import Vectors
+from horovod.comm.tuned import TunedSettings
+
+
+class SwitchingCommunicator(Communicator):
+    """Owns the engines. An abort ends all of them, since a failure of the job ends all.
+
+    Args:
+        engines: at least one; the first is the present one.
+    """
+
+    def __init__(self, engines: Sequence[Communicator]) -> None:
+        super().__init__(engines[0].rank, engines[0].size)
+        self.built = list(engines)
+        self.chosen_because = engines[0].chosen_because
+        self._use(engines[0])
+
+    def _use(self, engine: Communicator) -> None:
+        self._present = engine
+        self.name = engine.name  # type: ignore[misc]  # that of a class elsewhere
+        self.any_thread = engine.any_thread  # type: ignore[misc]  # likewise
+
+    def tune(self, settings: TunedSettings) -> None:
+        for engine in self.built:
+            engine.tune(settings)
+            if engine.name == settings.engine:
+                self._use(engine)
+
+    def alternatives(self) -> list[str]:
+        return [self.name, *(engine.name for engine in self.built if engine is not self._present)]
+
+    def allreduce(
+        self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float
+    ) -> Completion:
+        return self._present.allreduce(inputs, outputs, op, prescale, postscale)
+
+    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
+        return self._present.allgather(inputs, outputs, counts)
+
+    def broadcast(self, vectors: Vectors, root: int) -> Completion:
+        return self._present.broadcast(vectors, root)
+
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> Completion:
+        return self._present.alltoall(source, target, sent, received, longest)
+
+    def reducescatter(
+        self,
+        inputs: Vectors,
+        outputs: Vectors,
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> Completion:
+        return self._present.reducescatter(inputs, outputs, counts, op, prescale, postscale)
+
+    def barrier(self) -> Completion:
+        return self._present.barrier()
+
+    def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
+        return self._present.allocate(dtype, length, value)
+
+    def abort(self) -> None:
+        for engine in self.built:
+            engine.abort()
+
+    def may_still_read(self) -> bool:
+        return any(engine.may_still_read() for engine in self.built)
+
+    def may_still_write(self) -> bool:
+        return any(engine.may_still_write() for engine in self.built)
+
+    def engines(self) -> list[str]:
+        return [*dict.fromkeys(name for engine in self.built for name in engine.engines())]
+
+    def descriptors(self) -> list[int]:
+        return [descriptor for engine in self.built for descriptor in engine.descriptors()]
+
+    def close(self) -> None:
+        for engine in self.built:
+            engine.close()

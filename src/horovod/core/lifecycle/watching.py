@@ -1,0 +1,184 @@
+"""What watches over one generation: the liveness monitor, which finds lost ranks; the dumper, which writes down what this rank
+did when something is wrong; and the reports of progress, which travel between the monitors and are made on the dumper's thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+from horovod.control.channel import Channel
+from horovod.control.liveness_monitor import LivenessMonitor
+from horovod.control.mesh import ConnectionKey, Endpoint
+from horovod.control.processes import why_not_running
+from horovod.control.rendezvous.interface import LauncherServer
+from horovod.core.config import Config
+from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
+from horovod.core.lifecycle.progress_reports import ProgressReports
+from horovod.core.lifecycle.recording import Recording
+from horovod.core.lifecycle.termination import NoPeers, Termination
+from horovod.core.worker.role import Watch
+from horovod.core.worker.worker import WorkerThread
+from horovod.observe import threads
+
+LIVENESS = "liveness"
+
+_LAST_PARTS_SECONDS = 5.0
+"""How long rank 0 waits for the last parts of the timeline of all ranks."""
+
+
+def liveness_connections(rank: int, size: int) -> list[ConnectionKey]:
+    """The connections that a rank's monitor needs: rank 0 has one to each other rank."""
+    return [ConnectionKey(peer, LIVENESS, 0) for peer in (range(1, size) if rank == 0 else [0])]
+
+
+class Watching:
+    """The monitor and the dumper of one rank. A job of one rank has no monitor, and one that records nothing no dumper.
+
+    Args:
+        rank: this one; ``endpoints`` are those of all ranks.
+        secret: of the job.
+        generation: its number.
+        workers: by process set id; it may still be empty.
+        recording: the timeline.
+
+    Attributes:
+        watch: takes reports of failures.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        rank: int,
+        endpoints: Sequence[Endpoint],
+        secret: bytes,
+        generation: int,
+        workers: Mapping[int, WorkerThread],
+        termination: Termination,
+        recording: Recording,
+    ) -> None:
+        self.watch: Watch = NoPeers(termination)
+        self._config = config
+        self._rank = rank
+        self._endpoints = endpoints
+        self._workers = workers
+        self._termination = termination
+        self._monitor: LivenessMonitor | None = None
+        self._recording = recording
+        self._dumper: Dumper | None = None
+        self._progress: ProgressReports | None = None
+        if config.flight_recorder_size:
+            self._dumper = self._make_dumper(secret, generation)
+            termination.write_down = self._dumper.failed
+
+    def _make_dumper(self, secret: bytes, generation: int) -> Dumper:
+        endpoints, rank = self._endpoints, self._rank
+        folder = f"{endpoints[0].host}-{endpoints[0].pid}"
+        members = Members(
+            hashlib.sha256(secret or folder.encode()).hexdigest()[:12],
+            folder,
+            generation,
+            rank,
+            [endpoint.host for endpoint in endpoints],
+            neighbours_of(rank, [(endpoint.process_namespace, endpoint.pid) for endpoint in endpoints]),
+            isinstance(self._termination.point, LauncherServer),
+        )
+        return Dumper(
+            self._config,
+            members,
+            self._workers,
+            self._look,
+            lambda why, reason: self.watch.request_dump(why, reason),
+            lambda: {} if self._monitor is None else self._monitor.no_progress,
+        )
+
+    def connect(self, sockets: Mapping[ConnectionKey, socket.socket]) -> None:
+        """Make the monitor.
+
+        Args:
+            sockets: among them those of :func:`liveness_connections`.
+        """
+        timeout = self._config.timeout.total_seconds()  # a waiting rank probes its peers after a third of it
+        self.watch = self._monitor = LivenessMonitor(
+            self._rank,
+            {
+                key.peer: Channel(made, reach_seconds=timeout * 2 / 3)
+                for key, made in sockets.items()
+                if key.role == LIVENESS
+            },
+            timeout / 3,
+            self._config.stall_limit.total_seconds(),
+            threads.main_thread,
+            self._look,
+            self._termination.describe,
+            self._termination.fail,
+            threads.lines,
+            lambda: [name for worker in list(self._workers.values()) for name in worker.awaited()],
+            self._dumper.request if self._dumper is not None else lambda why, reason: None,
+            self._progress_came,
+        )
+
+    def _progress_came(self, rank: int, body: bytes) -> None:
+        """On rank 0, on the monitor's thread."""
+        dumper, progress, now = self._dumper, self._progress, time.monotonic()
+        if dumper is not None and progress is not None:
+            dumper.post(lambda: progress.take(rank, body, now))
+
+    def _send_progress(self, body: bytes) -> None:
+        if self._monitor is not None:
+            self._monitor.report_progress(body)
+
+    def follow(self, worker: WorkerThread) -> None:
+        """Report the progress of a worker from now on."""
+        if self._progress is not None:
+            self._progress.follow(worker)
+
+    def finish_timeline(self) -> None:
+        """Before :meth:`close`: have what is left of a timeline of all ranks written, within some seconds."""
+        if self._progress is None or not self._recording.of_all_ranks:
+            return
+        self._progress.finish()
+        if self._monitor is not None and self._rank == 0:
+            self._monitor.everyone_left.wait(_LAST_PARTS_SECONDS)
+
+    def _look(self, rank: int) -> str | None:
+        """Why a rank cannot answer, or "" if its process runs; None if this process cannot see it."""
+        own, other = self._endpoints[self._rank].process_namespace, self._endpoints[rank]
+        return why_not_running(other.pid) if own and own == other.process_namespace else None
+
+    def start(self) -> None:
+        """Start the threads. The workers exist."""
+        if self._dumper is not None:
+            self._progress = ProgressReports(
+                self._rank,
+                [endpoint.host for endpoint in self._endpoints],
+                self._workers,
+                self._config.straggler_percent / 100,
+                self._recording,
+                self._dumper.post,
+                self._send_progress,
+            )
+            for worker in self._workers.values():
+                self._progress.follow(worker)
+            self._dumper.start()
+        if self._monitor is not None:
+            self._monitor.start()
+
+    def close(self) -> None:
+        """End the threads, which may not have begun, and release everything."""
+        if self._monitor is not None:
+            self._monitor.leave()
+        if self._dumper is not None:
+            self._dumper.close()
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that a forked child must close."""
+        own = [part.descriptors() for part in (self._monitor, self._dumper) if part is not None]
+        return [descriptor for each in own for descriptor in each]
+
+    def abandon(self) -> None:
+        """In a forked child: leave the parent's file alone."""
+        if self._dumper is not None:
+            self._dumper.abandon()

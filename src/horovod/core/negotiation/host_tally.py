@@ -1,0 +1,176 @@
+"""Counts what the members of one host have announced, and passes a name on once for all of them. Pure: no I/O, no clock.
+
+A relay keeps one (:mod:`horovod.core.worker.relay`). A name goes up
+
+1. once for the whole host, when all members of the host that have not joined have announced the same;
+2. once for each member, when all have announced it and their requests differ;
+3. of each member by itself, from the moment on in which one of them joins after it has announced the name, and from
+   :data:`HELD_SECONDS` after the first announcement. So the coordinator knows which members a name waits for.
+
+The announcements of one member may overtake each other, but not its joining, which comes behind everything that the member has
+announced before. Its leaving ends the process set, so it waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horovod.core.negotiation.messages import Operation, Request
+from horovod.core.negotiation.negotiator import NegotiationError
+
+EVERYBODY = -1
+"""In place of a member: all members of the host that have not joined."""
+
+HELD_SECONDS = 1.0
+"""After so long a name that some members of the host have not announced is passed on of each member by itself."""
+
+_JOIN = Operation.JOIN
+
+
+class HostShare(NamedTuple):
+    """Requests that go up together.
+
+    Attributes:
+        member: whose they are, or :data:`EVERYBODY`.
+        since: when each was submitted; empty where nobody has asked (:attr:`HostTally.gathers`).
+    """
+
+    member: int
+    requests: list[Request]
+    since: list[float]
+
+
+class _Name:
+    """A name that some members of the host have announced and others have not."""
+
+    __slots__ = ("passed_on", "requests", "since")
+
+    def __init__(self, since: float, passed_on: bool) -> None:
+        self.since = since
+        self.passed_on = passed_on
+        self.requests: dict[int, Request] = {}
+
+
+class HostTally:
+    """The announcements of the members of one host.
+
+    Args:
+        members: their indices in the process set.
+    """
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self._members = members
+        self._gathers = True
+        self._names: dict[str, _Name] = {}
+        self._joined: set[int] = set()
+        self._shares: list[HostShare] = []
+        self._open: dict[int, HostShare] = {}
+
+    @property
+    def gathers(self) -> bool:
+        """Whether names wait for all members of the host. Otherwise each announcement goes up at once, with its time."""
+        return self._gathers
+
+    @gathers.setter
+    def gathers(self, gathers: bool) -> None:
+        self._gathers = gathers
+        if not gathers:
+            for name in self._names.values():
+                self._pass_on(name)
+
+    def announce(self, member: int, requests: Sequence[Request], now: float, since: Sequence[float] = ()) -> None:
+        """Take one member's requests.
+
+        Args:
+            since: when each was submitted; empty: now.
+
+        Raises:
+            NegotiationError: the member has announced one of the names before.
+        """
+        names, size = self._names, len(self._members)
+        for place, request in enumerate(requests):
+            if request.operation is _JOIN:
+                self._join(member, request, now)
+                continue
+            at = since[place] if place < len(since) else now
+            if request.members or member in self._joined:
+                self._put(member, request, at)
+                continue
+            name = names.get(request.name)
+            if name is None:
+                name = names[request.name] = _Name(now, not self._gathers)
+            if member in name.requests:
+                raise NegotiationError(f"it announced {request.name!r} twice")
+            name.requests[member] = request
+            if name.passed_on:
+                self._put(member, request, at)
+            if len(name.requests) == size or (self._joined and self._complete(name)):
+                self._finish(request.name, name)
+
+    def everybody_joined(self) -> None:
+        """All members of the process set have joined, and announce again from now on."""
+        self._joined.clear()
+
+    def pass_on_overdue(self, now: float) -> None:
+        """Pass on what has been held for :data:`HELD_SECONDS`."""
+        for name in self._names.values():
+            if now - name.since >= HELD_SECONDS:
+                self._pass_on(name)
+
+    def due(self) -> float | None:
+        """When :meth:`pass_on_overdue` will have something to do; None: as it stands, never."""
+        return min((each.since + HELD_SECONDS for each in self._names.values() if not each.passed_on), default=None)
+
+    def take(self) -> list[HostShare]:
+        """What is to go up now, in this order."""
+        self._close()
+        shares, self._shares = self._shares, []
+        return shares
+
+    def _join(self, member: int, request: Request, now: float) -> None:
+        if member in self._joined:
+            raise NegotiationError("it joined twice")
+        for name in self._names.values():
+            if member in name.requests:
+                self._pass_on(name)
+        self._joined.add(member)
+        self._close()  # who everybody is changes here
+        self._put(member, request, now)
+        self._close()
+        for text, name in list(self._names.items()):
+            if self._complete(name):
+                self._finish(text, name)
+
+    def _complete(self, name: _Name) -> bool:
+        return all(member in name.requests or member in self._joined for member in self._members)
+
+    def _finish(self, text: str, name: _Name) -> None:
+        del self._names[text]
+        if name.passed_on:
+            return
+        requests = list(name.requests.values())
+        if requests.count(requests[0]) == len(requests):  # equal objects are compared by identity first
+            self._put(EVERYBODY, requests[0], name.since)
+        else:
+            self._pass_on(name)
+
+    def _pass_on(self, name: _Name) -> None:
+        """From now on each member's announcement of the name goes up by itself."""
+        if not name.passed_on:
+            name.passed_on = True
+            for member, request in name.requests.items():
+                self._put(member, request, name.since)
+
+    def _put(self, member: int, request: Request, at: float) -> None:
+        share = self._open.get(member)
+        if share is None:
+            share = self._open[member] = HostShare(member, [], [])
+        share.requests.append(request)
+        if not self._gathers:
+            share.since.append(at)
+
+    def _close(self) -> None:
+        """Have what comes next go up behind everything before it."""
+        self._shares += self._open.values()
+        self._open = {}

@@ -1,0 +1,107 @@
+"""Figures and pictures of the documents are those of published records, or come from a program that the picture names."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
+FIGURE = re.compile(r"\b\d[\d.,]*\s*(?:ms|us|microseconds|milliseconds|GB/s|MB/s|images/s)\b|\b\d[\d.]* %")
+"""What has been measured: a time shorter than a second, a rate, a share."""
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The program, with the modules beside it; other tests do not see these."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module("publish")
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT / "benchmarks")):
+            del sys.modules[name]
+
+
+RECORD = {
+    "machine": {
+        "processor": "a processor", "cores": 2, "memory_gigabytes": 25, "python": "3.11.7", "torch": "2.13.0",
+        "horovod": "0.28.1+pure.1", "busy_percent": 3.0, "date": "2026-11-24T10:00:00+00:00",
+    },
+    "ranks": 2,
+    "models": [
+        {
+            "model": "mlp", "parameters": 25_200_000, "tensors": 14,
+            "seconds": {"alone": [0.172, 0.171], "hvd": [0.17, 0.2], "ddp": [0.28, 0.272]},
+        }
+    ],
+}  # fmt: skip
+
+
+def test_tables_have_the_figures_of_their_records_and_nothing_else(
+    publish: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "PUBLISHED", tmp_path)
+    (tmp_path / "training.json").write_text(json.dumps(RECORD))
+    before = "Text.\n\n<!-- published: training -->\nstale 99 ms\n<!-- end -->\n\nMore."
+    after = publish.written(before)
+    assert "| mlp, 25.2 M parameters | alone | 171 | 1.01 |" in after
+    assert "|  | ddp | 272 | 1.60 |" in after
+    assert "Horovod 0.28.1+pure.1, torch 2.13.0, Python 3.11.7; a processor, 2 cores, 3 % of them busy" in after
+    assert "2026-11-24." in after and "stale" not in after
+    assert after.startswith("Text.\n\n<!-- published") and after.endswith("<!-- end -->\n\nMore.")
+    assert publish.written(after) == after
+
+
+def test_a_picture_is_that_of_its_record(publish: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.setitem(publish.PICTURES, "training", lambda _, path: image.new("RGB", (2, 2)).save(path))
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "IMAGES", tmp_path)
+    record = tmp_path / "training.json"
+    record.write_text(json.dumps(RECORD))
+    publish.draw(record)
+    assert publish.marked(tmp_path / "training.png")["Source"] == publish.source(record)
+    record.write_text(json.dumps({**RECORD, "ranks": 3}))
+    assert publish.marked(tmp_path / "training.png")["Source"] != publish.source(record)
+
+
+def test_documents_have_the_tables_of_published_records(publish: ModuleType) -> None:
+    for document in publish.documents():
+        text = document.read_text()
+        assert publish.written(text) == text, f"{document.name} differs from its records: make publish"
+    for record in publish.PUBLISHED.glob("*.json"):
+        publish.check(json.loads(record.read_text()), record)
+
+
+def test_every_picture_says_where_it_is_from(publish: ModuleType) -> None:
+    pytest.importorskip("PIL.Image")
+    shown = {
+        (document.parent / link).resolve()
+        for document in publish.documents()
+        for link in PICTURE.findall(document.read_text())
+    }
+    assert shown == set(publish.IMAGES.iterdir()), "every picture is shown somewhere, and every shown one is there"
+    assert shown
+    for path in shown:
+        source = publish.marked(path).get("Source", "")
+        program, _, rest = source.partition(";" if source.startswith("docs/") else " ")
+        assert (ROOT / program).is_file(), f"{path.name} names no program or record that made it"
+        if program.startswith("benchmarks/published/"):
+            assert publish.source(ROOT / program) == source, f"{path.name} is not of its record: make publish"
+        else:
+            assert re.fullmatch(r" Horovod \S+, \d{4}-\d\d-\d\d", rest), f"{path.name} has no version and date"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md", "docs/elastic.md", "docs/limits.md"])
+def test_no_figure_stands_outside_of_a_published_table(name: str, publish: ModuleType) -> None:
+    text = publish.BLOCK.sub("", (ROOT / name).read_text())
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = [match for match in FIGURE.findall(text) if match != "100 %"]
+    assert not found, f"{name}: {found}"
