@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -10,6 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
+
+if importlib.util.find_spec("triton"):  # of PyTorch's builds for CUDA: it aborts if TensorFlow was imported before
+    import triton  # noqa: F401
 
 import native_devices
 from leaks import Inventory, left_behind

@@ -83,7 +83,7 @@ def _children() -> list[int]:
     return found
 
 
-def left_behind(before: Inventory, take: Callable[[], Inventory] = Inventory.take, patience: float = 3.0) -> list[str]:
+def left_behind(before: Inventory, take: Callable[[], Inventory] = Inventory.take, patience: float = 15.0) -> list[str]:
     """What is new since ``before``, in words; endings get ``patience`` seconds, for they take a moment."""
     deadline = time.monotonic() + patience
     while (new := take().new(before)) and time.monotonic() < deadline:

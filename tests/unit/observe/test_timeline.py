@@ -121,7 +121,7 @@ def test_a_full_disk_ends_the_file_and_fills_no_memory(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("horovod.observe.timeline.os.pwrite", full)
+        patch.setattr(trace_file, "os", _Os(full))
         for _ in range(1000):
             timeline.cycle()
         deadline = time.monotonic() + 20
