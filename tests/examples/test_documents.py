@@ -35,6 +35,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")])
 SOURCE = Path(horovod.__file__).resolve().parents[1]
 
+PACKAGES = {"lightning", "accelerate", "transformers"}
+"""Names of programs that need the package of that name."""
+
 FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:src|docs|tests|examples|benchmarks)/[\w./-]*)`")
@@ -116,6 +119,8 @@ def programs(document: Path) -> dict[str, list[str]]:
 )
 def test_programs_run_on_two_ranks(document: Path, ranks: Callable[..., RankPool]) -> None:
     pytest.importorskip("torch")
+    for package in PACKAGES & set(programs(document)):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[integrations]'")
     trained = ranks(2, framework="torch").run(_run_programs, document.name, programs(document), free_port())
     for weights in trained:
         assert weights.get("ddp") == pytest.approx(weights.get("hvd"), abs=1e-5), "both programs train the same"
@@ -141,19 +146,20 @@ def _run_programs(document: str, programs: dict[str, list[str]], port: int) -> d
         destroy()
 
     before = dict(os.environ)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"RANK": os.environ[config.RANK], "WORLD_SIZE": os.environ[config.SIZE]}
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HF_HUB_OFFLINE": "1"}
+    places |= {"RANK": before[config.RANK], "LOCAL_RANK": before[config.RANK], "WORLD_SIZE": before[config.SIZE]}
     weights = {}
     torch.distributed.destroy_process_group = destroy_when_all_have_finished
     try:
         for name, blocks in programs.items():
             variables: dict[str, Any] = {"__name__": "__main__"}
+            os.environ |= places  # a program may take some away
             try:
                 for number, block in enumerate(blocks, 1):
                     exec(compile(block, f"{document}, block {number} of {name or 'the program'}", "exec"), variables)
             finally:
                 hvd.shutdown()
-                if torch.distributed.is_initialized():  # it failed
+                if torch.distributed.is_initialized():  # it failed, or leaves that to the end of the process
                     destroy()
             if name:
                 weights[name] = [x for p in variables["model"].parameters() for x in p.detach().flatten().tolist()]

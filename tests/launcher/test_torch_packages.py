@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,36 @@ def test_the_example_learns(
     assert found is not None and float(found[1]) > 0.5, line
     assert found[2] == "horovod", line
     assert not launched or "uses the back end" in err
+
+
+INSIDE = """
+set -e
+ip link set lo up
+ip address add 10.99.0.1/32 dev lo
+ip route add default dev lo
+mount -t tmpfs tmpfs /dev/shm
+exec "$@"
+"""
+
+
+def test_ray_train_runs_it(launcher: Launcher, installed: str) -> None:
+    """In namespaces of its own, which end with it: Ray starts daemons, and asks an outside address for its own."""
+    pytest.importorskip(
+        "ray.train", reason="Ray is not installed: pip install 'ray[train]', which no target of make does"
+    )
+    unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*unshare, "ip", "link", "set", "lo", "up"], capture_output=True, timeout=60).returncode:
+        pytest.skip("this user cannot make namespaces, or there is no ip")
+    path = f"{installed}:{launcher.environment()['PYTHONPATH']}"
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path, for Ray's sockets
+        example = [sys.executable, EXAMPLES / "ray_train_digits.py", "--epochs", "5", "--folder", f"{folder}/results"]
+        done = subprocess.run(
+            [*unshare, "bash", "-c", INSIDE, "bash", *example],
+            env=launcher.environment(PYTHONPATH=path, RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=folder, TMPDIR=folder),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"accuracy ([\d.]+) on 2 ranks by horovod", done.stdout + done.stderr)
+    assert found is not None and float(found[1]) > 0.5, done.stdout + done.stderr
