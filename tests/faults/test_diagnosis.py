@@ -318,6 +318,10 @@ def test_a_rank_that_is_slower_and_where(ranks: Ranks, tmp_path: Path) -> None:
             time.sleep(0.01)  # backward
             hvd.allreduce(torch.ones(64), name="gradient")
         hvd.barrier()
+        (tmp_path / f"left-{hvd.rank()}").touch()
+        given_up = time.monotonic() + 30
+        while len(list(tmp_path.glob("left-*"))) < hvd.size() and time.monotonic() < given_up:
+            time.sleep(0.01)  # all have left the barrier
         if hvd.rank() == 0:
             current().watch.request_dump("request", "the test asks")
         time.sleep(1.0)

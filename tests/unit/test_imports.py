@@ -26,7 +26,7 @@ LAYERS: Layers = [
     {"common.elastic"},
     {"elastic"},
     {"runner", "common"},
-    {"timeline"},
+    {"timeline", "top"},
     {"diagnose"},
     {"core", "environments"},
     {"autotune"},

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from horovod._keras.guarding import OptimizerGuard
-from horovod._keras.settings import Settings
+from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import cut_by_groups
@@ -78,7 +78,7 @@ class Distribution:
     """
 
     def __init__(
-        self, settings: Settings, reducer: Reducer, key: Key, known: Callable[[], Sequence[Any]] = tuple
+        self, settings: KerasSettings, reducer: Reducer, key: Key, known: Callable[[], Sequence[Any]] = tuple
     ) -> None:
         self.settings = settings
         self.pending: Sequence[Any] | None = None

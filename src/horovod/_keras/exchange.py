@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from horovod._keras.settings import Settings
+from horovod._keras.settings import KerasSettings
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reductions import Reducing
@@ -20,7 +20,7 @@ from horovod.core.submission.prepared import device_of
 class Exchange:
     """Reduces one optimizer's gradients, as the core takes them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._name = OptimizerName()
 

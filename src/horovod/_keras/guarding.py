@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod._keras.settings import Settings
+from horovod._keras.settings import KerasSettings
 from horovod._models import guard
 
 
@@ -19,7 +19,7 @@ class OptimizerGuard:
         optimizer: is not kept alive.
     """
 
-    def __init__(self, optimizer: Any, settings: Settings) -> None:
+    def __init__(self, optimizer: Any, settings: KerasSettings) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._guard = guard.Guard(settings.process_set, settings.line)
         self._constants: dict[str, str] | None = None

@@ -9,10 +9,10 @@ import keras
 
 from horovod._keras.loss_scale import unwrapped
 from horovod._keras.optimizer import distribute_in_place, is_distributed
-from horovod._keras.settings import Settings, users_objects
+from horovod._keras.settings import KerasSettings, users_objects
 
 
-def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: Settings) -> Any:
+def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: KerasSettings) -> Any:
     """Load a model with Keras 3, and make its optimizer distributed. The optimizer keeps its state."""
     model = keras.models.load_model(filepath, custom_objects=users_objects(custom_optimizers, custom_objects))
     optimizer = getattr(model, "optimizer", None)

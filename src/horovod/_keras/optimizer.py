@@ -17,7 +17,7 @@ from horovod._keras import compilation, last_steps, loss_scale, naming
 from horovod._keras.backends import backend
 from horovod._keras.distribution import Distribution
 from horovod._keras.guarding import OptimizerGuard
-from horovod._keras.settings import MODULE, Settings
+from horovod._keras.settings import MODULE, KerasSettings
 
 
 class CallableList(list[Any]):
@@ -177,7 +177,7 @@ def is_distributed(optimizer: Any) -> bool:
     )
 
 
-def distribute(optimizer: Any, settings: Settings) -> Any:
+def distribute(optimizer: Any, settings: KerasSettings) -> Any:
     """A distributed optimizer with the configuration and the state of ``optimizer``, which is not changed.
 
     The parts of a ``MultiOptimizer`` are not copied.
@@ -197,14 +197,14 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     return distributed
 
 
-def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
+def distribute_in_place(optimizer: Any, settings: KerasSettings) -> Any:
     """Make ``optimizer`` itself distributed. It keeps its state. This is for the optimizer of a loaded model."""
     optimizer.__class__ = derived(type(optimizer))
     _adopt(optimizer, settings)
     return optimizer
 
 
-def _adopt(optimizer: Any, settings: Settings) -> None:
+def _adopt(optimizer: Any, settings: KerasSettings) -> None:
     itself = weakref.ref(optimizer)
 
     def known() -> list[Any]:

@@ -20,7 +20,7 @@ MODULE = "horovod._keras"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ReductionSettings):
+class KerasSettings(ReductionSettings):
     """Arguments of a distributed optimizer.
 
     Attributes:
@@ -49,7 +49,7 @@ def checked(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     **rest: Any,
-) -> Settings:
+) -> KerasSettings:
     """The settings for the arguments that the user passed.
 
     Raises:
@@ -64,7 +64,7 @@ def checked(
     passes = positive_whole(backward_passes_per_step, "backward_passes_per_step")
     groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"), stacklevel=3)
     groups = check_groups(whole_if_number(groups), "variables", id)
-    return Settings(
+    return KerasSettings(
         compression=NoneCompressor if compression is None else compression,
         op=chosen,
         predivide=gradient_predivide_factor,

@@ -16,7 +16,7 @@ from horovod.common.objects import allgather_object
 from horovod.core.lifecycle.process_set import ProcessSet
 
 
-class Kind(IntEnum):
+class GradientKind(IntEnum):
     """What a rank has of one variable's gradient. If ranks differ, the largest is what they reduce."""
 
     ABSENT = 0
@@ -35,13 +35,13 @@ def in_words(kinds: Sequence[int]) -> str:
         text = f"gradients {spans(present)} of {len(kinds)}"
     else:
         text = f"none of {len(kinds)} gradients"
-    for kind, what in ((Kind.SPARSE, "sparse"), (Kind.SPARSE_LONG, "sparse by int64")):
+    for kind, what in ((GradientKind.SPARSE, "sparse"), (GradientKind.SPARSE_LONG, "sparse by int64")):
         some = [position for position, each in enumerate(kinds) if each == kind]
         text += f" ({what}: {spans(some)})" if some else ""
     return shortened(text)
 
 
-def exchange(kinds: Sequence[int], process_set: ProcessSet, name: str) -> list[Kind] | None:
+def exchange(kinds: Sequence[int], process_set: ProcessSet, name: str) -> list[GradientKind] | None:
     """What the ranks reduce, by position. None: they all have the same. Every member must call it.
 
     Args:
@@ -51,8 +51,8 @@ def exchange(kinds: Sequence[int], process_set: ProcessSet, name: str) -> list[K
     return together(allgather_object(list(map(int, kinds)), name=name, process_set=process_set))
 
 
-def together(found: Sequence[Sequence[int]]) -> list[Kind] | None:
+def together(found: Sequence[Sequence[int]]) -> list[GradientKind] | None:
     """What the ranks reduce, by position, if each rank has one of ``found``. None: all have the same, or not as many."""
     if all(each == found[0] for each in found) or len({len(each) for each in found}) > 1:
         return None
-    return [Kind(max(each)) for each in zip(*found, strict=True)]
+    return [GradientKind(max(each)) for each in zip(*found, strict=True)]

@@ -96,6 +96,7 @@ LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
 FLIGHT_RECORDER_SIZE = "HOROVOD_FLIGHT_RECORDER_SIZE"
 FLIGHT_RECORDER_DIR = "HOROVOD_FLIGHT_RECORDER_DIR"
 STRAGGLER_PERCENT = "HOROVOD_STRAGGLER_PERCENT"
+METRICS = "HOROVOD_METRICS"
 AUTOTUNE = "HOROVOD_AUTOTUNE"
 AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"
 AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
@@ -286,6 +287,8 @@ class Config:
     """The folder that ranks write their flight recorders to; "": one of the job in the folder for temporary files."""
     straggler_percent: float = _setting(STRAGGLER_PERCENT, 10.0, _at_least(0))
     """The share of a step from which on a rank that holds the others up is named; 0: none is."""
+    metrics: str = _setting(METRICS, "", str)
+    """Where rank 0 serves metrics: ``PORT``, ``HOST:PORT`` or ``unix:PATH``; "": nowhere."""
     log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)

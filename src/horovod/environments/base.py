@@ -102,7 +102,7 @@ class Number:
     source: str
 
 
-class Variables:
+class EnvironmentVariables:
     """The variables of one launcher, read so that every error names the variable, its value and the launcher."""
 
     def __init__(self, env: Mapping[str, str], launcher: str, advice: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from horovod.core import config
-from horovod.environments.base import Environment, Identity, Variables
+from horovod.environments.base import Environment, EnvironmentVariables, Identity
 
 _LOCAL = (config.LOCAL_RANK, config.LOCAL_SIZE)
 _CROSS = (config.CROSS_RANK, config.CROSS_SIZE)
@@ -20,7 +20,7 @@ class HorovodRun(Environment):
 
     @staticmethod
     def identity(env: Mapping[str, str]) -> Identity:
-        read = Variables(
+        read = EnvironmentVariables(
             env,
             HorovodRun.name,
             "start the script with `horovodrun -np N python ...`, or, to run it alone, "

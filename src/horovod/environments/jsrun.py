@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, HostList, Identity, Variables, consecutive
+from horovod.environments.base import Environment, EnvironmentVariables, HostList, Identity, consecutive
 from horovod.environments.lsf_hosts import lsf_hosts
 
 
@@ -47,8 +47,8 @@ class JSRun(Environment):
         return None if hosts is None else HostList(tuple(hosts), "", ())
 
 
-def _variables(env: Mapping[str, str]) -> Variables:
-    return Variables(
+def _variables(env: Mapping[str, str]) -> EnvironmentVariables:
+    return EnvironmentVariables(
         env,
         JSRun.name,
         "start the script with `horovodrun --jsrun -np N python ...` and leave its variables as they are.",

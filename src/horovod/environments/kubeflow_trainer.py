@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity, Number, Rank0, Variables
+from horovod.environments.base import Environment, EnvironmentVariables, Identity, Number, Rank0
 
 
 class KubeflowTrainer(Environment):
@@ -16,7 +16,7 @@ class KubeflowTrainer(Environment):
 
     @staticmethod
     def identity(env: Mapping[str, str]) -> Identity:
-        read = Variables(
+        read = EnvironmentVariables(
             env,
             KubeflowTrainer.name,
             "put `torchrun` in the place of `python` in the pods' command, or set numProcPerNode to 1 for one rank a pod.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity, Variables, consecutive
+from horovod.environments.base import Environment, EnvironmentVariables, Identity, consecutive
 
 
 class OpenMPI(Environment):
@@ -17,7 +17,7 @@ class OpenMPI(Environment):
 
     @staticmethod
     def identity(env: Mapping[str, str]) -> Identity:
-        read = Variables(
+        read = EnvironmentVariables(
             env, OpenMPI.name, "start the script with `mpirun -np N python ...` and leave its variables as they are."
         )
         rank = read.number("OMPI_COMM_WORLD_RANK")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity, Variables, consecutive
+from horovod.environments.base import Environment, EnvironmentVariables, Identity, consecutive
 
 
 class PALS(Environment):
@@ -21,7 +21,7 @@ class PALS(Environment):
 
     @staticmethod
     def identity(env: Mapping[str, str]) -> Identity:
-        read = Variables(
+        read = EnvironmentVariables(
             env,
             PALS.name,
             "it must give PMI_SIZE, PALS_LOCAL_RANKID and PALS_LOCAL_SIZE. What is missing can be set by hand, as in "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, HostList, Identity, Number, Variables
+from horovod.environments.base import Environment, EnvironmentVariables, HostList, Identity, Number
 from horovod.environments.slurm_nodes import expand_nodes, expand_ports
 
 # Slurm numbers a batch script, an interactive shell and the like from here; srun's own steps count up from 0.
@@ -64,13 +64,13 @@ class Slurm(Environment):
             raise read.error(f"the list of nodes {nodes!r} or of reserved ports {ports!r}: {error}") from None
 
 
-def _variables(env: Mapping[str, str]) -> Variables:
-    return Variables(
+def _variables(env: Mapping[str, str]) -> EnvironmentVariables:
+    return EnvironmentVariables(
         env, Slurm.name, "start the script with `srun -n N python ...` and leave its variables as they are."
     )
 
 
-def _tasks_per_node(env: Mapping[str, str], read: Variables, size: Number) -> tuple[str, list[int]]:
+def _tasks_per_node(env: Mapping[str, str], read: EnvironmentVariables, size: Number) -> tuple[str, list[int]]:
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         text = env.get(name, "").strip()
         if text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity, Rank0, Variables
+from horovod.environments.base import Environment, EnvironmentVariables, Identity, Rank0
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -19,7 +19,7 @@ class TorchDistributed(Environment):
 
     @staticmethod
     def identity(env: Mapping[str, str]) -> Identity:
-        read = Variables(
+        read = EnvironmentVariables(
             env,
             TorchDistributed.name,
             "every rank needs its own RANK, and the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT; to run the script alone, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity, Rank0, Variables
+from horovod.environments.base import Environment, EnvironmentVariables, Identity, Rank0
 
 
 class TorchRun(Environment):
@@ -17,7 +17,7 @@ class TorchRun(Environment):
 
     @staticmethod
     def identity(env: Mapping[str, str]) -> Identity:
-        read = Variables(
+        read = EnvironmentVariables(
             env,
             TorchRun.name,
             "start the script with `torchrun --nproc-per-node N ...` and leave its variables as they are.",
@@ -43,7 +43,7 @@ class TorchRun(Environment):
         )
 
 
-def _rank_0(read: Variables) -> Rank0:
+def _rank_0(read: EnvironmentVariables) -> Rank0:
     address = read.text("MASTER_ADDR")
     if not address:
         raise read.error(

@@ -105,10 +105,15 @@ class StragglerWatch:
     def __init__(self, least_share: float) -> None:
         self._least_share = least_share
         self._totals: dict[int, Total] = {}
+        self._begun: set[int] = set()
         self._said: dict[tuple[int, int, str], float] = {}
 
     def add(self, rank: int, progress: Progress) -> None:
-        """Take a rank's progress."""
+        """Take a rank's progress. What comes before its first steps, and with them, is not compared: it starts up."""
+        if rank not in self._begun:
+            if progress.steps:
+                self._begun.add(rank)
+            return
         self._totals.setdefault(rank, Total()).add(progress)
 
     def found(self, process_sets: Mapping[int, Sequence[int]], now: float) -> list[Straggler]:

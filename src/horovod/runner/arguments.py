@@ -178,6 +178,9 @@ def build_parser(brief: bool = True) -> Parser:
     flag(parser, "--dump", metavar="JOB|PID",
          help="have all ranks of a running job write down what they do, say it in words, and exit; the job goes on. PID is the "
               "process of horovodrun or of a rank, JOB the number of a batch job, on this host")  # fmt: skip
+    flag(parser, "--top", metavar="JOB|PID",
+         help="show what a running job does, and where its ranks wait, until Ctrl-C. JOB and PID as of --dump, on the host of "
+              "rank 0")  # fmt: skip
     flag(parser, "--stdin", type=_rank_or_none, metavar="RANK",
          help="the rank that reads standard input, as pdb does; or none (default: 0 with -np 1, else none)")  # fmt: skip
     flag(parser, "--start-timeout", type=_positive, metavar="S",

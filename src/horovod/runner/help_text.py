@@ -23,7 +23,7 @@ MORE = "horovodrun --help-all lists every flag, with its default and its environ
 
 OFTEN = frozenset(
     {
-        "-h", "--help-all", "-v", "-cb", "-np", "--verbose", "--dry-run", "--dump", "--config-file", "--start-timeout",
+        "-h", "--help-all", "-v", "-cb", "-np", "--verbose", "--dry-run", "--dump", "--top", "--config-file", "--start-timeout",
         "-H", "-hostfile", "--host-discovery-script", "--network-interfaces", "-p", "-i",
         "--output-filename", "-prefix-timestamp", "--timeline-filename", "--log-level", "--autotune",
         "--min-np", "--max-np", "--mpi",
@@ -34,6 +34,7 @@ OFTEN = frozenset(
 GROUPS = {
     "params": "batches and engines",
     "timeline": "timeline",
+    "metrics": "metrics",
     "stall_check": "stalled tensors",
     "library_options": "libraries and threads",
     "logging": "log messages",

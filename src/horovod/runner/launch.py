@@ -62,6 +62,8 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
             return _check_build()
         if options.dump is not None:
             return _dump(options.dump)
+        if options.top is not None:
+            return _top(options.top)
         status, words = _carry_out(options)
     except UsageError as error:
         print(f"usage: {USAGE}\nhorovodrun: error: {error}", file=sys.stderr)
@@ -172,6 +174,12 @@ def _dump(target: str) -> int:
     folder = request(target)
     print(f"horovodrun: what every rank did until now is in {folder}\n")
     return diagnose([str(folder)])
+
+
+def _top(target: str) -> int:
+    from horovod.top.__main__ import main as top
+
+    return top([target])
 
 
 def _open_standard_streams() -> None:

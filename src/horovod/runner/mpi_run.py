@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 
 from horovod.runner.errors import LaunchError
-from horovod.runner.whole_job.mpi.kinds import Kind, find
+from horovod.runner.whole_job.mpi.kinds import MpiKind, find
 
 
 def mpi_available(env: Mapping[str, str] | None = None) -> bool:
@@ -19,25 +19,25 @@ def mpi_available(env: Mapping[str, str] | None = None) -> bool:
 
 def is_open_mpi(env: Mapping[str, str] | None = None) -> bool:
     """Whether it is Open MPI's."""
-    return _kind(env) in (Kind.OPEN_MPI_4, Kind.OPEN_MPI_5)
+    return _kind(env) in (MpiKind.OPEN_MPI_4, MpiKind.OPEN_MPI_5)
 
 
 def is_spectrum_mpi(env: Mapping[str, str] | None = None) -> bool:
     """Whether it is IBM Spectrum MPI's."""
-    return _kind(env) is Kind.SPECTRUM
+    return _kind(env) is MpiKind.SPECTRUM
 
 
 def is_mpich(env: Mapping[str, str] | None = None) -> bool:
     """Whether it is MPICH's."""
-    return _kind(env) is Kind.MPICH
+    return _kind(env) is MpiKind.MPICH
 
 
 def is_intel_mpi(env: Mapping[str, str] | None = None) -> bool:
     """Whether it is Intel MPI's."""
-    return _kind(env) is Kind.INTEL
+    return _kind(env) is MpiKind.INTEL
 
 
-def _kind(env: Mapping[str, str] | None) -> Kind | None:
+def _kind(env: Mapping[str, str] | None) -> MpiKind | None:
     try:
         return find(os.environ if env is None else env).kind
     except LaunchError:

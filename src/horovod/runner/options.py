@@ -32,6 +32,8 @@ class Options:
     dry_run: bool = False
     dump: str | None = None
     """The job whose ranks are to write down what they do: a process or a batch job."""
+    top: str | None = None
+    """The job that is to be shown: a process or a batch job."""
     config_file: str | None = None
     disable_cache: bool = False
     ssh_port: int | None = None

@@ -151,6 +151,10 @@ TUNABLES: tuple[Tunable, ...] = (
         off_hidden=True, when="timeline_filename",
     ),
     Tunable(
+        "metrics", str, config.METRICS, ("metrics", "address"),
+        "serve metrics for Prometheus at this port of rank 0's loopback interface, HOST:PORT, or unix:PATH",
+    ),
+    Tunable(
         "no_stall_check", bool, config.STALL_CHECK_DISABLE, ("stall_check", "enabled"),
         "do not report tensors that only some ranks have submitted", off="--stall-check", off_hidden=True, inverted=True,
     ),

@@ -16,7 +16,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.optimizer import _DistributedOptimizer
 from horovod.tensorflow.training.adasum_optimizer import _DistributedAdasumOptimizer
-from horovod.tensorflow.training.gradients import Reduction
+from horovod.tensorflow.training.gradients import TensorFlowReduction
 
 
 def DistributedOptimizer(
@@ -65,7 +65,7 @@ def DistributedOptimizer(
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"), stacklevel=2)
     backward_passes_per_step = positive_whole(backward_passes_per_step, "backward_passes_per_step")
-    settings = Reduction(
+    settings = TensorFlowReduction(
         op=chosen,
         predivide=gradient_predivide_factor,
         compression=compression,

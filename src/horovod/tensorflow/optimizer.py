@@ -12,7 +12,7 @@ from horovod.common.basics import rank
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.training import reduced_marks
-from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
+from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
 from horovod.tensorflow.training.local import LocalSources
 
 
@@ -32,7 +32,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         optimizer: Any,
         name: str | None,
         use_locking: bool,
-        reduction: Reduction,
+        reduction: TensorFlowReduction,
         passes: int,
         average_passes: bool,
         scale_local: bool,

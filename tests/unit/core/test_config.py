@@ -54,6 +54,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
     (config.DEBUG, "1", "debug", True),
     (config.DEBUG_STEPS, "7", "debug_steps", 7),
+    (config.METRICS, "9400", "metrics", "9400"),
     (config.TIMELINE_ALL_RANKS, "1", "timeline_all_ranks", True),
     (config.FLIGHT_RECORDER_SIZE, "10", "flight_recorder_size", 10),
     (config.FLIGHT_RECORDER_DIR, "/tmp/Recorders", "flight_recorder_dir", "/tmp/Recorders"),

@@ -229,6 +229,8 @@ def test_overlap_is_what_both_cover(one: list[tuple[int, int]], two: list[tuple[
 
 def test_the_line_says_who_where_and_how_much(ranks_of: Callable[[int], list[SimulatedRank]]) -> None:
     ranks, watch = ranks_of(2), StragglerWatch(0.10)
+    make_step(ranks, [Step(9.0, 0.01, 0.01, 0.008)] * 2, 1)
+    report(ranks, watch)
     for _ in range(STEPS):
         make_step(ranks, [Step(0.01, 0.01, 0.01, 0.008), Step(0.01, 0.02, 0.01, 0.008)], 1)
     report(ranks, watch)

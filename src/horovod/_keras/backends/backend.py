@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from horovod._keras.distribution import Reducer
-from horovod._keras.settings import Settings
+from horovod._keras.settings import KerasSettings
 
 
 def name() -> str:
@@ -39,7 +39,7 @@ def compression() -> Any:
     return of_jax
 
 
-def reducer(settings: Settings) -> Reducer:
+def reducer(settings: KerasSettings) -> Reducer:
     """The reducer of the backend.
 
     Raises:

@@ -23,11 +23,11 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import Exchange
 from horovod._keras.guarding import OptimizerGuard
-from horovod._keras.settings import Settings
+from horovod._keras.settings import KerasSettings
 from horovod._models import presence
 from horovod._models.arrival import Arrival
 from horovod._models.guard import ELEMENTS, some
-from horovod._models.presence import Kind
+from horovod._models.presence import GradientKind
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.compression import CastCompressor, NoneCompressor
@@ -87,7 +87,7 @@ class Compression:
 class JaxReducer(Reducer):
     """Reduces one optimizer's gradients in the computation that is being traced."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._compression = settings.compression
         self._exchange = Exchange(settings)
@@ -122,7 +122,7 @@ class JaxReducer(Reducer):
         pairs = [self._compression.compress(jnp.asarray(gradients[index])) for index in present]
         names = [f"gradient of {variable_name(variables[index])}" for index in present]
         shapes = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
-        alike = presence.in_words([Kind.ABSENT if each is None else Kind.DENSE for each in gradients])
+        alike = presence.in_words([GradientKind.ABSENT if each is None else GradientKind.DENSE for each in gradients])
         places = {index: place for place, index in enumerate(present)}
         own_cut = None if cut is None else [[places[index] for index in each if index in places] for each in cut]
 

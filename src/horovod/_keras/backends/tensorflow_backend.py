@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod._keras.distribution import Reducer, scaled
-from horovod._keras.settings import Settings
+from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
 from horovod.tensorflow.training import reduced_marks
-from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
+from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
 
 
-def reduction_of(settings: Settings, **changes: Any) -> Reduction:
+def reduction_of(settings: KerasSettings, **changes: Any) -> TensorFlowReduction:
     """The settings of a Keras optimizer for :func:`reduce_gradients`, with ``changes``."""
-    same = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Reduction)}
-    return Reduction(**{**same, **changes})
+    same = {field.name: getattr(settings, field.name) for field in dataclasses.fields(TensorFlowReduction)}
+    return TensorFlowReduction(**{**same, **changes})
 
 
 class TensorFlowReducer(Reducer):
     """Reduces one optimizer's gradients: in the graph that is being built, or eagerly."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._name = OptimizerName()
         self._made = reduced_marks.now()

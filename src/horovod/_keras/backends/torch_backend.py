@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from horovod._keras.distribution import Reducer, variable_name
-from horovod._keras.settings import Settings
+from horovod._keras.settings import KerasSettings
 from horovod._models import presence
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
@@ -28,7 +28,7 @@ __all__ = ["Compression", "TorchReducer"]
 class TorchReducer(Reducer):
     """Reduces one optimizer's gradients each time they are applied."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._name = OptimizerName()
 
@@ -143,5 +143,5 @@ def _arrival(gradient: Any, parameter: Any) -> Arrival:
     return Arrival.LOCAL if gradient is parameter.grad and gradient._version == state else Arrival.CHANGED
 
 
-def _kinds(gradients: Sequence[Any]) -> list[presence.Kind]:
-    return [presence.Kind.ABSENT if gradient is None else presence.Kind.DENSE for gradient in gradients]
+def _kinds(gradients: Sequence[Any]) -> list[presence.GradientKind]:
+    return [presence.GradientKind.ABSENT if gradient is None else presence.GradientKind.DENSE for gradient in gradients]

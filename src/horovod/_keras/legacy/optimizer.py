@@ -14,7 +14,7 @@ from horovod._keras.backends.tensorflow_backend import reduction_of
 from horovod._keras.compilation import turn_off_xla
 from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.loss_scale import unwrapped
-from horovod._keras.settings import MODULE, Settings, users_objects
+from horovod._keras.settings import MODULE, KerasSettings, users_objects
 from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.common.basics import rank
 from horovod.common.local_gradients import reduce_shared
@@ -32,7 +32,7 @@ Apply = Callable[[Sequence[tuple[Any, Any]]], Any]
 class LegacyDistribution:
     """The distributed part of one optimizer."""
 
-    def __init__(self, optimizer: Any, settings: Settings, kind: str) -> None:
+    def __init__(self, optimizer: Any, settings: KerasSettings, kind: str) -> None:
         self._optimizer = optimizer
         self.guard = OptimizerGuard(optimizer, settings)
         self._reduction = reduction_of(settings)
@@ -247,7 +247,7 @@ def is_distributed(optimizer: Any) -> bool:
     )
 
 
-def distribute(optimizer: Any, settings: Settings) -> Any:
+def distribute(optimizer: Any, settings: KerasSettings) -> Any:
     """A distributed optimizer with the configuration of ``optimizer``, which is not changed.
 
     Raises:
@@ -268,13 +268,13 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     return adopt(made, settings)
 
 
-def distribute_in_place(optimizer: Any, settings: Settings) -> Any:
+def distribute_in_place(optimizer: Any, settings: KerasSettings) -> Any:
     """Make ``optimizer`` itself distributed. It keeps its state."""
     optimizer.__class__ = derived(type(optimizer))
     return adopt(optimizer, settings)
 
 
-def adopt(optimizer: Any, settings: Settings) -> Any:
+def adopt(optimizer: Any, settings: KerasSettings) -> Any:
     """Set up an instance of a derived class to reduce gradients."""
     kind = type(optimizer).__name__
     object.__setattr__(optimizer, "_horovod", LegacyDistribution(optimizer, settings, kind))
@@ -283,7 +283,7 @@ def adopt(optimizer: Any, settings: Settings) -> Any:
     return optimizer
 
 
-def load(keras: Any, filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: Settings) -> Any:
+def load(keras: Any, filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: KerasSettings) -> Any:
     """Load a model with Keras 2, and make its optimizer distributed. The optimizer keeps its state."""
     model = keras.models.load_model(filepath, custom_objects=users_objects(custom_optimizers, custom_objects))
     optimizer = getattr(model, "optimizer", None)

@@ -105,7 +105,7 @@ class CommHandle:
         Raises:
             NcclError: it cannot be made.
         """
-        made, config = place = ctypes.c_void_p(), library.Config.non_blocking()
+        made, config = place = ctypes.c_void_p(), library.NcclConfig.non_blocking()
         identity = library.UniqueId.from_buffer_copy(unique_id)
         _places.append(place)
         with runtime.chosen():
@@ -135,7 +135,7 @@ class CommHandle:
             NcclError: it cannot be made.
             Aborted: this one was aborted meanwhile.
         """
-        made, config = written = ctypes.c_void_p(), library.Config.non_blocking()
+        made, config = written = ctypes.c_void_p(), library.NcclConfig.non_blocking()
         _places.append(written)
         with self._runtime.chosen():
             with self._lock:

@@ -69,7 +69,7 @@ class UniqueId(ctypes.Structure):
         return ctypes.string_at(ctypes.addressof(self), UNIQUE_ID_BYTES)
 
 
-class Config(ctypes.Structure):
+class NcclConfig(ctypes.Structure):
     """``ncclConfig_t`` of NCCL 2.18. Newer ones append fields and take this size for "as if they were not set"."""
 
     _fields_ = [
@@ -85,7 +85,7 @@ class Config(ctypes.Structure):
     ]
 
     @classmethod
-    def non_blocking(cls) -> Config:
+    def non_blocking(cls) -> NcclConfig:
         """Calls return before they are done; whoever calls asks with ``ncclCommGetAsyncError`` until they are."""
         unset = _UNDEFINED
         return cls(ctypes.sizeof(cls), _MAGIC, code_of(OLDEST), 0, unset, unset, unset, None, unset)
@@ -119,9 +119,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     # const char *ncclGetLastError(ncclComm_t comm)
     "ncclGetLastError": (ctypes.c_char_p, [_comm]),
     # ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t *config)
-    "ncclCommInitRankConfig": (_int, [_pointer(_comm), _int, UniqueId, _int, _pointer(Config)]),
+    "ncclCommInitRankConfig": (_int, [_pointer(_comm), _int, UniqueId, _int, _pointer(NcclConfig)]),
     # ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)
-    "ncclCommSplit": (_int, [_comm, _int, _int, _pointer(_comm), _pointer(Config)]),
+    "ncclCommSplit": (_int, [_comm, _int, _int, _pointer(_comm), _pointer(NcclConfig)]),
     # ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
     "ncclCommGetAsyncError": (_int, [_comm, _pointer(_int)]),
     # ncclResult_t ncclCommFinalize(ncclComm_t comm)

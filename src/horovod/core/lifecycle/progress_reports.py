@@ -20,6 +20,7 @@ from horovod.core.lifecycle.recording import Recording
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import memory
 from horovod.observe.all_ranks import PartMaker, TimelinePart
+from horovod.observe.live import LiveJob, Snapshot
 from horovod.observe.progress import Progress, ProgressMeter
 from horovod.observe.step_clock import clock
 from horovod.observe.stragglers import StragglerWatch, in_words
@@ -46,6 +47,7 @@ class ProgressReports:
         hosts: by rank.
         workers: by process set id.
         least_share: the share of the time from which on a rank that holds up the others is named; 0: never.
+        recoveries: how many generations have run before this one.
         recording: gets the parts of the timeline of all ranks.
         post: has a function called on that thread.
         send: sends a report to rank 0; called on every other rank.
@@ -57,6 +59,7 @@ class ProgressReports:
         hosts: Sequence[str],
         workers: Mapping[int, WorkerThread],
         least_share: float,
+        recoveries: int,
         recording: Recording,
         post: Callable[[Callable[[], None]], None],
         send: Callable[[bytes], None],
@@ -73,6 +76,8 @@ class ProgressReports:
         self._last = time.monotonic()
         self._meter = ProgressMeter(clock, self._last)
         self._watch = StragglerWatch(least_share)
+        self._live = LiveJob(hosts, self._last, recoveries)
+        self._lock = threading.Lock()  # guards the state of the job, which the live view reads
 
     def follow(self, worker: WorkerThread) -> None:
         """Have submissions to a worker lead to reports."""
@@ -130,6 +135,23 @@ class ProgressReports:
         if isinstance(report, TimelinePart):
             self._recording.add(rank, report, received)
             return
+        with self._lock:
+            self._live.add(rank, report, time.monotonic())
         self._watch.add(rank, report)
         for found in self._watch.found(dict(membership.ranks), time.monotonic()):
-            _log.warning("%s", in_words(found, self._hosts[found.rank]))
+            text = in_words(found, self._hosts[found.rank])
+            _log.warning("%s", text)
+            with self._lock:
+                self._live.straggler = text
+
+    # On rank 0, for any thread.
+
+    def snapshot(self, lines: Mapping[int, str], awaited: Mapping[int, Sequence[str]]) -> Snapshot:
+        """As :meth:`~horovod.observe.live.LiveJob.snapshot`."""
+        with self._lock:
+            return self._live.snapshot(time.monotonic(), lines, awaited)
+
+    def metrics(self) -> str:
+        """The state of the job in Prometheus's text format."""
+        with self._lock:
+            return self._live.metrics(time.monotonic())

@@ -5,23 +5,29 @@ did when something is wrong; and the reports of progress, which travel between t
 from __future__ import annotations
 
 import hashlib
+import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.control.processes import why_not_running
 from horovod.control.rendezvous.interface import LauncherServer
-from horovod.core.config import Config
+from horovod.core.config import METRICS, Config
 from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
+from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
 from horovod.core.lifecycle.progress_reports import ProgressReports
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import threads
+
+_log = logging.getLogger("horovod.core")
 
 LIVENESS = "liveness"
 
@@ -67,6 +73,8 @@ class Watching:
         self._termination = termination
         self._monitor: LivenessMonitor | None = None
         self._recording = recording
+        self._generation = generation
+        self._live: LiveServer | None = None
         self._dumper: Dumper | None = None
         self._progress: ProgressReports | None = None
         if config.flight_recorder_size:
@@ -120,6 +128,17 @@ class Watching:
             self._progress_came,
         )
 
+    def _make_live_server(self, progress: ProgressReports) -> LiveServer:
+        def snapshot() -> bytes:
+            self.watch.probe()  # for the next view
+            return msgspec.json.encode(progress.snapshot(dict(self.watch.call_sites), dict(self.watch.awaited)))
+
+        try:
+            return LiveServer(snapshot, progress.metrics, self._config.metrics)
+        except MetricsAddressError as error:
+            _log.error("%s. Correct %s.", error, METRICS)
+            return LiveServer(snapshot, progress.metrics, "")
+
     def _progress_came(self, rank: int, body: bytes) -> None:
         """On rank 0, on the monitor's thread."""
         dumper, progress, now = self._dumper, self._progress, time.monotonic()
@@ -156,18 +175,24 @@ class Watching:
                 [endpoint.host for endpoint in self._endpoints],
                 self._workers,
                 self._config.straggler_percent / 100,
+                self._generation - 1,
                 self._recording,
                 self._dumper.post,
                 self._send_progress,
             )
             for worker in self._workers.values():
                 self._progress.follow(worker)
+            if self._rank == 0 and (len(self._endpoints) > 1 or self._config.metrics):
+                self._live = self._make_live_server(self._progress)
+                self._live.start()
             self._dumper.start()
         if self._monitor is not None:
             self._monitor.start()
 
     def close(self) -> None:
         """End the threads, which may not have begun, and release everything."""
+        if self._live is not None:
+            self._live.close()
         if self._monitor is not None:
             self._monitor.leave()
         if self._dumper is not None:
@@ -175,7 +200,7 @@ class Watching:
 
     def descriptors(self) -> list[int]:
         """The descriptors that a forked child must close."""
-        own = [part.descriptors() for part in (self._monitor, self._dumper) if part is not None]
+        own = [part.descriptors() for part in (self._monitor, self._dumper, self._live) if part is not None]
         return [descriptor for each in own for descriptor in each]
 
     def abandon(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._keras.settings import Settings
+from horovod._keras.settings import KerasSettings
 
 LEGACY = str(getattr(tf.keras, "__version__", "2")).startswith("2")
 """Whether ``tf.keras`` is Keras 2, whose module has no ``__version__``."""
@@ -18,7 +18,7 @@ if not LEGACY and tf.keras.backend.backend() != "tensorflow":
     )
 
 
-def distribute(optimizer: Any, settings: Settings) -> Any:
+def distribute(optimizer: Any, settings: KerasSettings) -> Any:
     """Make an optimizer of either version distributed."""
     if LEGACY:
         from horovod._keras.legacy import optimizer as legacy_optimizer
@@ -29,7 +29,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
     return of_keras_3.distribute(optimizer, settings)
 
 
-def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: Settings) -> Any:
+def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: KerasSettings) -> Any:
     """Load a model with the version that ``tf.keras`` is."""
     if LEGACY:
         from horovod._keras.legacy import optimizer as legacy_optimizer

@@ -17,7 +17,7 @@ import tensorflow as tf
 from horovod.common.reductions import Adasum
 from horovod.tensorflow.compression import Compressor
 from horovod.tensorflow.graph.decorators import unconverted
-from horovod.tensorflow.training.gradients import Reduction, reduce_gradients
+from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
 
 
 class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untyped base
@@ -37,7 +37,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
     ) -> None:
         super().__init__(name=name or f"DistributedDelta{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
-        self._reduction = Reduction(op=Adasum, compression=compression)
+        self._reduction = TensorFlowReduction(op=Adasum, compression=compression)
         self._passes = passes
 
     @unconverted

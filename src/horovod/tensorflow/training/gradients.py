@@ -54,7 +54,7 @@ _IN_A_GRAPH = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction(ReductionSettings):
+class TensorFlowReduction(ReductionSettings):
     """How TensorFlow's gradients are reduced. The arguments are checked here.
 
     Attributes:
@@ -81,7 +81,7 @@ class Reduction(ReductionSettings):
 def reduce_gradients(
     gradients: Sequence[Any],
     variables: Sequence[Any] | None = None,
-    reduction: Reduction | None = None,
+    reduction: TensorFlowReduction | None = None,
     name: str = "DistributedGradients",
     ignore_name_scope: bool = False,
     at_start: Callable[[], None] | None = None,
@@ -106,7 +106,7 @@ def reduce_gradients(
     Raises:
         as :func:`horovod.tensorflow.ops.allreduce.allreduce`.
     """
-    reduction = reduction or Reduction()
+    reduction = reduction or TensorFlowReduction()
     found = list(gradients)
     if not found or not reduction.active():
         return found
@@ -139,7 +139,7 @@ class _Call:
         self,
         sources: Sequence[Any],
         labels: Sequence[str],
-        reduction: Reduction,
+        reduction: TensorFlowReduction,
         name: str,
         ignore_name_scope: bool,
         at_start: Callable[[], None] | None,
@@ -244,11 +244,11 @@ def _is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
-def _kinds(gradients: Sequence[Any]) -> list[presence.Kind]:
+def _kinds(gradients: Sequence[Any]) -> list[presence.GradientKind]:
     """What there is of each gradient."""
-    kind = presence.Kind
+    kind = presence.GradientKind
 
-    def of(gradient: Any) -> presence.Kind:
+    def of(gradient: Any) -> presence.GradientKind:
         if gradient is None:
             return kind.ABSENT
         if not _is_sparse(gradient):
@@ -258,14 +258,14 @@ def _kinds(gradients: Sequence[Any]) -> list[presence.Kind]:
     return [of(each) for each in gradients]
 
 
-def _filled(gradient: Any, kind: presence.Kind, source: Any) -> Any:
+def _filled(gradient: Any, kind: presence.GradientKind, source: Any) -> Any:
     """The gradient as this kind; where it is missing, zeros of the variable's shape, or no rows."""
-    if kind == presence.Kind.ABSENT:
+    if kind == presence.GradientKind.ABSENT:
         return None
     shape, data_type = source.shape, tf.as_dtype(source.dtype)
-    if kind == presence.Kind.DENSE:
+    if kind == presence.GradientKind.DENSE:
         return tf.zeros(shape, data_type) if gradient is None else tf.convert_to_tensor(gradient)
-    index_type = tf.int64 if kind == presence.Kind.SPARSE_LONG else tf.int32
+    index_type = tf.int64 if kind == presence.GradientKind.SPARSE_LONG else tf.int32
     if gradient is None:
         nothing = tf.zeros([0, *shape[1:]], data_type)
         return tf.IndexedSlices(nothing, tf.zeros([0], index_type), tf.constant(list(shape), index_type))
@@ -372,7 +372,7 @@ def _submission(
     name: str,
     labels: Sequence[str],
     tensors: Sequence[Any],
-    reduction: Reduction,
+    reduction: TensorFlowReduction,
     line: str,
     kinds: Sequence[int],
     sources: Sequence[Any],

@@ -10,7 +10,7 @@ import tensorflow as tf
 from horovod.common.local_gradients import reduce_shared
 from horovod.common.local_variables import LocalVariables
 from horovod.core.lifecycle.process_set import ProcessSet
-from horovod.tensorflow.training.gradients import Reduction, identity, reduce_gradients
+from horovod.tensorflow.training.gradients import TensorFlowReduction, identity, reduce_gradients
 from horovod.tensorflow.training.parameter_guard import of_sources
 
 
@@ -35,7 +35,9 @@ class LocalSources(LocalVariables):
             )
         return gradient / tf.cast(size, gradient.dtype)
 
-    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any], reduction: Reduction, name: str) -> list[Any]:
+    def reduce(
+        self, gradients: Sequence[Any], sources: Sequence[Any], reduction: TensorFlowReduction, name: str
+    ) -> list[Any]:
         """Reduce the gradients of sources that are not local. Returns all gradients to apply, in the order of ``sources``."""
 
         def reduce(shared: list[int]) -> list[Any]:

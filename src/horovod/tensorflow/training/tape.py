@@ -14,7 +14,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import shown
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.graph.decorators import unconverted
-from horovod.tensorflow.training.gradients import Reduction
+from horovod.tensorflow.training.gradients import TensorFlowReduction
 from horovod.tensorflow.training.local import LocalSources
 from horovod.tensorflow.training.reduced_marks import mark
 
@@ -22,7 +22,7 @@ from horovod.tensorflow.training.reduced_marks import mark
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untyped base
     """The methods that override those of the wrapped tape. Every distributed tape is of a class derived from both."""
 
-    _horovod: Reduction
+    _horovod: TensorFlowReduction
     _local_sources: LocalSources
 
     @unconverted
@@ -107,7 +107,7 @@ def DistributedGradientTape(
     if not callable(getattr(gradtape, "gradient", None)):
         raise TypeError(f"expected a tf.GradientTape, not {shown(gradtape)}")
     groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"), stacklevel=2)
-    settings = Reduction(
+    settings = TensorFlowReduction(
         op=reduction(op),
         predivide=gradient_predivide_factor,
         compression=compression,

@@ -15,7 +15,7 @@ from horovod.torch.uncompiled import drive
 drive_by(drive)  # PyTorch's compiler must not compile a wait for a collective
 
 
-class _Open(msgspec.Struct, gc=False):
+class _OpenHandle(msgspec.Struct, gc=False):
     """A collective whose result was not returned yet. The attributes are the arguments of :func:`register`."""
 
     promise: Handle
@@ -26,7 +26,7 @@ class _Open(msgspec.Struct, gc=False):
 
 _numbers = itertools.count(1)
 _last = 0
-_open: dict[int, _Open] = {}
+_open: dict[int, _OpenHandle] = {}
 
 
 def register(
@@ -41,7 +41,7 @@ def register(
     """
     global _last
     _last = number = next(_numbers)
-    _open[number] = _Open(handle, memory, output, make)
+    _open[number] = _OpenHandle(handle, memory, output, make)
     return number
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from horovod.comm.base import DeviceFailure
 from horovod.comm.nccl import communicator, handle, library
-from horovod.comm.nccl.library import Config, Nccl, UniqueId, code_of, text_of
+from horovod.comm.nccl.library import Nccl, NcclConfig, UniqueId, code_of, text_of
 from recorded_nccl import RecordedNccl
 
 
@@ -43,8 +43,12 @@ def test_the_types_are_those_of_the_prototype_beside_them() -> None:
 
 def test_the_layout_of_what_is_handed_over() -> None:
     assert ctypes.sizeof(UniqueId) == 128
-    config = Config.non_blocking()
-    assert ctypes.sizeof(Config) == config.size == 48 and Config.blocking.offset == 16 and Config.netName.offset == 32
+    config = NcclConfig.non_blocking()
+    assert (
+        ctypes.sizeof(NcclConfig) == config.size == 48
+        and NcclConfig.blocking.offset == 16
+        and NcclConfig.netName.offset == 32
+    )
     assert (config.magic, config.version, config.blocking) == (0xCAFEBEEF, 21801, 0)
     assert config.minCTAs == config.splitShare == -(2**31) and config.netName is None
 

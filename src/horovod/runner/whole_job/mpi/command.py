@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from horovod.runner.errors import UsageError
-from horovod.runner.whole_job.mpi.kinds import Kind, Mpi
+from horovod.runner.whole_job.mpi.kinds import Mpi, MpiKind
 from horovod.runner.whole_job.words import split_words
 
 _MANY_HOSTS = 64
 """For this many hosts or more, Open MPI starts its daemons from one host, all at once, instead of in a tree."""
-_OPEN_MPI = (Kind.OPEN_MPI_4, Kind.OPEN_MPI_5, Kind.SPECTRUM)
+_OPEN_MPI = (MpiKind.OPEN_MPI_4, MpiKind.OPEN_MPI_5, MpiKind.SPECTRUM)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def command_line(mpi: Mpi, launch: Launch) -> list[str]:
 
 def variables(mpi: Mpi, launch: Launch) -> dict[str, str]:
     """Variables for ``mpirun`` itself, where it has no option for them."""
-    if mpi.kind is Kind.MPICH and launch.elsewhere and launch.shell[1:]:
+    if mpi.kind is MpiKind.MPICH and launch.elsewhere and launch.shell[1:]:
         return {"HYDRA_LAUNCHER_EXTRA_ARGS": _joined(launch.shell[1:])}
     return {}
 
@@ -76,21 +76,21 @@ def without_effect(mpi: Mpi, launch: Launch) -> list[str]:
     return found
 
 
-def _of_open_mpi(kind: Kind, launch: Launch) -> list[str]:
+def _of_open_mpi(kind: MpiKind, launch: Launch) -> list[str]:
     size, mca = sum(ranks for _, ranks in launch.hosts), "--mca"
     words = ["--allow-run-as-root", "--tag-output", "-np", str(size)]
     words += ["-H", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
     if launch.binding is not None:
         words += split_words("--binding-args", launch.binding)
-    elif kind is Kind.SPECTRUM:
+    elif kind is MpiKind.SPECTRUM:
         words += ["-bind-to", "socket", "-map-by", "socket", "-rank-by", "core"]
     else:
         words += ["--bind-to", "none", "--map-by", "slot"]
-    if kind is Kind.SPECTRUM and launch.tcp:
+    if kind is MpiKind.SPECTRUM and launch.tcp:
         words += ["-tcp"]
     if launch.elsewhere:
         # Version 5 starts daemons by a runtime of its own, PRRTE, which has renamed rsh.
-        runtime, plm = ("--prtemca", "plm_ssh") if kind is Kind.OPEN_MPI_5 else (mca, "plm_rsh")
+        runtime, plm = ("--prtemca", "plm_ssh") if kind is MpiKind.OPEN_MPI_5 else (mca, "plm_rsh")
         if launch.shell:
             words += [runtime, f"{plm}_agent", _joined(launch.shell)]
         if len(launch.hosts) >= _MANY_HOSTS:
@@ -102,7 +102,7 @@ def _of_open_mpi(kind: Kind, launch: Launch) -> list[str]:
         words += ["--stdin", str(launch.reader)]
     if launch.output:
         # Version 5.0 writes nothing where it is told a folder the old way.
-        if kind is Kind.OPEN_MPI_5:
+        if kind is MpiKind.OPEN_MPI_5:
             words += ["--output", f"tag,file={launch.output}/rank"]
         else:
             words += ["--output-filename", launch.output]
@@ -112,11 +112,11 @@ def _of_open_mpi(kind: Kind, launch: Launch) -> list[str]:
     return words
 
 
-def _of_hydra(kind: Kind, launch: Launch) -> list[str]:
+def _of_hydra(kind: MpiKind, launch: Launch) -> list[str]:
     counts = {ranks for _, ranks in launch.hosts}
     size = sum(ranks for _, ranks in launch.hosts)
     words = ["-l", "-np", str(size)]
-    if kind is Kind.MPICH:
+    if kind is MpiKind.MPICH:
         words += ["-hosts", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
         words += ["-bind-to", "none"]
     elif len(counts) == 1:
@@ -127,7 +127,7 @@ def _of_hydra(kind: Kind, launch: Launch) -> list[str]:
             f"{kind.value} starts the same number of ranks on every host, not {parts}: choose -np and -H so"
         )
     if launch.elsewhere:
-        if launch.shell and kind is Kind.MPICH:
+        if launch.shell and kind is MpiKind.MPICH:
             words += ["-launcher", "ssh", "-launcher-exec", launch.shell[0]]
         elif launch.shell:
             words += ["-bootstrap", "ssh", "-bootstrap-exec", launch.shell[0]]

@@ -19,7 +19,7 @@ _INSTALL = (
 )
 
 
-class Kind(Enum):
+class MpiKind(Enum):
     """The value is the MPI's usual name."""
 
     OPEN_MPI_4 = "Open MPI 4"
@@ -33,7 +33,7 @@ class Mpi(NamedTuple):
     """An ``mpirun``."""
 
     path: str
-    kind: Kind
+    kind: MpiKind
 
 
 def find(environment: Mapping[str, str]) -> Mpi:
@@ -56,22 +56,22 @@ def find(environment: Mapping[str, str]) -> Mpi:
     kind = recognise(said)
     if kind is None:
         first = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")
-        known = ", ".join(each.value for each in Kind)
+        known = ", ".join(each.value for each in MpiKind)
         raise LaunchError(
             f"{path} belongs to no MPI that horovodrun knows ({known}): its --version prints {first!r}. {_INSTALL}"
         )
     return Mpi(path, kind)
 
 
-def recognise(version: str) -> Kind | None:
+def recognise(version: str) -> MpiKind | None:
     """The MPI whose ``mpirun --version`` prints this text, or None. Pure."""
     if "IBM Spectrum MPI" in version:  # it is based on Open MPI, and may print that name, too
-        return Kind.SPECTRUM
+        return MpiKind.SPECTRUM
     if "Intel(R) MPI" in version:  # it is based on MPICH
-        return Kind.INTEL
+        return MpiKind.INTEL
     if "MPICH" in version or "HYDRA" in version:
-        return Kind.MPICH
+        return MpiKind.MPICH
     if "Open MPI" in version or "OpenRTE" in version:
         number = re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", version)
-        return Kind.OPEN_MPI_4 if number is not None and int(number[1]) < 5 else Kind.OPEN_MPI_5
+        return MpiKind.OPEN_MPI_4 if number is not None and int(number[1]) < 5 else MpiKind.OPEN_MPI_5
     return None

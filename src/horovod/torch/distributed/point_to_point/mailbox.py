@@ -25,7 +25,7 @@ from horovod.core.lifecycle.generation import Generation
 from horovod.core.requests.handle import Handle
 from horovod.torch.distributed.point_to_point.matching import Wanted
 from horovod.torch.distributed.point_to_point.messages import Envelope
-from horovod.torch.distributed.point_to_point.peers import Directory, Listening, Place, connect
+from horovod.torch.distributed.point_to_point.peers import Listening, PeerDirectory, PeerPlace, connect
 from horovod.torch.distributed.point_to_point.receiving import Own, Receive, Receiver
 from horovod.torch.distributed.point_to_point.sending import Send, Sender
 from horovod.torch.distributed.point_to_point.wire import Wire
@@ -51,7 +51,7 @@ class Mailbox:
         self._next_probe = 0.0
         namespace = own_process_namespace()
         self._listening = Listening(generation, namespace)
-        self._directory = Directory(store, generation)
+        self._directory = PeerDirectory(store, generation)
         self._wake_up = WakeUp()
         self._calls: deque[Callable[[], None]] = deque()
         self._dialing: list[threading.Thread] = []
@@ -172,7 +172,7 @@ class Mailbox:
             handle.complete(self._error)
 
     def _dial(self, rank: int) -> None:
-        def made(connection: socket.socket | None, place: Place | None, why: str) -> None:
+        def made(connection: socket.socket | None, place: PeerPlace | None, why: str) -> None:
             taken = self._call(lambda: self._sender.connected(rank, connection, place, why))
             if not taken and connection is not None:
                 connection.close()

@@ -50,7 +50,7 @@ class Offer(msgspec.Struct, tag=1, array_like=True):
     address: int
 
 
-class Part(msgspec.Struct, tag=2, array_like=True):
+class MessagePart(msgspec.Struct, tag=2, array_like=True):
     """The next part of a large message that was asked for."""
 
     number: int
@@ -70,7 +70,7 @@ class Taken(msgspec.Struct, tag=4, array_like=True):
     error: str = ""
 
 
-Message = Whole | Offer | Part | Ask | Taken
+Message = Whole | Offer | MessagePart | Ask | Taken
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode

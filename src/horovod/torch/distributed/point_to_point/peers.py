@@ -23,7 +23,7 @@ from horovod.core.lifecycle.generation import Generation
 _PAUSE_SECONDS = (0.001, 0.1)
 
 
-class Place(msgspec.Struct, array_like=True):
+class PeerPlace(msgspec.Struct, array_like=True):
     """Where a rank receives messages."""
 
     host: str
@@ -34,7 +34,7 @@ class Place(msgspec.Struct, array_like=True):
     process_namespace: str
 
 
-_decode = msgspec.msgpack.Decoder(Place).decode
+_decode = msgspec.msgpack.Decoder(PeerPlace).decode
 
 
 class Listening:
@@ -61,7 +61,7 @@ class Listening:
             self.close()
             raise
         addresses = ("127.0.0.1",) if alone else own_addresses(generation.config.network_interfaces)
-        self.place = Place(identity.hostname, name, addresses, tcp.getsockname()[1], namespace)
+        self.place = PeerPlace(identity.hostname, name, addresses, tcp.getsockname()[1], namespace)
 
     def _open(self, family: socket.AddressFamily) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
@@ -73,7 +73,7 @@ class Listening:
             each.close()
 
 
-class Directory:
+class PeerDirectory:
     """The places of all ranks, in the store of the default group.
 
     Args:
@@ -85,10 +85,10 @@ class Directory:
         self._store = store
         self._prefix = f"horovod/messages/{generation.secret.hex()[:16]}/{generation.generation}"
 
-    def publish(self, rank: int, place: Place) -> None:
+    def publish(self, rank: int, place: PeerPlace) -> None:
         self._store.set(f"{self._prefix}/{rank}", msgspec.msgpack.encode(place))
 
-    def look_up(self, rank: int, over: Callable[[], bool]) -> Place | None:
+    def look_up(self, rank: int, over: Callable[[], bool]) -> PeerPlace | None:
         """Where ``rank`` receives messages, as soon as it does; None if that comes to be ``over`` before."""
         pause, longest = _PAUSE_SECONDS
         key = f"{self._prefix}/{rank}"
@@ -101,11 +101,11 @@ class Directory:
 
 
 def connect(
-    directory: Directory,
+    directory: PeerDirectory,
     generation: Generation,
     rank: int,
     over: Callable[[], bool],
-    made: Callable[[socket.socket | None, Place | None, str], None],
+    made: Callable[[socket.socket | None, PeerPlace | None, str], None],
 ) -> threading.Thread:
     """Connect to a rank on a thread, however late it begins to receive. Calls ``made`` there, once, unless it is ``over``.
 

@@ -19,8 +19,8 @@ from horovod.torch.distributed.point_to_point.messages import (
     Ask,
     Envelope,
     Message,
+    MessagePart,
     Offer,
-    Part,
     Taken,
     Whole,
     decode,
@@ -128,7 +128,7 @@ class Receiver:
     def _take(self, source: _Source, message: Message) -> None:
         if isinstance(message, Whole | Offer):
             self._arrived(message.envelope, (source, message))
-        elif isinstance(message, Part):
+        elif isinstance(message, MessagePart):
             receive = source.parts[message.number]
             data = np.frombuffer(message.data, np.uint8)
             if receive.filled + data.size > receive.data.size:

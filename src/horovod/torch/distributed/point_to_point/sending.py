@@ -21,14 +21,14 @@ from horovod.torch.distributed.point_to_point.messages import (
     PART_BYTES,
     Ask,
     Envelope,
+    MessagePart,
     Offer,
-    Part,
     Taken,
     Whole,
     decode,
     encode,
 )
-from horovod.torch.distributed.point_to_point.peers import Place
+from horovod.torch.distributed.point_to_point.peers import PeerPlace
 from horovod.torch.distributed.point_to_point.wire import Wire, outcome
 
 
@@ -55,7 +55,7 @@ class _Peer:
     """
 
     channel: Channel | None = None
-    place: Place | None = None
+    place: PeerPlace | None = None
     queued: list[Send] = field(default_factory=list)
     offered: dict[int, Send] = field(default_factory=dict)
     streaming: deque[Send] = field(default_factory=deque)
@@ -87,7 +87,7 @@ class Sender:
         else:
             self._transmit(rank, peer, send)
 
-    def connected(self, rank: int, connection: socket.socket | None, place: Place | None, why: str) -> None:
+    def connected(self, rank: int, connection: socket.socket | None, place: PeerPlace | None, why: str) -> None:
         """Take the connection to a rank; None, and why, if there will be none."""
         peer = self._peers[rank]
         queued, peer.queued = peer.queued, []
@@ -165,7 +165,7 @@ class Sender:
         while peer.streaming and not channel.wants_write:
             send = peer.streaming[0]
             part = send.data[send.sent : send.sent + PART_BYTES]
-            channel.send(encode(Part(send.number, part.tobytes())))
+            channel.send(encode(MessagePart(send.number, part.tobytes())))
             send.sent += part.size
             if send.sent == send.data.size:
                 peer.streaming.popleft()

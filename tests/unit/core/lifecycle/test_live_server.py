@@ -1,0 +1,79 @@
+"""Rank 0's server of the live view and of metrics: who gets what, and what is left when it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
+from horovod.observe.live_address import ancestors, listening, socket_name
+
+
+@contextmanager
+def served(metrics_address: str = "") -> Iterator[LiveServer]:
+    server = LiveServer(lambda: b"view", lambda: "metric 1\n", metrics_address)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def exchange(family: socket.AddressFamily, address: object, request: bytes = b"") -> bytes:
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(30)
+        connection.connect(address)  # type: ignore[arg-type]  # of whatever family
+        connection.sendall(request)
+        found = b""
+        while part := connection.recv(4096):
+            found += part
+        return found
+
+
+def test_the_live_view_is_found_while_it_serves() -> None:
+    assert os.getpid() not in listening()
+    with served():
+        assert os.getpid() in listening()
+        assert exchange(socket.AF_UNIX, socket_name(os.getpid())) == b"view"
+    assert os.getpid() not in listening()
+
+
+def test_metrics_on_a_port_are_on_loopback_unless_told() -> None:
+    with served("0") as server:
+        found = exchange(socket.AF_INET, ("127.0.0.1", server.metrics_port), b"GET /metrics HTTP/1.1\r\n\r\n")
+        head, _, body = found.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.0 200 OK\r\n")
+        assert body == b"metric 1\n"
+        assert exchange(socket.AF_INET, ("127.0.0.1", server.metrics_port), b"POST / HTTP/1.1\r\n\r\n")[9:12] == b"405"
+        with pytest.raises(ConnectionRefusedError):
+            exchange(socket.AF_INET, ("127.0.0.2", server.metrics_port))
+    with served("0.0.0.0:0") as server:
+        assert b"metric 1" in exchange(socket.AF_INET, ("127.0.0.2", server.metrics_port), b"GET / HTTP/1.0\r\n\r\n")
+
+
+def test_metrics_at_a_unix_socket_replace_one_that_a_killed_job_has_left(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with served(f"unix:{path}"):
+        assert b"metric 1" in exchange(socket.AF_UNIX, str(path), b"GET / HTTP/1.0\r\n\r\n")
+        with pytest.raises(MetricsAddressError, match="another process serves there"):
+            LiveServer(lambda: b"", str, f"unix:{path}")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("address", ["no port", "127.0.0.1:x", "203.0.113.7:1", "unix:/no/such/folder/x"])
+def test_an_address_that_does_not_serve_is_an_error_that_names_it(address: str) -> None:
+    with pytest.raises(MetricsAddressError, match=f"metrics cannot be served at '{address}'"):
+        LiveServer(lambda: b"", str, address)
+
+
+def test_ancestors_lead_to_the_first_process() -> None:
+    found = ancestors(os.getpid())
+    assert found[:2] == [os.getpid(), os.getppid()]
+    assert len(set(found)) == len(found)
