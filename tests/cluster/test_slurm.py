@@ -19,7 +19,7 @@ from cluster import elastic
 from cluster import hosts as namespaces
 from cluster import slurm as daemons
 from cluster.conftest import write
-from cluster.hosts import LIMIT_SECONDS, Hosts
+from cluster.hosts import LIMIT_SECONDS, Hosts, without_blanks
 from cluster.slurm import Slurm
 from cluster.training import TRAINING, Outcome, outcomes
 from launcher.harness import Launcher
@@ -92,14 +92,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     reason = namespaces.obstacle() or daemons.obstacle()
     if reason:
         pytest.skip(reason)
-    hosts = Hosts(tmp_path_factory.mktemp("slurm"))
-    try:
-        hosts.start()
-        made = Slurm(hosts)
-        made.start()
-        yield made
-    finally:
-        hosts.close()
+    with without_blanks(tmp_path_factory.mktemp("slurm")) as folder:
+        hosts = Hosts(folder)
+        try:
+            hosts.start()
+            made = Slurm(hosts)
+            made.start()
+            yield made
+        finally:
+            hosts.close()
 
 
 @pytest.fixture

@@ -85,13 +85,14 @@ class Launcher:
             assert time.monotonic() < deadline, f"left behind: {living}"
             time.sleep(0.05)
 
-    def await_line(self, process: subprocess.Popen[str], text: str, times: int = 1) -> None:
-        """Read the launcher's stdout up to the line with ``text``, so many times."""
-        assert process.stdout is not None
+    def await_line(self, process: subprocess.Popen[str], text: str, times: int = 1, *, in_errors: bool = False) -> None:
+        """Read the launcher's stdout, or stderr, up to the line with ``text``, so many times."""
+        stream = process.stderr if in_errors else process.stdout
+        assert stream is not None
         for _ in range(times):
             line = b""
             while text not in line.decode(errors="replace") or not line.endswith(b"\n"):
-                byte = os.read(process.stdout.fileno(), 1)  # no more than that: communicate() wants the rest
+                byte = os.read(stream.fileno(), 1)  # no more than that: communicate() wants the rest
                 assert byte, f"the launcher ended without saying {text!r}: {process.communicate()[1]}"
                 line = byte if line.endswith(b"\n") else line + byte
 

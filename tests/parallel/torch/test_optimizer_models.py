@@ -91,6 +91,9 @@ COMPILERS = [
 
 @pytest.mark.parametrize("backend", COMPILERS)
 def test_compiled_models_train_as_in_one_process(job: Any, backend: str, tmp_path: Path) -> None:
+    if backend == "inductor" and len(str(tmp_path).split()) > 1:
+        pytest.skip("inductor's commands for the compiler do not quote the folder, whose name has blanks")
+
     def check() -> None:
         model, wanted = network(), network()
         optimizer = hvd.DistributedOptimizer(MAKERS["momentum"](model.parameters()), model.named_parameters())
