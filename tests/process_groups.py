@@ -12,20 +12,26 @@ from ranks import Call, RankPool
 
 
 def start_in_group(
-    pool: RankPool, function: Callable[..., Any], *args: Any, by_store: bool = False, timeout: float = 60.0
+    pool: RankPool,
+    function: Callable[..., Any],
+    *args: Any,
+    by_store: bool = False,
+    timeout: float = 60.0,
+    hosts: str = "",
 ) -> Call:
     """Have ``function(*args)`` run on every rank of the pool inside of a group of all of them.
 
     Args:
         by_store: the ranks know of one another through the group's store alone, and no launcher of ours is seen.
         timeout: of the group.
+        hosts: a letter for each rank, by which those on one host know each other; "": all are on one.
     """
     folder = Path(tempfile.mkdtemp(prefix="horovod-store-"))
     path = str(folder / "store")
 
     @functools.wraps(function)  # so that it travels together with the module of the test
     def call(*args: Any) -> Any:
-        return _call(function, args, path, by_store, timeout)
+        return _call(function, args, path, by_store, timeout, hosts)
 
     return pool.start(call, *args)
 
@@ -36,13 +42,16 @@ def run_in_group(
     *args: Any,
     by_store: bool = False,
     timeout: float = 60.0,
+    hosts: str = "",
     dies: Collection[int] = (),
 ) -> list[Any]:
     """:func:`start_in_group`, and wait; what each rank returned."""
-    return start_in_group(pool, function, *args, by_store=by_store, timeout=timeout).results(120.0, dies)
+    return start_in_group(pool, function, *args, by_store=by_store, timeout=timeout, hosts=hosts).results(120.0, dies)
 
 
-def _call(function: Callable[..., Any], args: tuple[Any, ...], path: str, by_store: bool, timeout: float) -> Any:
+def _call(
+    function: Callable[..., Any], args: tuple[Any, ...], path: str, by_store: bool, timeout: float, hosts: str
+) -> Any:
     """Runs on a rank."""
     import os
     import shutil
@@ -55,6 +64,8 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], path: str, by_sto
 
     before = dict(os.environ)
     rank, size = int(os.environ[config.RANK]), int(os.environ[config.SIZE])
+    if hosts:
+        os.environ[config.HOSTNAME] = hosts[rank]
     if by_store:
         for name in [name for name in os.environ if "HOROVOD" in name and "OPERATIONS" not in name]:
             del os.environ[name]

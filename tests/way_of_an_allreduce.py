@@ -30,7 +30,7 @@ class Function(NamedTuple):
     line: int
 
 
-def count(pool: RankPool, nbytes: int, named: bool, calls: int = 40) -> list[Function]:
+def count(pool: RankPool, nbytes: int, named: bool, calls: int = 100) -> list[Function]:
     """The functions that one call enters on rank 0, in the order in which they are entered first."""
     found: list[Function] = pool.run(_measure, nbytes, named, calls)[0]
     return found

@@ -10,7 +10,7 @@ from lab import Checkpoints, Report, StopAtAccuracy, data, parse_options, wide_r
 
 options = parse_options()
 
-images = data.load(options.data)
+images = data.load(options.data, limit=options.images)
 
 checkpoints = Checkpoints(options.log_dir / "checkpoints" if options.use_checkpointing else None)
 first_epoch = checkpoints.newest()

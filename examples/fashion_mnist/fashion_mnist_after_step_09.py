@@ -21,7 +21,7 @@ if gpus:
 options = parse_options()
 verbose = hvd.rank() == 0
 
-images = data.load(options.data, hvd)
+images = data.load(options.data, hvd, options.images)
 learning_rate = options.base_lr * hvd.size()
 
 checkpoints = Checkpoints(options.log_dir / "checkpoints" if options.use_checkpointing else None)

@@ -25,7 +25,7 @@ if gpus:
 options = parse_options()
 verbose = hvd.rank() == 0  # 2: only rank 0 prints
 
-images = data.load(options.data, hvd)
+images = data.load(options.data, hvd, options.images)
 learning_rate = options.base_lr * hvd.size()  # 8: the batch is larger by this factor
 
 checkpoints = Checkpoints(options.log_dir / "checkpoints" if options.use_checkpointing else None)

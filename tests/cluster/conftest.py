@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.hosts import LIMIT_SECONDS, Hosts, obstacle
+from cluster.hosts import LIMIT_SECONDS, Hosts, obstacle, without_blanks
 from cluster.training import TRAINING, Outcome, outcomes
 from launcher.harness import Launcher, finish
 
@@ -95,12 +95,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     reason = obstacle()
     if reason:
         pytest.skip(reason)
-    made = Hosts(tmp_path_factory.mktemp("hosts"))
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
+    with without_blanks(tmp_path_factory.mktemp("hosts")) as folder:
+        made = Hosts(folder)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.close()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,6 +67,16 @@ def obstacle() -> str:
         return f"needs {', '.join(missing)}: apt-get install iproute2 openssh-server"
     done = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True)
     return f"this machine allows no namespaces: {done.stderr.strip()}" if done.returncode else ""
+
+
+@contextmanager
+def without_blanks(folder: Path) -> Iterator[Path]:
+    """This folder, or another one where its path has blanks, which Slurm's configuration cannot name."""
+    if len(str(folder).split()) == 1:
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="hvd-hosts-", dir="/tmp") as other:
+            yield Path(other)
 
 
 @dataclass

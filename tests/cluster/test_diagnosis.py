@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def job(cluster: Cluster, tmp_path: Path) -> Job:
     finally:
         cluster.hosts.mend()
     assert done.returncode != 0
-    assert f"python -m horovod.diagnose {tmp_path / 'recorders'}" in done.stderr, done.stderr
+    assert f"python -m horovod.diagnose {shlex.quote(str(tmp_path / 'recorders'))}" in done.stderr, done.stderr
     return Job(read([tmp_path / "recorders"]))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.hosts import LIMIT_SECONDS, obstacle
+from cluster.hosts import LIMIT_SECONDS, obstacle, without_blanks
 
 MAKE = """
 import sys, time
@@ -26,8 +26,12 @@ time.sleep(1000)
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 def test_hosts_end_with_the_process_that_made_them_however_it_ends(tmp_path: Path) -> None:
     tests = Path(__file__).resolve().parents[1]
-    command = [sys.executable, "-c", MAKE, str(tmp_path)]
-    with subprocess.Popen(command, cwd=tests, stdout=subprocess.PIPE, text=True) as maker:
+    with (
+        without_blanks(tmp_path) as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", MAKE, str(folder)], cwd=tests, stdout=subprocess.PIPE, text=True
+        ) as maker,
+    ):
         assert maker.stdout is not None
         made = [psutil.Process(int(pid)) for pid in maker.stdout.readline().split()]
         assert len(made) == 7

@@ -316,8 +316,27 @@ def test_all_ranks_take_the_same_images(ranks: Callable[..., RankPool], tmp_path
 
     pool = ranks(2, QUIET, "keras")
     assert pool.run(load, str(LAB), str(tmp_path), [True, True]) == [(60, True, "")] * 2
-    said = "Fashion-MNIST cannot be had (by another rank): training on the digits of scikit-learn\n"
-    assert pool.run(load, str(LAB), str(tmp_path), [True, False]) == [(1437, False, said), (1437, False, "")]
+    said = "Fashion-MNIST cannot be had (by another rank): training on generated images of digits\n"
+    assert pool.run(load, str(LAB), str(tmp_path), [True, False]) == [(8000, False, said), (8000, False, "")]
+
+
+def test_generated_images_are_enough_to_share_and_the_same_on_all_ranks(ranks: Callable[..., RankPool]) -> None:
+    def look(lab: str) -> tuple[str, int, int, bool]:
+        import hashlib
+        import sys
+        from unittest import mock
+
+        with mock.patch.object(sys, "path", [lab, *sys.path]):
+            from lab import data
+        images = data._generated()
+        few = data.load(None, limit=50)
+        digest = hashlib.sha256(images.train[0].tobytes() + images.test[0].tobytes()).hexdigest()
+        seen = {image.tobytes() for image in images.train[0]}
+        return digest, few.train_count, few.test_count, any(image.tobytes() in seen for image in images.test[0])
+
+    found = ranks(2, QUIET, "keras").run(look, str(LAB))
+    assert found[0] == found[1]
+    assert found[0][1:] == (40, 10, False)
 
 
 def test_pipelines_and_files(ranks: Callable[..., RankPool], tmp_path: Path) -> None:

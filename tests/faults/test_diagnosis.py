@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -351,7 +352,7 @@ def ended(
     named = [line for line in done.stderr.splitlines() if "python -m horovod.diagnose" in line]
     assert named, done.stderr
     assert named == [done.stderr.splitlines()[-1]]
-    return Job(read([Path(named[0].split()[-1])])), done
+    return Job(read([Path(shlex.split(named[0])[-1])])), done
 
 
 @pytest.fixture
@@ -486,7 +487,7 @@ def test_the_forms_for_tools(ranks: Ranks, tmp_path: Path) -> None:
         [*program, "--json", "--plot", str(tmp_path / "p.png"), "--pytorch", str(tmp_path / "fr")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=4 * DEADLINE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
@@ -498,7 +499,7 @@ def test_the_forms_for_tools(ranks: Ranks, tmp_path: Path) -> None:
         [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "rank_", str(tmp_path / "fr")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=4 * DEADLINE_SECONDS,
     )
     if "No module named" in analyser.stderr:
         pytest.skip("this PyTorch comes without the analyser")

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ import psutil
 from ranks import RankPool
 
 Ranks = Callable[..., RankPool]
+
+VISITED_SECONDS = 120.0
 
 GARBAGE = [
     b"",
@@ -109,11 +112,10 @@ def train(seconds: float) -> int:
 
 def until_visited(strangers: Strangers, run: Callable[[], object]) -> None:
     """Run until strangers have come often enough; a busy machine gives them little time."""
-    for _ in range(10):
+    deadline = time.monotonic() + VISITED_SECONDS
+    while strangers.visits <= 20:
+        assert time.monotonic() < deadline, f"only {strangers.visits} strangers came"
         run()
-        if strangers.visits > 20:
-            return
-    raise AssertionError(f"only {strangers.visits} strangers came")
 
 
 def test_strangers_where_the_ranks_meet(ranks: Ranks) -> None:

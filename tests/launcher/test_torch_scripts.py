@@ -26,18 +26,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> str:
-    """A folder for PYTHONPATH with the entry points of pyproject.toml, as an installation has them."""
-    folder = tmp_path / "installed"
-    made = folder / "horovod-0.dist-info"
-    made.mkdir(parents=True)
-    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0\n")
-    point = "horovod = horovod._torch_backend:register"
-    (made / "entry_points.txt").write_text(f"[torch.backends]\n{point}\n\n[torch.distributed.backends]\n{point}\n")
-    return str(folder)
-
-
 def run(launcher: Launcher, installed: str, *words: str, **extra: str) -> tuple[list[str], str]:
     (launcher.folder / "train.py").write_text(SCRIPT)
     path = f"{installed}:{launcher.environment()['PYTHONPATH']}"

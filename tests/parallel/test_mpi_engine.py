@@ -187,6 +187,25 @@ except HorovodInternalError as error:
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_rank_that_dies_after_all_have_left_does_not_keep_the_others(tmp_path: Path, wheel: str, end: str) -> None:
+    """No failure has been seen when the others come to their end, and ``Finalize`` would wait for the one that is no more."""
+    program = f"""
+hvd.init()
+total()
+hvd.shutdown()
+if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))) == 1:
+    {end}
+"""
+    done = play(tmp_path, wheel, program, flags=LENIENT[wheel])
+    said = done.stdout + done.stderr
+    assert "MPI is not finalized" in said or "_exit" not in end, (
+        said
+    )  # a kill has MPICH's launcher end the others all the same
+    assert "Segmentation" not in said
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
 def test_a_communicator_that_one_rank_does_not_make_is_given_up_and_the_process_ends(
     tmp_path: Path, wheel: str
 ) -> None:

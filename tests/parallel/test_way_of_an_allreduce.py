@@ -6,16 +6,37 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from ranks import RankPool
-from way_of_an_allreduce import SMALL, count, files
+from way_of_an_allreduce import LARGE, SMALL, count, files
 
 DESIGN = Path(__file__).resolve().parents[2] / "docs" / "design.md"
 ROOM = 1.1
-"""A call for which a rank is late enters some functions more; of so many calls one is mostly not late."""
+ATTEMPTS = 5
+"""A call for which a rank is late enters some functions more. Of so many calls one is mostly not late, but on a loaded machine all
+may be, and then they are made again."""
 
 
-def test_the_way_of_a_small_allreduce_is_no_longer_than_the_design_page_says(ranks: Callable[..., RankPool]) -> None:
-    said = re.search(r"a tensor of 4 KB enters (\d+) files and (\d+) functions", DESIGN.read_text())
+@pytest.mark.parametrize(
+    ("nbytes", "calls", "words"),
+    [
+        (SMALL, 200, r"a tensor of 4 KB enters (\d+) files and (\d+) functions"),
+        (LARGE, 100, r"a tensor of 40 MB about (\d+) and (\d+)"),
+    ],
+    ids=["4 KB", "40 MB"],
+)
+def test_the_way_of_an_allreduce_is_no_longer_than_the_design_page_says(
+    nbytes: int, calls: int, words: str, ranks: Callable[..., RankPool]
+) -> None:
+    said = re.search(words, DESIGN.read_text())
     assert said is not None
-    found = count(ranks(2, framework="torch"), SMALL, named=False, calls=200)
-    assert len(files(found)) <= ROOM * int(said[1]) and len(found) <= ROOM * int(said[2]), files(found)
+    most_files, most_functions = ROOM * int(said[1]), ROOM * int(said[2])
+    found = []
+    for _ in range(ATTEMPTS):
+        found = count(ranks(2, framework="torch"), nbytes, named=False, calls=calls)
+        if len(files(found)) <= most_files and len(found) <= most_functions:
+            return
+    pytest.fail(
+        f"{len(files(found))} files and {len(found)} functions, at the most {most_files:g} and {most_functions:g}: {found}"
+    )

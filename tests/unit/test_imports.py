@@ -79,7 +79,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"jobs", "mpi_run"},
         {"elastic", "whole_job"},
         {"job"},
-        {"description", "supervisor"},
+        {"checks", "description", "supervisor"},
         {"arguments", "flight_recorders", "policy", "reach", "worker_environment"},
         {"common.util.hosts", "http"},
         {"hosts", "output"},

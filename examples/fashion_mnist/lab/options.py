@@ -28,6 +28,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--wd", type=float, default=5e-4, help="weight decay: half of it times the squared weights")
     parser.add_argument("--use-checkpointing", action="store_true", help="save every epoch; go on from the newest")
     parser.add_argument("--data", type=Path, help="an .npz file with x and y instead of Fashion-MNIST")
+    parser.add_argument("--images", type=positive, help="use so many images at most, a fifth of them to test")
     parser.add_argument("--depth", type=depth, default=16 if big else 10, help="layers of the network: 10, 16, 22, ...")
     parser.add_argument("--width", type=positive, default=10 if big else 1, help="times the channels of a plain ResNet")
     parser.add_argument("--target-accuracy", type=float, help="stop when validation has been this accurate (0 to 1)")

@@ -1,1 +1,1 @@
-"""The data plane: one engine a file, each behind the one contract of ``comm.base.Communicator``."""
+"""The data plane: one engine a folder, each behind the one contract of ``comm.base.Communicator``."""

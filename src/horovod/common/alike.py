@@ -35,6 +35,15 @@ class Alike(Enum):
         "Call hvd.broadcast_parameters(model.state_dict(), root_rank=0), or its counterpart in your framework, after the "
         "model is made and before training starts.",
     )
+    DRIFT = (
+        "The parameters of the ranks have drifted apart after a step",
+        "Every rank must make the same steps with the same gradients: change no parameter on some ranks only, and reduce "
+        "gradients before they are used. If that is so, the rank that differs may compute wrongly: try its host alone.",
+    )
+    SAMPLERS = (
+        "The samplers of the ranks draw with different seeds or epochs, so samples come twice or not at all",
+        "Give DistributedSampler the same seed on all ranks, and call its set_epoch(epoch) on all of them.",
+    )
 
 
 def is_compared() -> bool:

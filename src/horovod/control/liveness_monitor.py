@@ -76,11 +76,17 @@ class DumpRequest(msgspec.Struct, tag=True):
     reason: str
 
 
+class ProgressReport(msgspec.Struct, tag=True):
+    """What the sender, a member, has done lately, for rank 0."""
+
+    body: bytes
+
+
 class Bye(msgspec.Struct, tag=True):
     """The sender has shut down in good order, and closes its connection."""
 
 
-Message = Ping | Pong | Report | NoProgress | Failure | DumpRequest | Bye
+Message = Ping | Pong | Report | NoProgress | Failure | DumpRequest | ProgressReport | Bye
 
 _decoder = msgspec.msgpack.Decoder(Message)
 _encode = msgspec.msgpack.Encoder().encode
@@ -112,6 +118,7 @@ class LivenessMonitor:
         threads: returns where the other threads of this process are.
         awaited: returns the names of the collectives that threads of the script wait for.
         on_dump: called on the same thread when this rank is to write down what it did.
+        on_progress: called on the same thread of rank 0 with a rank and what it reports.
     """
 
     def __init__(
@@ -127,6 +134,7 @@ class LivenessMonitor:
         threads: Callable[[], list[str]] = list,
         awaited: Callable[[], list[str]] = list,
         on_dump: Callable[[str, str], None] = lambda why, reason: None,
+        on_progress: Callable[[int, bytes], None] = lambda rank, body: None,
     ) -> None:
         self._rank = rank
         self._links = dict(links)
@@ -138,6 +146,7 @@ class LivenessMonitor:
         self._threads = threads
         self._awaited = awaited
         self._on_dump = on_dump
+        self._on_progress = on_progress
         self._detector = FailureDetector(answer_seconds, longest_seconds)
         self._calls: deque[Callable[[], None]] = deque()
         self._own_failure_at = float("inf")
@@ -150,6 +159,8 @@ class LivenessMonitor:
         """The same of its other threads."""
         self.awaited: dict[int, list[str]] = {}
         """The collectives that they wait for."""
+        self.everyone_left = threading.Event()
+        """No peer is connected any more."""
         self.no_progress: dict[int, tuple[str, float]] = {}
         """What this rank's engine sees no progress of, why, and when it said so last."""
         self._dumped: dict[str, float] = {}
@@ -182,6 +193,10 @@ class LivenessMonitor:
     def request_dump(self, why: str, reason: str) -> None:
         """Have all ranks write down what they did. Any thread."""
         self._post(lambda: self._dump_requested(DumpRequest(why, reason), own=True))
+
+    def report_progress(self, body: bytes) -> None:
+        """On a member: send to rank 0 what this rank has done. Any thread."""
+        self._post(lambda: self._send(0, ProgressReport(body)))
 
     def disagreed(self, reason: str) -> None:
         """Have this rank write down what it did: a collective fails on all ranks, as they disagree. Any thread."""
@@ -274,6 +289,8 @@ class LivenessMonitor:
             self._decide(message)
         elif isinstance(message, DumpRequest):
             self._dump_requested(message)
+        elif isinstance(message, ProgressReport):
+            self._on_progress(peer, message.body)
         else:
             self._drop(peer)
 
@@ -371,3 +388,5 @@ class LivenessMonitor:
             del self._by_descriptor[link.fileno()]
             link.close()
             self._detector.left(peer)
+        if not self._links:
+            self.everyone_left.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -36,3 +37,8 @@ def why_not_running(pid: int) -> str | None:
     if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         return KILLED
     return STOPPED if status == psutil.STATUS_STOPPED else ""
+
+
+def any_ended(pids: Iterable[int]) -> bool:
+    """Whether one of these processes has ended."""
+    return any(why_not_running(pid) == KILLED for pid in pids)

@@ -70,6 +70,8 @@ BUCKET_BYTES = "HOROVOD_BUCKET_BYTES"
 THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
 
 CHECK = "HOROVOD_CHECK"
+DEBUG = "HOROVOD_DEBUG"
+DEBUG_STEPS = "HOROVOD_DEBUG_STEPS"
 
 # How long anything may take.
 START_TIMEOUT = "HOROVOD_START_TIMEOUT"
@@ -88,10 +90,12 @@ MALLOC_MMAP_THRESHOLD_BYTES = 32 << 20
 """What the launcher sets it to: the most that every glibc takes."""
 TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
+TIMELINE_ALL_RANKS = "HOROVOD_TIMELINE_ALL_RANKS"
 LOG_LEVEL = "HOROVOD_LOG_LEVEL"
 LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
 FLIGHT_RECORDER_SIZE = "HOROVOD_FLIGHT_RECORDER_SIZE"
 FLIGHT_RECORDER_DIR = "HOROVOD_FLIGHT_RECORDER_DIR"
+STRAGGLER_PERCENT = "HOROVOD_STRAGGLER_PERCENT"
 AUTOTUNE = "HOROVOD_AUTOTUNE"
 AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"
 AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
@@ -253,6 +257,10 @@ class Config:
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
     """What follows if ranks step with different hyper-parameters or begin with different parameters."""
+    debug: bool = _setting(DEBUG, False, _flag, common=True)
+    """Usual mistakes of scripts are looked for, which costs time."""
+    debug_steps: int = _setting(DEBUG_STEPS, 100, _integer(1), common=True)
+    """After how many steps the ranks' parameters are compared, with ``debug``."""
     thread_affinity: tuple[int, ...] = _setting(THREAD_AFFINITY, (), _cores)
     """The core of the worker thread, by local rank; empty: the kernel decides."""
     start_timeout: timedelta = _setting(START_TIMEOUT, timedelta(seconds=30), _seconds(1))
@@ -270,10 +278,14 @@ class Config:
     timeline: str = _setting(TIMELINE, "", str)
     """The file that rank 0 writes the timeline to; ``DYNAMIC``: the script starts and stops it; "": none."""
     timeline_mark_cycles: bool = _setting(TIMELINE_MARK_CYCLES, False, _flag)
+    timeline_all_ranks: bool = _setting(TIMELINE_ALL_RANKS, False, _flag, common=True)
+    """The timeline shows what all ranks do, by one clock."""
     flight_recorder_size: int = _setting(FLIGHT_RECORDER_SIZE, 2000, _integer(0))
     """How many collectives of each process set a rank remembers; 0: none, and nothing is written down."""
     flight_recorder_dir: str = _setting(FLIGHT_RECORDER_DIR, "", str)
     """The folder that ranks write their flight recorders to; "": one of the job in the folder for temporary files."""
+    straggler_percent: float = _setting(STRAGGLER_PERCENT, 10.0, _at_least(0))
+    """The share of a step from which on a rank that holds the others up is named; 0: none is."""
     log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)

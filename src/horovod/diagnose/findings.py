@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
 from horovod.diagnose import stragglers
 from horovod.diagnose.activity import main_activity, main_thread_of
+from horovod.diagnose.failures import failure
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import Job, Waiting, duration, ordinal, ranks_in_words
-from horovod.observe.dump import RankDump, Tensor
+from horovod.diagnose.job import Job, Waiting, duration, longest, named, ranks_in_words, waiters_in_words
+from horovod.observe.dump import Tensor
 
 
 def findings(job: Job) -> list[Finding]:
     """What happened, the most important first; never empty."""
-    found = [*_failure(job), *_mismatch(job)]
+    found = [*failure(job), *_mismatch(job)]
     ended = {rank for each in found for rank in each.ranks if each.kind in ("raised", "killed", "left", "lost", "link")}
     waiting = job.waiting()
     for item in _main_of_each_set(job, waiting):
@@ -64,155 +64,6 @@ def _expected(job: Job, items: Sequence[Waiting]) -> str:
     return next((name for name in job.predicted(ranks[0], items[0].process_set) if name in names), "")
 
 
-# Failures that the runtime has decided on.
-
-
-def _failure(job: Job) -> list[Finding]:
-    failed = [dump for dump in job.dumps.values() if dump.why == "failure"]
-    if not failed:
-        return _only_the_launcher_knows(job)
-    rank, kind, reason = Counter((each.failed_rank, each.failure_kind, each.reason) for each in failed).most_common(1)[
-        0
-    ][0]
-    who = f"Rank {rank} (host {job.host(rank)})"
-    waiting = _waits_for(job, rank)
-    broken = _broken_link(job, failed) if kind == "LOST" else None
-    if broken is not None:
-        return [broken]
-    if kind == "RAISED":
-        what = reason.removeprefix("it ")
-        return [Finding("raised", [rank], f"{who} {what}.{_hint(reason)}{waiting}", waiting=_waiters(job, rank))]
-    if kind == "ENGINE":
-        return [Finding("engine", [rank], f"{who} failed: {reason}.{waiting}", waiting=_waiters(job, rank))]
-    if kind == "TIME_LIMIT":
-        return []  # the rules about what is in flight say why
-    if "left the job" in reason:
-        text = f"{who} ended its script, or called hvd.shutdown(), while others still waited for a collective.{waiting}"
-        return [Finding("left", [rank], text, waiting=_waiters(job, rank))]
-    if "is stopped" in reason:
-        text = f"{who} does not run: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger).{waiting}"
-        return [Finding("stopped", [rank], text, waiting=_waiters(job, rank))]
-    if "its process ended" in reason:
-        text = f"{who} ended without a word: {_how_it_ended(job, rank)}.{_memory(job, rank)}{waiting}"
-        return [Finding("killed", [rank], text, waiting=_waiters(job, rank))]
-    return [Finding("lost", [rank], f"{who} is lost: {reason}.{waiting}", waiting=_waiters(job, rank))]
-
-
-def _broken_link(job: Job, failed: Sequence[RankDump]) -> Finding | None:
-    """Ranks that were lost by others and have written at the same time themselves: the network between them is broken."""
-    lost = sorted({each.failed_rank for each in failed})
-    alive = [
-        rank
-        for rank in lost
-        if rank in job.dumps and job.dumps[rank].why == "failure" and not job.dumps[rank].exception
-    ]
-    pairs = {tuple(sorted((each.host, job.host(each.failed_rank)))) for each in failed if each.failed_rank in alive}
-    pairs = {pair for pair in pairs if pair[0] != pair[1]}
-    if not alive or not pairs:
-        return None
-    sides: dict[int, list[int]] = {}
-    for each in failed:
-        sides.setdefault(each.failed_rank, []).append(each.rank)
-    told = " and ".join(
-        f"{ranks_in_words(ranks)} ({', '.join(sorted({job.host(rank) for rank in ranks}))}) lost rank {rank} ({job.host(rank)})"
-        for rank, ranks in sorted(sides.items())
-    )
-    if len(pairs) == 1:
-        one, two = next(iter(pairs))
-        what = f"The link between host {one} and host {two} is broken"
-    else:
-        host, times = Counter(host for pair in pairs for host in pair).most_common(1)[0]
-        what = (
-            f"The network of host {host} is broken"
-            if times == len(pairs)
-            else "The network between the hosts is broken"
-        )
-    waiting = next((f" {_waiters_in_words(item, _longest(job, item))}" for item in job.waiting()), "")
-    text = f"{what}: {told}, and all of them run.{waiting} Look at the cable, the switch and the firewall between them."
-    return Finding("link", lost, text, waiting=sorted(job.dumps))
-
-
-def _only_the_launcher_knows(job: Job) -> list[Finding]:
-    launcher = job.launcher
-    if launcher is None or launcher.first < 0 or job.dumps:
-        return []
-    text = f"Rank {launcher.first} failed first: {_how_it_ended(job, launcher.first)}. {launcher.reason}".strip()
-    return [Finding("lost", [launcher.first], text)]
-
-
-def _how_it_ended(job: Job, rank: int) -> str:
-    exits = [each for each in job.launcher.exits if each.rank == rank] if job.launcher is not None else []
-    if exits and exits[0].signal:
-        import signal
-
-        name = {int(each): each.name for each in signal.Signals}.get(exits[0].signal, f"signal {exits[0].signal}")
-        return f"its process was killed by {name}"
-    if exits:
-        return f"its process ended with exit code {exits[0].code}"
-    return "its process crashed or was killed, or its host went away"
-
-
-def _memory(job: Job, rank: int) -> str:
-    host = job.host(rank)
-    counts = [dump.killed_for_memory for dump in job.dumps.values() if dump.host == host]
-    most = max(counts, default=-1)
-    if most > 0:
-        return (
-            f" The system of host {host} has ended {most} process{'es' * (most > 1)} for lack of memory since the job began: "
-            "most likely it was this one."
-        )
-    exits = [each for each in job.launcher.exits if each.rank == rank] if job.launcher is not None else []
-    if exits and exits[0].signal == 9:
-        return (
-            " Nothing in Horovod sends SIGKILL to a running rank. The system does when memory runs out, in the rank's control "
-            f"group or on the host ({'it has counted no such case' if most == 0 else 'whether it has is not known'}); batch "
-            "systems and people do, too."
-        )
-    return ""
-
-
-_HINTS = (
-    (
-        r"Errno 28|No space left|PytorchStreamWriter failed",
-        "A disk or a quota is full: free some space, or write elsewhere.",
-    ),
-    (r"CUDA out of memory|OutOfMemoryError|MemoryError", "Memory ran out: a smaller batch needs less."),
-    (r"Errno 122", "A quota of the file system is used up."),
-    (r"Errno 24|Too many open files", "The process has too many open files: raise the limit (ulimit -n)."),
-    (r"EOFError: EOF when reading a line", "Only one rank can read standard input: horovodrun --stdin RANK."),
-)
-
-
-def _hint(reason: str) -> str:
-    return next((f" {text}" for pattern, text in _HINTS if re.search(pattern, reason)), "")
-
-
-def _waiters(job: Job, culprit: int) -> list[int]:
-    return sorted({rank for item in job.waiting() for rank in item.holders if rank != culprit})
-
-
-def _waits_for(job: Job, culprit: int) -> str:
-    """Who waits for what because of a rank."""
-    for item in job.waiting():
-        holders = {rank: each for rank, each in item.holders.items() if rank != culprit and each.ended is None}
-        if not holders or (culprit in item.holders and item.holders[culprit].ended is not None):
-            continue
-        holders = {
-            rank: each for rank, each in holders.items() if not each.order
-        } or holders  # others are about to go on
-        first = holders[min(holders)]
-        verb = "waits" if len(holders) == 1 else "wait"
-        return (
-            f" {ranks_in_words(list(holders)).capitalize()} {verb} for it in {_named(item.name, first.occurrence)}"
-            f" ({first.call_site or 'unknown line'})."
-        )
-    return ""
-
-
-def _named(name: str, occurrence: int) -> str:
-    return f"'{name}'" if occurrence <= 1 else f"'{name}' (the {ordinal(occurrence)} of that name)"
-
-
 # Collectives that ranks disagree about.
 
 
@@ -239,7 +90,7 @@ def _mismatch(job: Job) -> list[Finding]:
         odd = _minority(views)
         parts = [f"{ranks_in_words(ranks)} submitted {view}, at {lines[ranks[0]]}" for view, ranks in views.items()]
         text = (
-            f"The ranks disagree about {_named(last.name, last.occurrence)}: {'; '.join(parts)}. "
+            f"The ranks disagree about {named(last.name, last.occurrence)}: {'; '.join(parts)}. "
             f"{last.error.splitlines()[0].partition(' Tensor ')[0]}"
         )
         return [Finding("mismatch", odd or [rank], text, last.name, last.process_set, last.occurrence, [], lines)]
@@ -282,7 +133,7 @@ def _of_waiting(job: Job, item: Waiting, every: list[Waiting], ended: set[int]) 
         verb, they = ("has", "it") if len(unheard) == 1 else ("have", "they")
         text = (
             f"{ranks_in_words(unheard).capitalize()} {verb} written nothing, so it is not known what {they} did. "
-            f"{_waiters_in_words(item)}"
+            f"{waiters_in_words(item)}"
         )
         found.append(Finding("lost", unheard, text, *_about(item)))
     return found
@@ -294,20 +145,6 @@ def _about(item: Waiting) -> tuple[str, int, int, list[int], dict[int, str]]:
     return item.name, item.process_set, item.first.occurrence, holders, lines
 
 
-def _waiters_in_words(item: Waiting, seconds: float | None = None) -> str:
-    holders = [rank for rank, each in item.holders.items() if each.ended is None]
-    verb = "waits" if len(holders) == 1 else "wait"
-    since = "" if seconds is None else f" since {duration(seconds)}"
-    return (
-        f"{ranks_in_words(holders).capitalize()} {verb}{since} for {_named(item.name, item.first.occurrence)}, submitted at "
-        f"{item.first.call_site or 'an unknown line'}."
-    )
-
-
-def _longest(job: Job, item: Waiting) -> float:
-    return max(job.waited(rank, each) for rank, each in item.holders.items() if each.ended is None)
-
-
 def _stopped(job: Job) -> set[int]:
     return {
         rank for dump in job.dumps.values() for rank, reason in dump.neighbours.items() if "is stopped" in reason
@@ -317,7 +154,7 @@ def _stopped(job: Job) -> set[int]:
 def _stopped_finding(job: Job, item: Waiting, rank: int) -> Finding:
     text = (
         f"Rank {rank} (host {job.host(rank)}) does not run: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger). "
-        f"{_waiters_in_words(item, _longest(job, item))}"
+        f"{waiters_in_words(item, longest(job, item))}"
     )
     return Finding("stopped", [rank], text, *_about(item))
 
@@ -328,7 +165,7 @@ def _held(job: Job, item: Waiting, rank: int) -> Finding:
     place = "" if users is None else f" at {users.file}:{users.line} in {users.function}"
     text = (
         f"Rank {rank} (host {job.host(rank)}) is in native code{place} that keeps Python's interpreter lock, so no thread of "
-        f"it runs. {_waiters_in_words(item, _longest(job, item))}"
+        f"it runs. {waiters_in_words(item, longest(job, item))}"
     )
     return Finding("held", [rank], text, *_about(item))
 
@@ -336,11 +173,11 @@ def _held(job: Job, item: Waiting, rank: int) -> Finding:
 def _silent(job: Job, item: Waiting, rank: int) -> Finding:
     doing = main_activity(job.dumps[rank])
     idle, last = job.idle(rank), job.last(rank)
-    before = "no collective at all" if last is None else f"nothing since {_named(last.name, last.occurrence)}"
+    before = "no collective at all" if last is None else f"nothing since {named(last.name, last.occurrence)}"
     since = "" if idle is None else f", which ended {duration(idle)} before"
     text = (
-        f"Rank {rank} (host {job.host(rank)}) has not submitted {_named(item.name, item.first.occurrence)}; it has "
-        f"submitted {before}{since}. It {doing}. {_waiters_in_words(item, _longest(job, item))}"
+        f"Rank {rank} (host {job.host(rank)}) has not submitted {named(item.name, item.first.occurrence)}; it has "
+        f"submitted {before}{since}. It {doing}. {waiters_in_words(item, longest(job, item))}"
     )
     return Finding("silent", [rank], text, *_about(item))
 
@@ -356,19 +193,19 @@ def _apart(job: Job, item: Waiting, every: list[Waiting], missing: list[int]) ->
         return []
     expected = _expected(job, [item, *instead.values()])
     wrong = sorted(instead) if expected == item.name else _odd(item, instead)
-    parts = [_waiters_in_words(item, _longest(job, item))]
+    parts = [waiters_in_words(item, longest(job, item))]
     by_name: dict[str, list[int]] = {}
     for rank, each in instead.items():
         by_name.setdefault(each.name, []).append(rank)
     for name, ranks in by_name.items():
         record = instead[ranks[0]].holders[ranks[0]]
         parts.append(
-            f"{ranks_in_words(ranks).capitalize()} submitted {_named(name, record.occurrence)} instead, at {record.call_site}."
+            f"{ranks_in_words(ranks).capitalize()} submitted {named(name, record.occurrence)} instead, at {record.call_site}."
         )
     parts.append(_why_apart(job, item, instead, expected, wrong))
     lines = {rank: each.call_site for rank, each in item.holders.items()}
     lines |= {rank: each.holders[rank].call_site for rank, each in instead.items()}
-    text = f"The ranks went apart at {_named(item.name, item.first.occurrence)}. " + " ".join(filter(None, parts))
+    text = f"The ranks went apart at {named(item.name, item.first.occurrence)}. " + " ".join(filter(None, parts))
     waiting = sorted(set(item.holders) | set(instead))
     found = [Finding("apart", wrong, text, item.name, item.process_set, item.first.occurrence, waiting, lines)]
     return found + [_silent(job, item, rank) for rank in missing if rank not in instead]
@@ -405,14 +242,14 @@ def _why_apart(job: Job, item: Waiting, instead: dict[int, Waiting], expected: s
 
 def _inside(job: Job, item: Waiting) -> Finding:
     """All ranks are in one collective, and it does not end."""
-    seconds = _longest(job, item)
+    seconds = longest(job, item)
     over = [rank for rank, each in item.holders.items() if each.ended is not None]
     inside = [rank for rank in item.holders if rank not in over]
     engine = next((each.engine for each in item.holders.values() if each.engine), "")
     agreed = any(each.order for each in item.holders.values())
     parts = [
         f"{ranks_in_words(inside).capitalize()} {'is' if len(inside) == 1 else 'are'} inside "
-        f"{_named(item.name, item.first.occurrence)} since {duration(seconds)}: every rank has submitted it "
+        f"{named(item.name, item.first.occurrence)} since {duration(seconds)}: every rank has submitted it "
         f"({item.first.call_site or 'unknown line'}), so the scripts agree."
     ]
     if over:

@@ -173,3 +173,24 @@ def duration(seconds: float) -> str:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def named(name: str, occurrence: int) -> str:
+    """A collective, with its number where its name has come before."""
+    return f"'{name}'" if occurrence <= 1 else f"'{name}' (the {ordinal(occurrence)} of that name)"
+
+
+def waiters_in_words(item: Waiting, seconds: float | None = None) -> str:
+    """Who waits for it, since when if that is given, and where it was submitted."""
+    holders = [rank for rank, each in item.holders.items() if each.ended is None]
+    verb = "waits" if len(holders) == 1 else "wait"
+    since = "" if seconds is None else f" since {duration(seconds)}"
+    return (
+        f"{ranks_in_words(holders).capitalize()} {verb}{since} for {named(item.name, item.first.occurrence)}, submitted at "
+        f"{item.first.call_site or 'an unknown line'}."
+    )
+
+
+def longest(job: Job, item: Waiting) -> float:
+    """For how many seconds a rank has waited for it."""
+    return max(job.waited(rank, each) for rank, each in item.holders.items() if each.ended is None)

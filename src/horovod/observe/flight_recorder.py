@@ -7,8 +7,9 @@ when something is wrong.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
@@ -25,6 +26,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
         request: what was submitted, with the user's line (``core.negotiation.messages.Request``).
         number: the n-th submission on this process set on this rank, from 1.
         occurrence: the n-th submission of this name.
+        awaited: when a thread of the script began to wait for the handle.
         agreed: when this rank heard that all ranks have submitted it.
         started, ended: when this rank began to carry it out, and when its handle was completed.
         order: the n-th collective that the process set carries out, from 1, the same on all ranks; 0: not yet.
@@ -42,6 +44,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     order: int = 0
     engine: str = ""
     error: str = ""
+    awaited: float = 0.0
 
     def fail(self, error: BaseException) -> None:
         """The handle is completed with an error."""
@@ -61,14 +64,17 @@ class FlightRecorder:
         ring: the records, oldest first.
         count: how many collectives were submitted.
         carried_out: how many the process set has carried out.
+        due, on_due: the first submission from ``due`` on calls ``on_due``, under that lock, and sets ``due`` to infinity.
     """
 
-    __slots__ = ("_occurrences", "carried_out", "count", "ring")
+    __slots__ = ("_occurrences", "carried_out", "count", "due", "on_due", "ring")
 
     def __init__(self, size: int) -> None:
         self.ring: deque[Record] = deque(maxlen=size)
         self.count = 0
         self.carried_out = 0
+        self.due = math.inf
+        self.on_due: Callable[[], None] = lambda: None
         self._occurrences: dict[str, int] = {}
 
     def submitted(self, request: Any, now: float) -> Record:
@@ -83,6 +89,9 @@ class FlightRecorder:
         number = self.count = self.count + 1
         record = Record(request, number, occurrence, now)
         self.ring.append(record)
+        if now >= self.due:
+            self.due = math.inf
+            self.on_due()
         return record
 
     def begins(self, batch: Iterable[tuple[object, Any]], engine: str, agreed: float) -> None:

@@ -3,36 +3,26 @@
 Rank 0 writes it. Each tensor has a row ("process"): ``NEGOTIATE_<OPERATION>``, with a mark when each rank was ready, then
 ``<OPERATION>`` with the engine's activity inside. Event names and nesting are those that existing tools read.
 
-Worker threads append to a queue, and a thread of its own writes. The file is a JSON array that is complete after every write,
-because each write begins by overwriting the closing bracket. So a job that is killed leaves a file that can be read. A
-process can be killed in the middle of a write between two pages of the file; so a write holds a few events, and crosses a
-page boundary only where one event does.
+Worker threads append to a queue, and a thread of its own writes (:mod:`horovod.observe.trace_file`).
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+
+from horovod.observe.trace_file import Event, TraceFile
 
 _log = logging.getLogger("horovod.observe")
-
-Event = dict[str, Any]
 
 _NOTE = "recorded without the fast path: small collectives take longer than otherwise"
 """Stands in every file: recording changes this."""
 
-PAGE_BYTES = 4096
 MOST_ROWS = 4096
 """How many names keep their rows. An idle name beyond that gets a new row when it comes again."""
-
-LONGEST_EVENT = 200
-"""The size of an event whose tensor has a name of usual length, in bytes."""
 
 
 class TensorLabel:
@@ -60,8 +50,7 @@ class Timeline:
     def __init__(self, path: str, mark_cycles: bool = False) -> None:
         self.path = path
         self._mark_cycles = mark_cycles
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._end = 0
+        self._file = TraceFile(path)
         self._start = time.monotonic_ns()
         self._rows: dict[str, int] = {}
         self._last_row = 0
@@ -71,7 +60,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._events: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
         epoch = time.time_ns() // 1000
-        self._write(
+        self._file.write(
             [
                 {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": epoch}},
                 {"name": "process_sort_index", "ph": "M", "pid": 0, "args": {"sort_index": 0}},
@@ -147,7 +136,7 @@ class Timeline:
         """Write everything that was recorded, and end the thread."""
         self._events.put(None)
         self._thread.join()
-        os.close(self._file)
+        self._file.close()
 
     def _now(self) -> float:
         return (time.monotonic_ns() - self._start) / 1000
@@ -181,22 +170,7 @@ class Timeline:
             if not writable:
                 continue  # dropped, so that events do not fill the memory when the disk is full
             try:
-                self._write([event for batch in batches if batch is not None for event in batch])
+                self._file.write([event for batch in batches if batch is not None for event in batch])
             except OSError as error:
                 _log.error("the timeline %s cannot be written any more: %s", self.path, error)
                 writable = False
-
-    def _write(self, events: Sequence[Event]) -> None:
-        text = ""
-        for event in events:
-            text += ("[\n" if self._end == 0 and not text else ",\n") + json.dumps(event)
-            if (self._end + len(text) + LONGEST_EVENT) // PAGE_BYTES > self._end // PAGE_BYTES:
-                self._append(text)
-                text = ""
-        if text:
-            self._append(text)
-
-    def _append(self, text: str) -> None:
-        """Write events, in ASCII, over the closing bracket, and a new closing bracket behind them."""
-        os.pwrite(self._file, (text + "\n]\n").encode(), self._end)
-        self._end += len(text)

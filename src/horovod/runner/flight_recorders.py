@@ -7,6 +7,7 @@ which asks the others.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import tempfile
@@ -62,7 +63,8 @@ def notice(folder: Path, outcome: Outcome, since: float, several_hosts: bool) ->
     except dump.DumpError:
         pass  # a full disk; what the ranks have written is there
     where = f"{folder}, on each host" if several_hosts else folder
-    return f"horovodrun: what every rank did until the end is in {where}. In words: python -m horovod.diagnose {folder}"
+    command = f"python -m horovod.diagnose {shlex.quote(str(folder))}"
+    return f"horovodrun: what every rank did until the end is in {where}. In words: {command}"
 
 
 def _written(folder: Path, since: float) -> Iterator[Path]:

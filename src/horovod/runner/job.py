@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from horovod.control.rendezvous.server import RendezvousServer
@@ -23,12 +20,21 @@ from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
+from horovod.runner.checks import (
+    batch_job,
+    check_entry_point,
+    check_interfaces,
+    check_program,
+    is_here,
+    number_of_ranks,
+    with_absolute_python_path,
+)
 from horovod.runner.children import Cleanup, owned
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.hosts import host_sources
-from horovod.runner.hosts.slots import MOST_RANKS, HostInfo, SlotInfo, get_host_assignments
+from horovod.runner.hosts.slots import SlotInfo, get_host_assignments
 from horovod.runner.loop import Loop
-from horovod.runner.machine import is_local, port_below_ephemeral, usable_cores
+from horovod.runner.machine import port_below_ephemeral, usable_cores
 from horovod.runner.options import Options
 from horovod.runner.output.notices import without_effect
 from horovod.runner.output.outcome import Failure, Outcome
@@ -62,14 +68,14 @@ class Job:
 
     def __init__(self, options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> None:
         self._options = options
-        self._launcher_environment = _with_absolute_python_path(environment)
+        self._launcher_environment = with_absolute_python_path(environment)
         self._hosts_python = hosts_python
         if not options.command:
             raise UsageError(
                 "no command given: name the program that the ranks run, as in horovodrun -np 2 python train.py"
             )
         source = self._choose_source()
-        ranks = _number_of_ranks(source.ranks if options.num_proc is None else options.num_proc)
+        ranks = number_of_ranks(source.ranks if options.num_proc is None else options.num_proc)
         self._hosts = {host.hostname: host for host in source.hosts(ranks)}
         self.slots = self._assign(ranks)
         self._reader = choose_reader(options.stdin, len(self.slots))
@@ -77,12 +83,12 @@ class Job:
         self._here = [name for name in names if is_here(self._hosts[name], environment)]
         self._elsewhere = [name for name in names if name not in self._here]
         if self._here:
-            _check_program(options.command[0], environment)
+            check_program(options.command[0], environment)
         if not self._elsewhere:
-            _check_interfaces(options.nics)
+            check_interfaces(options.nics)
         self._asked = worker_environment.from_options(options)
         if config.TORCH_BACKEND in self._asked:
-            _check_entry_point()
+            check_entry_point()
         self._memory = worker_environment.memory(environment)
         self._seconds = worker_environment.start_timeout(options, environment)
         self._server: RendezvousServer | None = None
@@ -372,77 +378,3 @@ class Job:
             return Failure(int(content["rank"]), str(content["reason"]))
         except (ValueError, KeyError, TypeError):
             return None  # not written by the runtime of this version
-
-
-def _check_entry_point() -> None:
-    """Whether PyTorch, when it is imported, will find what puts one back end in the place of another."""
-    from importlib.metadata import entry_points  # it imports much
-
-    if not entry_points(group="torch.backends", name="horovod"):
-        raise UsageError(
-            "--torch-backend: this installation of Horovod has no entry point for PyTorch, as one has that was installed "
-            "before there was such a flag. Install it again: pip install '.[torch]', in the folder of Horovod's repository"
-        )
-
-
-def _number_of_ranks(asked: int | None) -> int:
-    if asked is None:
-        raise UsageError("the number of ranks is missing: give it with -np, as in -np 2")
-    if not hasattr(asked, "__index__"):
-        raise UsageError(f"the number of ranks must be a whole number, not {asked!r}")
-    if not 1 <= asked <= MOST_RANKS:
-        raise UsageError(f"the number of ranks must be at least 1 and at most {MOST_RANKS}, not {asked}")
-    return asked
-
-
-def batch_job(environment: Mapping[str, str]) -> str:
-    job = environment.get("SLURM_JOB_ID")
-    return f"Slurm's job {job}" if job else ""
-
-
-def is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
-    """Whether the launcher runs on this host, as the user that is asked for."""
-    if host.user:
-        return False
-    if host.hostname == environment.get("SLURMD_NODENAME"):
-        return True  # Slurm's name for it, which no resolver need know
-    try:
-        return is_local(host.hostname)
-    except OSError:
-        return False  # a name that only ssh knows, or an unknown one, which ssh reports
-
-
-def _with_absolute_python_path(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment, with PYTHONPATH relative to no folder: agents on other hosts start in another one."""
-    found = environment.get("PYTHONPATH", "")
-    parts = found.split(os.pathsep)
-    if not found or all(Path(part).is_absolute() for part in parts):
-        return environment
-    from horovod.runner.reach.reach import working_directory  # costs time, which jobs on one host need not spend
-
-    directory = Path(working_directory(environment))
-    return {**environment, "PYTHONPATH": os.pathsep.join(str(directory / part) for part in parts)}
-
-
-def _check_interfaces(nics: Sequence[str]) -> None:
-    known = {name for _, name in socket.if_nameindex()}
-    for nic in nics:
-        if nic not in known:
-            raise UsageError(f"there is no network interface {nic} here; there are {', '.join(sorted(known))}")
-
-
-def _check_program(program: str, environment: Mapping[str, str]) -> None:
-    """One error before the start instead of the same error from every rank."""
-    if shutil.which(program, path=environment.get("PATH")) is not None:
-        return
-    if program.endswith(".py") and Path(program).is_file():
-        hint = f"; did you mean `{Path(sys.executable).name} {program}`?"
-    elif len(program.split()) > 1:
-        hint = f"; write it without quotes: {program}"
-    else:
-        hint = ""
-    if Path(program).is_dir() and os.sep in program:
-        raise UsageError(f"command is a directory: {program}")
-    if os.sep not in program or not os.access(program, os.F_OK):
-        raise UsageError(f"command not found: {program or repr(program)}{hint}")
-    raise UsageError(f"command is not executable: {program}{hint}")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod.diagnose.figure import FigureError
-from horovod.timeline.collectives import TimelineError, read
+from horovod.timeline.all_ranks import collectives_of_all_ranks, is_of_all_ranks, step_totals
+from horovod.timeline.collectives import TimelineError, collectives, load, recorded
 from horovod.timeline.page import page
 from horovod.timeline.report import text
 from horovod.timeline.summary import summarize
@@ -27,17 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser, which needs no network")
     asked = parser.parse_args(arguments)
     try:
-        summary = summarize(read(asked.file))
+        events = load(asked.file)
+        of_all_ranks = is_of_all_ranks(events)
+        reads = collectives_of_all_ranks if of_all_ranks else collectives
+        summary = summarize(recorded(asked.file, lambda: reads(events)))
+        steps = step_totals(events) if of_all_ranks else []
         if asked.plot is not None:
             from horovod.timeline.plot import plot
 
             plot(summary, asked.plot)
         if asked.html is not None:
             try:
-                asked.html.write_text(page(summary, asked.file.name), encoding="utf-8")
+                asked.html.write_text(page(summary, asked.file.name, steps), encoding="utf-8")
             except OSError as error:
                 raise TimelineError(f"{asked.html} cannot be written: {error.strerror}") from error
-        print(text(summary))
+        print(text(summary, steps))
     except (TimelineError, FigureError) as error:
         print(f"horovod.timeline: {error}", file=sys.stderr)
         return 2

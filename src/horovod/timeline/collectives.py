@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,11 +40,11 @@ class Recorded(NamedTuple):
     bytes: int
 
 
-def read(path: Path) -> list[Recorded]:
-    """The collectives of a timeline, in the order in which they began. What had not ended is left out.
+def load(path: Path) -> list[dict[str, Any]]:
+    """The events of a timeline.
 
     Raises:
-        TimelineError: the file cannot be read, is no timeline of Horovod's, or has no collective that ended.
+        TimelineError: the file cannot be read, or is none.
     """
     try:
         events = json.loads(path.read_bytes())
@@ -52,8 +52,25 @@ def read(path: Path) -> list[Recorded]:
         raise TimelineError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise TimelineError(f"{path} is not JSON, so it is no timeline: {error}") from error
+    if not isinstance(events, list) or not all(isinstance(each, dict) for each in events):
+        raise TimelineError(f"{path} is not a timeline that Horovod has written (it is no list of events)")
+    return events
+
+
+def read(path: Path) -> list[Recorded]:
+    """The collectives of rank 0's timeline (:func:`recorded`)."""
+    events = load(path)
+    return recorded(path, lambda: collectives(events))
+
+
+def recorded(path: Path, reads: Callable[[], Iterable[Recorded]]) -> list[Recorded]:
+    """The collectives that ``reads`` finds, in the order in which they began. What had not ended is left out.
+
+    Raises:
+        TimelineError: the events are not Horovod's, or no collective has ended.
+    """
     try:
-        found = sorted(collectives(events), key=lambda each: each.begun)
+        found = sorted(reads(), key=lambda each: each.begun)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise TimelineError(
             f"{path} is not a timeline that Horovod has written ({type(error).__name__}: {error})"

@@ -7,13 +7,17 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 
+from horovod.timeline.all_ranks import StepTotal
 from horovod.timeline.report import (
     OPERATION_TITLES,
     RANK_TITLES,
+    STEP_TITLES,
     TENSOR_TITLES,
     operation_table,
+    overlap_sentences,
     rank_table,
     sentences,
+    step_table,
     tensor_table,
 )
 from horovod.timeline.summary import Summary, waits
@@ -23,7 +27,7 @@ MOST_BATCHES = 20_000
 _NAMED_TENSORS = 3
 
 
-def page(summary: Summary, title: str) -> str:
+def page(summary: Summary, title: str, steps: Sequence[StepTotal] = ()) -> str:
     """The text of the page."""
     shown = summary.batches[-MOST_BATCHES:]
     data = {
@@ -40,7 +44,9 @@ def page(summary: Summary, title: str) -> str:
         "ranks": [[rank, intervals] for rank, intervals in waits(shown).items()],
     }
     left_out = len(summary.batches) - len(shown)
-    facts = sentences(summary) + ([f"The picture leaves out the first {left_out} batches."] if left_out else [])
+    facts = [*sentences(summary), *overlap_sentences(steps)] + (
+        [f"The picture leaves out the first {left_out} batches."] if left_out else []
+    )
     body = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in facts)
     tables = "".join(
         _table(titles, rows)
@@ -48,6 +54,7 @@ def page(summary: Summary, title: str) -> str:
             (OPERATION_TITLES, operation_table(summary.operations)),
             (RANK_TITLES, rank_table(summary.ranks, summary.seconds)),
             (TENSOR_TITLES, tensor_table(summary.tensors)),
+            *([(STEP_TITLES, step_table(steps))] if steps else []),
         )
     )
     # In a script no "<" may stand: a tensor's name could end the script.

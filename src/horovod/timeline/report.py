@@ -4,26 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from horovod.observe.all_ranks import PHASE_NAMES
+from horovod.timeline.all_ranks import StepTotal
 from horovod.timeline.summary import OperationTotal, RankTotal, Summary, TensorTotal
 
 MOST_TENSORS = 10
 
 OPERATION_TITLES = ("operation", "engine", "batches", "tensors", "MB", "ms", "MB/s", "bus MB/s")
 RANK_TITLES = ("rank", "waited ms", "share", "was last", "others lost ms by it", "most before")
+STEP_TITLES = ("rank", "steps", *(f"{name} ms" for name in PHASE_NAMES), "carried out ms", "overlap")
 TENSOR_TITLES = ("tensor", "times", "MB", "waited ms", "its batches ms")
 
 
-def text(summary: Summary) -> str:
-    """What ``python -m horovod.timeline`` prints."""
+def text(summary: Summary, steps: Sequence[StepTotal] = ()) -> str:
+    """What ``python -m horovod.timeline`` prints.
+
+    Args:
+        steps: of all ranks, if the timeline has them.
+    """
     tensors = tensor_table(summary.tensors)
     more = len(summary.tensors) - MOST_TENSORS
     parts = [
-        "\n".join(sentences(summary)),
+        "\n".join([*sentences(summary), *overlap_sentences(steps)]),
         _aligned([OPERATION_TITLES, *operation_table(summary.operations)]),
         _aligned([RANK_TITLES, *rank_table(summary.ranks, summary.seconds)]),
         _aligned([TENSOR_TITLES, *tensors]) + (f"\n... and {more} tensors more" if more > 0 else ""),
     ]
+    if steps:
+        parts.append(_aligned([STEP_TITLES, *step_table(steps)]))
     return "\n\n".join(parts)
+
+
+def overlap_sentences(steps: Sequence[StepTotal]) -> list[str]:
+    """How much of the communication the script did not wait for; none if it is not known."""
+    carried_out = sum(each.carried_out for each in steps)
+    if not carried_out:
+        return []
+    hidden = sum(each.hidden for each in steps) / carried_out
+    return [
+        f"While collectives were carried out, the ranks computed in {hidden:.1%} of the time, and stood in the rest."
+    ]
+
+
+def step_table(steps: Sequence[StepTotal]) -> list[tuple[str, ...]]:
+    """Milliseconds a step."""
+    return [
+        (
+            str(each.rank),
+            str(each.steps),
+            *(f"{each.phases[name] * 1e3 / max(1, each.steps):.2f}" for name in PHASE_NAMES),
+            f"{each.carried_out * 1e3 / max(1, each.steps):.2f}",
+            f"{each.hidden / each.carried_out:.1%}" if each.carried_out else "-",
+        )
+        for each in steps
+    ]
 
 
 def sentences(summary: Summary) -> list[str]:

@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from horovod.core import config
+from horovod.torch.distributed.backend import AVAILABLE as WITH_BACKENDS
 from process_groups import run_in_group, start_in_group
 from ranks import RankPool
+from torch_versions import needs_torch
 
 Ranks = Callable[..., RankPool]
+
+needs_backends = needs_torch("2.15", "back ends in Python")
 
 
 def test_a_group_needs_nothing_but_its_store_and_leaves_nothing(ranks: Ranks) -> None:
@@ -270,9 +275,10 @@ def test_a_call_that_a_rank_never_makes_ends_by_the_time_limit(ranks: Ranks) -> 
 
         from horovod.core.errors import CollectiveTimeoutError
 
+        store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 1:
-            time.sleep(3)
-            return "slept"
+            store.wait(["told"])
+            return "waited"
         work = dist.all_reduce(torch.ones(5), async_op=True)
         try:
             work.wait(timedelta(seconds=0.1))
@@ -282,6 +288,8 @@ def test_a_call_that_a_rank_never_makes_ends_by_the_time_limit(ranks: Ranks) -> 
             work.wait()
         except CollectiveTimeoutError as error:
             return str(error)
+        finally:
+            store.set("told", "")
         return "no error"
 
     told, _ = run_in_group(ranks(2, framework="torch"), check, timeout=1.5)
@@ -314,20 +322,22 @@ def test_a_lost_rank_is_named(ranks: Ranks, how: signal.Signals, where: str) -> 
                 else:
                     dist.send(received, 1)
         except RuntimeError as error:
+            print("told", flush=True)
             return str(error)
         return "no error"
 
-    from horovod.core import config
+    def await_word(word: str, of: list[int]) -> None:
+        deadline = time.monotonic() + 60
+        while not all(word in pool.output(rank) for rank in of):
+            assert time.monotonic() < deadline, [pool.output(rank) for rank in of]
+            time.sleep(0.02)
 
     pool = ranks(2, env={config.TIMEOUT_SECONDS: "3"}, framework="torch")
     call = start_in_group(pool, check, where)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not all("ready" in pool.output(rank) for rank in range(2)):
-        time.sleep(0.05)
-    time.sleep(0.3)
+    await_word("ready", [0, 1])
     pool.kill(1, how)
     if how is signal.SIGSTOP:
-        time.sleep(8)
+        await_word("told", [0])
         pool.kill(1, signal.SIGKILL)
     told, _ = call.results(60.0, dies={1})
     assert "rank 1" in told and ("killed" in told or "stopped" in told), told
@@ -341,24 +351,26 @@ def test_abort_ends_what_is_in_flight_on_all_ranks(ranks: Ranks) -> None:
 
         rank = dist.get_rank()
         part = dist.new_group([0, 1])
-        for group in (part, None):
+        store = dist.distributed_c10d._get_default_store()
+        for name, group in (("part", part), ("all", None)):
             if rank == 0:
                 work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+                store.set(name, "submitted")
                 try:
                     work.wait()
                 except HorovodInternalError as error:
                     told = str(error)
                     assert "rank 1" in told and "aborted the process group" in told, told
             else:
-                time.sleep(0.5)
+                store.wait([name])
                 dist.distributed_c10d._abort_process_group(group)
         return "told"
 
     run_in_group(ranks(2, framework="torch"), check)
 
 
-def test_the_form_of_the_next_pytorch_takes_the_same_calls(ranks: Ranks) -> None:
-    """A Backend in place of a ProcessGroup. Before 2.15 it cannot be derived from, so a plain class stands for it."""
+def test_a_backend_takes_the_same_calls_as_a_group(ranks: Ranks) -> None:
+    """Before 2.15 PyTorch's Backend cannot be derived from, so a plain class stands for it."""
 
     def check() -> None:
         import importlib
@@ -368,6 +380,7 @@ def test_the_form_of_the_next_pytorch_takes_the_same_calls(ranks: Ranks) -> None
         import torch.distributed as dist
 
         from horovod.torch.distributed import backend, membership
+        from horovod.torch.distributed.submission import Submitter
 
         class Base:
             def __init__(self, rank: int, size: int) -> None:
@@ -386,13 +399,15 @@ def test_the_form_of_the_next_pytorch_takes_the_same_calls(ranks: Ranks) -> None
             found = membership.of_some_ranks(
                 dist.PrefixStore("other", options.store), rank, size, list(range(size)), options.timeout, "all"
             )
-            group = made.HorovodBackend(options, found)
+            group = made.HorovodBackend(options, Submitter(found, 30.0, names_callbacks=False))
             assert group.place == (rank, size) and group.name() == "horovod"
             tensor, gathered = torch.ones(3), torch.zeros(3 * size)
             group.allreduce([tensor], dist.distributed_c10d.AllreduceOptions()).wait()
             group.all_gather_single(gathered, tensor, dist.distributed_c10d.AllgatherOptions()).wait()
             assert gathered.tolist() == [float(size)] * 3 * size
             group.monitored_barrier(timedelta(seconds=20))
+            with pytest.raises(NotImplementedError, match="Name the source"):
+                group.recv_anysource([tensor])
             group.shutdown()
         finally:
             c10d.Backend = original
@@ -401,6 +416,7 @@ def test_the_form_of_the_next_pytorch_takes_the_same_calls(ranks: Ranks) -> None
     run_in_group(ranks(2, framework="torch"), check)
 
 
+@pytest.mark.skipif(WITH_BACKENDS, reason="PyTorch 2.15 can have several")
 def test_several_back_ends_in_one_group_are_refused_where_pytorch_would_leave_one_out(ranks: Ranks) -> None:
     def check() -> None:
         import torch.distributed as dist
@@ -412,5 +428,89 @@ def test_several_back_ends_in_one_group_are_refused_where_pytorch_would_leave_on
                 assert f'backend="{backends}"' in str(error) and "PyTorch 2.15" in str(error)
             else:
                 raise AssertionError("one of the two was left out")
+
+    run_in_group(ranks(2, framework="torch"), check)
+
+
+@needs_backends
+def test_one_of_several_back_ends_of_a_group_gives_the_results_of_gloo(ranks: Ranks) -> None:
+    def check() -> list[str]:
+        from beside_gloo import compare
+
+        return compare("cpu:horovod,cuda:gloo", all_types=False)
+
+    compared = run_in_group(ranks(2, framework="torch"), check)
+    assert compared[0] == compared[1] and len(compared[0]) > 60
+    assert not [name for name in compared[0] if name.startswith("differs")], compared[0]
+
+
+@needs_backends
+def test_one_of_several_back_ends_trains_and_refuses_what_it_cannot_tell(ranks: Ranks) -> None:
+    def check() -> list[list[float]]:
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        rank = dist.get_rank()
+        mixed = dist.new_group(backend="cpu:horovod,cuda:gloo")
+        found = []
+        for group in (mixed, None):
+            torch.manual_seed(1)
+            trained = DistributedDataParallel(torch.nn.Linear(8, 8), process_group=group)
+            trained(torch.ones(2, 8) * rank).square().sum().backward()
+            found.append([x for p in trained.parameters() for x in p.grad.flatten().tolist()])  # type: ignore[union-attr]
+        with pytest.raises(NotImplementedError, match="Name the source"):
+            dist.recv(torch.zeros(1), group=mixed)
+
+        def again(done: Any) -> None:
+            dist.all_reduce(done.value()[0], group=mixed)
+
+        if rank == 0:  # the collective waits for rank 1, so the callback is there when it is done
+            work = dist.all_reduce(torch.ones(1), group=mixed, async_op=True)
+            chained = work.get_future().then(again)
+            dist.barrier()
+            with pytest.raises(RuntimeError, match="a callback of a future calls a collective"):
+                chained.wait()
+        else:
+            dist.barrier()
+            dist.all_reduce(torch.ones(1), group=mixed)
+        return found
+
+    first, second = run_in_group(ranks(2, framework="torch"), check)
+    assert first[0] == first[1] == second[0]
+
+
+@needs_backends
+def test_monitored_barrier_and_split_group_of_pytorch(ranks: Ranks) -> None:
+    def check() -> None:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        rank = dist.get_rank()
+        dist.monitored_barrier(timeout=timedelta(seconds=30))
+        mixed = dist.new_group(backend="cpu:horovod,cuda:gloo")
+        dist.monitored_barrier(mixed, timeout=timedelta(seconds=30))
+        for members, parent in (([[0, 2], [1]], None), ([[2, 1]], None), ([[0, 2], [1]], mixed)):
+            part = dist.split_group(parent, members)
+            mine = next((each for each in members if rank in each), None)
+            if mine is None:
+                assert part is dist.GroupMember.NON_GROUP_MEMBER
+                continue
+            total = torch.tensor([float(rank)])
+            dist.all_reduce(total, group=part)
+            assert total.item() == sum(mine) and dist.get_process_group_ranks(part) == mine
+        dist.barrier()
+
+    run_in_group(ranks(3, framework="torch"), check)
+
+
+@pytest.mark.skipif(WITH_BACKENDS, reason="PyTorch 2.15 splits groups on CPUs")
+def test_split_group_is_an_error_where_pytorch_wants_an_accelerator(ranks: Ranks) -> None:
+    def check() -> None:
+        import torch.distributed as dist
+
+        with pytest.raises(RuntimeError, match="split"):
+            dist.split_group(split_ranks=[[0], [1]])
+        dist.barrier()
 
     run_in_group(ranks(2, framework="torch"), check)

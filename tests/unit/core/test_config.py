@@ -39,6 +39,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.BUCKET_BYTES, "1", "bucket_bytes", 1),
     (config.CHECK, "Error", "check", "error"),
     (config.THREAD_AFFINITY, "0,2,4", "thread_affinity", (0, 2, 4)),
+    (config.STRAGGLER_PERCENT, "25", "straggler_percent", 25.0),
     (config.THREAD_AFFINITY, "3", "thread_affinity", (3,)),
     (config.START_TIMEOUT, "600", "start_timeout", timedelta(minutes=10)),
     (config.TIMEOUT_SECONDS, "1.5", "timeout", timedelta(seconds=1.5)),
@@ -51,6 +52,9 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.ELASTIC, "1", "elastic", True),
     (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
+    (config.DEBUG, "1", "debug", True),
+    (config.DEBUG_STEPS, "7", "debug_steps", 7),
+    (config.TIMELINE_ALL_RANKS, "1", "timeline_all_ranks", True),
     (config.FLIGHT_RECORDER_SIZE, "10", "flight_recorder_size", 10),
     (config.FLIGHT_RECORDER_DIR, "/tmp/Recorders", "flight_recorder_dir", "/tmp/Recorders"),
     (config.LOG_LEVEL, " Debug ", "log_level", "debug"),
@@ -87,7 +91,7 @@ NUMBERS = [
 ]
 FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
 FLAGS += [config.MPI_THREADS_DISABLE]
-FLAGS += [config.TIMELINE_MARK_CYCLES, config.LOG_HIDE_TIME, config.AUTOTUNE]
+FLAGS += [config.DEBUG, config.TIMELINE_MARK_CYCLES, config.TIMELINE_ALL_RANKS, config.LOG_HIDE_TIME, config.AUTOTUNE]
 
 
 @pytest.mark.parametrize(("variable", "text", "field", "value"), SETTINGS)

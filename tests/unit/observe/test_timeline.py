@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from horovod.observe import timeline as module
+from horovod.observe import trace_file
 from horovod.observe.activities import activity
-from horovod.observe.timeline import PAGE_BYTES, TensorLabel, Timeline
+from horovod.observe.timeline import TensorLabel, Timeline
+from horovod.observe.trace_file import PAGE_BYTES
 
 
 def test_the_file_is_valid_after_every_write_and_writes_are_short(
@@ -30,7 +32,7 @@ def test_the_file_is_valid_after_every_write_and_writes_are_short(
         spans.append((offset, offset + len(data)))
         return written
 
-    monkeypatch.setattr(module, "os", _Os(pwrite))
+    monkeypatch.setattr(trace_file, "os", _Os(pwrite))
     timeline = Timeline(str(path))
     labels = [TensorLabel(f"tensor {number}", "float32", [number]) for number in range(100)]
     for label in labels:

@@ -54,14 +54,30 @@ _late = lasting_list()
 _FINALIZE_SECONDS = 5.0
 """How long a rank waits for the others at its end, after a failure."""
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 1e-4, 2e-2
+_LOOK_SECONDS = 0.5
+"""How often a rank at its end looks whether another one has died meanwhile."""
 
 _T = TypeVar("_T")
+
+
+def _nobody_is_gone() -> bool:
+    return False
+
+
+_somebody_is_gone: Callable[[], bool] = _nobody_is_gone
+
 _log = logging.getLogger("horovod.comm")
 
 
 def next_tag() -> int:
     """A number for the next communicator that this process leads."""
     return next(_tags) % _TAGS
+
+
+def ask_who_is_gone(somebody_is_gone: Callable[[], bool]) -> None:
+    """What tells at the end of this process whether the process of another rank has ended, which then calls no ``Finalize``."""
+    global _somebody_is_gone
+    _somebody_is_gone = somebody_is_gone
 
 
 def obstacle(where: MpiRanks, index: int, threads: bool) -> str:
@@ -170,18 +186,24 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
     """Whether all ranks have come here, and none has anything under way.
 
     Args:
-        seconds: how long to wait for them; None: without end, as ``Finalize`` does.
+        seconds: how long to wait for them; None: without end, as ``Finalize`` does, while none is seen to be gone.
     """
-    deadline, sleep = time.monotonic() + (seconds or 0.0), _SHORTEST_SLEEP
+    now, sleep = time.monotonic(), _SHORTEST_SLEEP
+    deadline, look = now + (seconds or 0.0), now + _LOOK_SECONDS
     mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)
     busy, any_busy = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
     try:
         busy[0] = any(not each.request.Test() for each in abandoned)
         request = mpi.COMM_WORLD.Iallreduce(busy, any_busy, op=mpi.MAX)
         while not request.Test():
-            if seconds is not None and time.monotonic() > deadline:
+            now = time.monotonic()
+            if seconds is not None and now > deadline:
                 _late.append((request, busy, any_busy))
                 return False
+            if seconds is None and now > look:
+                look = now + _LOOK_SECONDS
+                if _somebody_is_gone():  # after it has come here, perhaps
+                    seconds, deadline = _FINALIZE_SECONDS, now + _FINALIZE_SECONDS
             time.sleep(sleep)  # MPI has no wait that ends
             sleep = min(2 * sleep, _LONGEST_SLEEP)
     except mpi.Exception:

@@ -23,9 +23,10 @@ import numpy as np
 
 from horovod.comm.base import PeerFailure
 from horovod.comm.datatypes import Array
-from horovod.comm.ranges import PLACE_BYTES, copy_plan, shard_bounds
+from horovod.comm.ranges import shard_bounds
 from horovod.comm.reduction import HALVES, ReduceOp, Workspace, reduce_into
 from horovod.comm.shm import cross_memory
+from horovod.comm.shm.cross_memory import PLACE_BYTES, copy_plan
 from horovod.comm.shm.words import WORD
 from horovod.comm.spans import Layout, Spans, address_of, spans_of
 

@@ -17,7 +17,8 @@ from datetime import timedelta
 from horovod.comm.base import Communicator
 from horovod.comm.device import GPU, DeviceRuntime
 from horovod.comm.engine import EngineError, Group, Settings
-from horovod.core.engines.engine_building import ExchangeOverCommunicator, SplitError, build_for_members
+from horovod.core.engines.engine_building import SplitError, build_for_members
+from horovod.core.engines.member_exchange import ExchangeOverCommunicator
 from horovod.core.requests import devices
 
 _log = logging.getLogger("horovod.core")

@@ -20,7 +20,8 @@ from horovod.control.channel import Channel
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
 from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
 from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
-from horovod.core.engines.engine_building import ExchangeOverConnections, build_engine, build_proposals
+from horovod.core.engines.engine_building import build_engine, build_proposals
+from horovod.core.engines.member_exchange import ExchangeOverConnections
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.worker.cpu_affinity import Placement
 from horovod.core.worker.role import Watch

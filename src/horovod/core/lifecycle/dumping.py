@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import select
+import shlex
 import threading
 import time
 from collections import deque
@@ -94,6 +95,7 @@ class Dumper:
         self._memory = memory.processes_killed()
         self._requests: deque[tuple[str, str, float]] = deque()  # with the time at which it came
         self._captured: deque[dump.RankDump] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._last: dict[str, float] = {}
         self._failed = self._leaving = False
         self._wake_up = WakeUp()
@@ -106,6 +108,11 @@ class Dumper:
     def request(self, why: str, reason: str) -> None:
         """Have this rank write, soon."""
         self._requests.append((why, reason, time.monotonic()))
+        self._wake_up.set()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made on the thread, which must not wait in it."""
+        self._calls.append(call)
         self._wake_up.set()
 
     def failed(self, rank: int, reason: str, cause: Cause) -> None:
@@ -148,6 +155,8 @@ class Dumper:
                     self._write(self._captured.popleft())
                 while self._requests:
                     self._answer(*self._requests.popleft())
+                while self._calls:
+                    self._calls.popleft()()
             except Exception:  # a bug here must not end a job that may still recover
                 _log.exception("rank %d: the flight recorder could not be written", self._members.rank)
             if leaving:
@@ -188,7 +197,7 @@ class Dumper:
                 "every rank has written what it did to %s%s; in words: python -m horovod.diagnose %s",
                 self._folder,
                 where,
-                self._folder,
+                shlex.quote(str(self._folder)),
             )
         self._look_after_neighbours(content)
 
@@ -275,7 +284,6 @@ def _set_state(number: int, worker: WorkerThread) -> dump.ProcessSetState:
 def _collective(process_set: int, record: Record) -> dump.Collective:
     request: Request = record.request
     tensors = [dump.Tensor(each.name, each.data_type.label, list(each.shape)) for each in request.tensors]
-    size = sum(each.data_type.itemsize * math.prod(each.shape) for each in request.tensors)
     return dump.Collective(
         process_set,
         record.number,
@@ -284,7 +292,7 @@ def _collective(process_set: int, record: Record) -> dump.Collective:
         request.name,
         request.operation.name,
         tensors,
-        size,
+        request.bytes,
         request.caller,
         record.submitted,
         record.agreed or None,

@@ -15,13 +15,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import msgspec
 
 from horovod.comm.engine import MpiRanks
+from horovod.comm.mpi import runtime as mpi
 from horovod.comm.select import forced_host_engine
 from horovod.control.failure import RAISED
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
+from horovod.control.processes import any_ended
 from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
@@ -52,6 +55,8 @@ from horovod.core.worker.worker import WorkerThread
 
 _log = logging.getLogger("horovod.core")
 
+_RECORDED = 1 << 16
+"""How many collectives a rank keeps until they are in the timeline of all ranks."""
 _MOST_HOSTS = 8
 """How many hosts the log line of ``init()`` names."""
 
@@ -146,6 +151,7 @@ class Generation:
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
+            mpi.ask_who_is_gone(partial(any_ended, self._processes_in_sight()))
         finally:
             if process is not None:
                 process.call_when_over(None)
@@ -249,8 +255,18 @@ class Generation:
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
         sockets: dict[ConnectionKey, socket.socket] = {}
+        if self.recording.of_all_ranks:
+            kept = max(self.config.flight_recorder_size, _RECORDED)
+            self.config = dataclasses.replace(self.config, flight_recorder_size=kept)
         watching = self._watching = Watching(
-            self.config, rank, self._endpoints, self.secret, self.generation, self.workers, self.termination
+            self.config,
+            rank,
+            self._endpoints,
+            self.secret,
+            self.generation,
+            self.workers,
+            self.termination,
+            self.recording,
         )
 
         def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
@@ -286,6 +302,7 @@ class Generation:
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
         self._tune()
+        self.recording.hosts = [endpoint.host for endpoint in self._endpoints]
         self.recording.begin()
         watching.start()
         for worker in self.workers.values():
@@ -299,6 +316,16 @@ class Generation:
             worker.role.tuner = tuning.make_tuner(
                 self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
             )
+
+    def _processes_in_sight(self) -> list[int]:
+        """Those of the job's ranks that this process can see."""
+        own = self._endpoints[self.identity.rank].process_namespace
+        return [other.pid for other in self._endpoints if own and own == other.process_namespace]
+
+    def report_progress_of(self, worker: WorkerThread) -> None:
+        """Count a worker that is added later in this rank's progress."""
+        if self._watching is not None:
+            self._watching.follow(worker)
 
     def discard(self) -> None:
         """Release what a failed :meth:`start` has made. No thread runs yet."""
@@ -339,6 +366,8 @@ class Generation:
         for companion in self.termination.companions:
             companion.close()
         if self._watching is not None:
+            if self.termination.failure is None:
+                self._watching.finish_timeline()
             self._watching.close()
         self.recording.stop()
         for worker in self.workers.values():

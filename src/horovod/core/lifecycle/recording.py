@@ -1,14 +1,17 @@
-"""Starts and stops the timeline while a generation runs. Rank 0 records; other ranks do nothing."""
+"""Starts and stops the timeline while a generation runs. Rank 0 writes; what other ranks do comes to it by
+:mod:`horovod.core.lifecycle.progress_reports`, if all ranks are to be recorded."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 
 from horovod.core.config import DYNAMIC, TIMELINE, Config
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.worker import WorkerThread
+from horovod.observe.all_ranks import AllRanksTimeline, TimelinePart
 from horovod.observe.timeline import Timeline
 
 _log = logging.getLogger("horovod.core")
@@ -20,6 +23,10 @@ class Recording:
     Args:
         rank: this rank.
         workers: by process set id; the sets that this rank coordinates are recorded.
+
+    Attributes:
+        of_all_ranks: the timeline shows all ranks.
+        hosts: by rank, for such a timeline; set before it begins.
     """
 
     def __init__(self, config: Config, rank: int, workers: Mapping[int, WorkerThread]) -> None:
@@ -27,6 +34,9 @@ class Recording:
         self._rank = rank
         self._workers = workers
         self._timeline: Timeline | None = None
+        self._all_ranks: AllRanksTimeline | None = None
+        self.of_all_ranks = config.timeline_all_ranks and bool(config.timeline)
+        self.hosts: list[str] = []
         self._lock = threading.RLock()
 
     def begin(self) -> None:
@@ -44,10 +54,16 @@ class Recording:
         """
         if not self._config.timeline:
             raise ValueError(f"Set {TIMELINE}={DYNAMIC} to enable dynamic timeline usage.")
-        if self._rank != 0 or (self._timeline is not None and self._timeline.path == path):
+        present = self._all_ranks or self._timeline
+        if self._rank != 0 or (present is not None and present.path == path):
             return
         with self._lock:
             try:
+                if self.of_all_ranks:
+                    all_ranks = AllRanksTimeline(path, self.hosts, time.monotonic())
+                    self.stop()
+                    self._all_ranks = all_ranks
+                    return
                 timeline = Timeline(path, mark_cycles)
             except OSError as error:
                 _log.error("the timeline %s cannot be written: %s", path, error)
@@ -62,9 +78,24 @@ class Recording:
         if isinstance(worker.role, Coordinator):
             worker.role.timeline = self._timeline
 
+    def add(self, rank: int, part: TimelinePart, received: float) -> None:
+        """Write what a rank has done, if a timeline of all ranks is being written."""
+        with self._lock:
+            timeline = self._all_ranks
+            if timeline is None:
+                return
+            try:
+                timeline.add(rank, part, received)
+            except OSError as error:
+                _log.error("the timeline %s cannot be written any more: %s", timeline.path, error)
+                self.stop()
+
     def stop(self) -> None:
         """Complete the file, if one is being written."""
         with self._lock:
+            all_ranks, self._all_ranks = self._all_ranks, None
+            if all_ranks is not None:
+                all_ranks.close()
             timeline, self._timeline = self._timeline, None
             if timeline is not None:
                 for worker in list(self._workers.values()):

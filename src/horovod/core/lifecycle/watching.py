@@ -1,10 +1,12 @@
-"""What watches over one generation: the liveness monitor, which finds lost ranks, and the dumper, which writes down what this
-rank did when something is wrong."""
+"""What watches over one generation: the liveness monitor, which finds lost ranks; the dumper, which writes down what this rank
+did when something is wrong; and the reports of progress, which travel between the monitors and are made on the dumper's thread.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from collections.abc import Mapping, Sequence
 
 from horovod.control.channel import Channel
@@ -14,12 +16,17 @@ from horovod.control.processes import why_not_running
 from horovod.control.rendezvous.interface import LauncherServer
 from horovod.core.config import Config
 from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
+from horovod.core.lifecycle.progress_reports import ProgressReports
+from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import threads
 
 LIVENESS = "liveness"
+
+_LAST_PARTS_SECONDS = 5.0
+"""How long rank 0 waits for the last parts of the timeline of all ranks."""
 
 
 def liveness_connections(rank: int, size: int) -> list[ConnectionKey]:
@@ -35,6 +42,7 @@ class Watching:
         secret: of the job.
         generation: its number.
         workers: by process set id; it may still be empty.
+        recording: the timeline.
 
     Attributes:
         watch: takes reports of failures.
@@ -49,6 +57,7 @@ class Watching:
         generation: int,
         workers: Mapping[int, WorkerThread],
         termination: Termination,
+        recording: Recording,
     ) -> None:
         self.watch: Watch = NoPeers(termination)
         self._config = config
@@ -57,7 +66,9 @@ class Watching:
         self._workers = workers
         self._termination = termination
         self._monitor: LivenessMonitor | None = None
+        self._recording = recording
         self._dumper: Dumper | None = None
+        self._progress: ProgressReports | None = None
         if config.flight_recorder_size:
             self._dumper = self._make_dumper(secret, generation)
             termination.write_down = self._dumper.failed
@@ -106,7 +117,31 @@ class Watching:
             threads.lines,
             lambda: [name for worker in list(self._workers.values()) for name in worker.awaited()],
             self._dumper.request if self._dumper is not None else lambda why, reason: None,
+            self._progress_came,
         )
+
+    def _progress_came(self, rank: int, body: bytes) -> None:
+        """On rank 0, on the monitor's thread."""
+        dumper, progress, now = self._dumper, self._progress, time.monotonic()
+        if dumper is not None and progress is not None:
+            dumper.post(lambda: progress.take(rank, body, now))
+
+    def _send_progress(self, body: bytes) -> None:
+        if self._monitor is not None:
+            self._monitor.report_progress(body)
+
+    def follow(self, worker: WorkerThread) -> None:
+        """Report the progress of a worker from now on."""
+        if self._progress is not None:
+            self._progress.follow(worker)
+
+    def finish_timeline(self) -> None:
+        """Before :meth:`close`: have what is left of a timeline of all ranks written, within some seconds."""
+        if self._progress is None or not self._recording.of_all_ranks:
+            return
+        self._progress.finish()
+        if self._monitor is not None and self._rank == 0:
+            self._monitor.everyone_left.wait(_LAST_PARTS_SECONDS)
 
     def _look(self, rank: int) -> str | None:
         """Why a rank cannot answer, or "" if its process runs; None if this process cannot see it."""
@@ -114,8 +149,19 @@ class Watching:
         return why_not_running(other.pid) if own and own == other.process_namespace else None
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads. The workers exist."""
         if self._dumper is not None:
+            self._progress = ProgressReports(
+                self._rank,
+                [endpoint.host for endpoint in self._endpoints],
+                self._workers,
+                self._config.straggler_percent / 100,
+                self._recording,
+                self._dumper.post,
+                self._send_progress,
+            )
+            for worker in self._workers.values():
+                self._progress.follow(worker)
             self._dumper.start()
         if self._monitor is not None:
             self._monitor.start()

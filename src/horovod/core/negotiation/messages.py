@@ -11,6 +11,7 @@ host's announcements, and pass orders on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property
@@ -107,6 +108,11 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.alike,
             )
         )
+
+    @cached_property
+    def bytes(self) -> int:
+        """The size of its tensors on this rank."""
+        return sum(each.data_type.itemsize * math.prod(each.shape) for each in self.tensors)
 
 
 UNNAMED = ".noname."

@@ -139,6 +139,9 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             the collective's error: each time a new exception of its type, with its message.
             TimeoutError: it was not done within ``timeout`` seconds (-1: no limit but the runtime's own).
         """
+        record = self.record
+        if record is not None:
+            record.awaited = monotonic()
         driver = self.driver
         if driver is not None and timeout < 0:
             try:

@@ -40,6 +40,7 @@ from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
 from horovod.core.worker.progress import Progress, may_drive
+from horovod.core.worker.rank_conditions import ConditionalCalls
 from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
@@ -148,6 +149,7 @@ class WorkerThread:
         else:
             self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity, tree.parent(index))
         self.executor.settled = self.role.settled
+        self._conditional_calls = ConditionalCalls(ranks[index]) if config.debug and name == "0" else None
         self._left = threading.Event()
         self._leaving: tuple[str, Sequence[StepsMade]] | None = None
         self._said_leave = False
@@ -173,6 +175,8 @@ class WorkerThread:
             HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
             what a signal handler raises: then the request is either not in flight, or it is carried out like any other.
         """
+        if self._conditional_calls is not None:
+            self._conditional_calls.look(entry.request)
         try:
             if self._requests.add(entry, held, awaited):
                 self._connections.wake()

@@ -13,6 +13,7 @@ from horovod.core import config
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
+from horovod.runner.checks import batch_job, is_here
 from horovod.runner.children import Cleanup, owned
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import Start
@@ -23,7 +24,7 @@ from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts import host_sources
 from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
-from horovod.runner.job import LOOPBACK, Job, batch_job, is_here
+from horovod.runner.job import LOOPBACK, Job
 from horovod.runner.loop import Loop
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.errors import LaunchError
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
-from horovod.runner.output.outcome import Outcome
+from horovod.runner.output.outcome import UNHEARD_SECONDS, Outcome
 from horovod.runner.output.output import Output as JobOutput
 from horovod.runner.policy import Decisions, EndAll
 from horovod.runner.signals import SignalPipe
@@ -73,6 +74,7 @@ class ElasticSupervisor(Supervisor):
         self._by_host: dict[str, Agent] = {}
         self._to_start: dict[Agent, list[Start]] = {}  # until the agent is ready
         self._hosts: set[str] = set()
+        self._lost: dict[str, float] = {}  # when the agent of a host was lost
         self._questions: dict[int, int] = {}  # the last that each process has asked
         self._news: list[int] = [0, 0]  # of which round there are how many
         self._decided: deque[tuple[object, ...]] = deque()
@@ -294,9 +296,14 @@ class ElasticSupervisor(Supervisor):
     def _forget_agent(self, agent: Agent) -> None:
         for name in [name for name, each in self._by_host.items() if each is agent]:
             del self._by_host[name]
-        if agent.closed and not agent.unheard and agent in self._agents:
+        if agent.closed and agent in self._agents:
             agent.kill()
             self._agents.remove(agent)
+            if agent.unheard:
+                self._lost[agent.name] = time.monotonic()
 
     def _outcome(self) -> Outcome:
-        return dataclasses.replace(super()._outcome(), stopped=self._elastic.stopped, called="process")
+        outcome, since = super()._outcome(), time.monotonic() - UNHEARD_SECONDS
+        lost = [name for name, when in self._lost.items() if when > since]
+        unheard = list(dict.fromkeys([*lost, *outcome.unheard]))
+        return dataclasses.replace(outcome, stopped=self._elastic.stopped, called="process", unheard=unheard)

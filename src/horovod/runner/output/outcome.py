@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from horovod.runner.agent.messages import Exit
 
+UNHEARD_SECONDS = 20.0
+"""Within which an agent that has lost the launcher, or its guardian, has ended all of its processes."""
 _WELL = Exit(0)
 _NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
 """The last line of a Python program whose debugger or ``input()`` found standard input empty."""
@@ -73,7 +75,7 @@ class Outcome:
         if self.unheard:
             words.append(
                 f"horovodrun: {', '.join(self.unheard)} did not confirm that the job has ended there; the agent there ends "
-                "what is left by itself, within 20 seconds"
+                f"what is left by itself, within {UNHEARD_SECONDS:g} seconds"
             )
         if self.interrupted:
             words.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovod._models import guard
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.observe.call_site import caller
 
 _GUARD = "_horovod_guard"
 
@@ -22,7 +23,10 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> Callable[[], 
     if not variables or not all(_readable(each) for each in variables):
         return None
     guards: dict[object, guard.Guard] = variables[0].__dict__.setdefault(_GUARD, {})
-    own = guards.setdefault((process_set, tuple(map(id, variables))), guard.Guard(process_set))
+    key = process_set, tuple(map(id, variables))
+    if key not in guards:
+        guards[key] = guard.Guard(process_set, caller())
+    own = guards[key]
     chosen = guard.some(variables)
     names = dict(zip(guard.labels(len(chosen)), (f"variable {each.name}" for each in chosen), strict=True))
     kind = (len(variables), tuple(str(each.shape) for each in chosen))

@@ -1,18 +1,24 @@
 """The back end that PyTorch gets from 2.15 on: a Backend in Python, one of those that a ProcessGroup has for its devices.
 
-All operations reach it from Python and from C++ alike, under the names by which Python calls them.
+All operations reach it from Python and from C++ alike, under the names by which Python calls them. PyTorch takes ``wait()`` and
+``get_future()`` alone from the works that it returns, and of a future what C++ knows of it. So where it is one of several of
+its group, a work cannot tell the source of a message, and the calls that a callback of a future makes cannot be named after
+that future; both are errors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from types import WrapperDescriptorType
+from types import SimpleNamespace, WrapperDescriptorType
 from typing import Any
 
 import torch
 
 from horovod.torch.distributed.base import NAME, Group
-from horovod.torch.distributed.membership import Membership
+from horovod.torch.distributed.splitting import split
+from horovod.torch.distributed.submission import Submitter
+from horovod.torch.distributed.work import HorovodWork
 
 _Base: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "Backend", object)
 AVAILABLE = not isinstance(_Base.__init__, WrapperDescriptorType)
@@ -26,17 +32,38 @@ class HorovodBackend(Group, _BackendBase):  # type: ignore[misc]
 
     Args:
         options: what PyTorch says of the group.
-        membership: its place in the runtime.
+        submitter: of the group.
     """
 
-    def __init__(self, options: Any, membership: Membership) -> None:
+    def __init__(self, options: Any, submitter: Submitter) -> None:
         super().__init__(options.group_rank, options.group_size)
-        self._join(options.store, membership, options.timeout)
+        self._join(options.store, submitter)
         self._options = _options(options.timeout)
+
+    supports_splitting = True
+
+    def split(self, store: Any, ranks: Sequence[int], options: Any) -> HorovodBackend:
+        """That of a group of some of the ranks, which call it; PyTorch splits each back end of a group of several."""
+        timeout = options._timeout
+        index, submitter = split(self._submitter, store, ranks, timeout, names_callbacks=False)
+        place = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=timeout)
+        return HorovodBackend(place, submitter)
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Connections are made when the group is."""
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """A rank that is not in a new group has no part in it."""
 
     @property
     def options(self) -> Any:
         return self._options
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> HorovodWork:
+        raise NotImplementedError(
+            f'recv() from any source: in a group of several back ends PyTorch does not ask "{NAME}" where a message came from. '
+            f'Name the source, or make a group with backend="{NAME}" alone.'
+        )
 
 
 def _options(timeout: timedelta) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 from horovod.torch.distributed import membership as memberships
 from horovod.torch.distributed.futures import threads
-from horovod.torch.distributed.membership import Membership
 from horovod.torch.distributed.operations import Operations
 from horovod.torch.distributed.point_to_point.operations import PointToPoint
 from horovod.torch.distributed.store import StoreExchange
@@ -21,16 +20,15 @@ class Group(Operations, PointToPoint):
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
-    def _join(self, store: Any, membership: Membership, timeout: timedelta) -> None:
+    def _join(self, store: Any, submitter: Submitter) -> None:
         """Begin.
 
         Args:
             store: of the group.
-            membership: its place in the runtime.
-            timeout: of its calls.
+            submitter: of its calls.
         """
         self._store = store
-        self._submitter = Submitter(membership, timeout.total_seconds())
+        self._submitter = submitter
 
     def name(self) -> str:
         return NAME

@@ -93,6 +93,16 @@ class Origin:
         return f"{self._path}.{self._count}"
 
 
+class _Unnamed(Origin):
+    """Of callbacks of futures whose callbacks are not counted."""
+
+    def next(self) -> str:
+        raise NotImplementedError(
+            "a callback of a future calls a collective. In a group of several back ends such calls have no order that is the "
+            'same on all ranks: make a group with backend="horovod" alone for them.'
+        )
+
+
 class _Present(threading.local):
     origin: Origin | None = None
 
@@ -147,14 +157,22 @@ def future_of(
     Args:
         then: calls the function that it gets when the collective is done.
         outputs: returns the outputs; called when the collective is done.
-        origin: of callbacks in Python; None where C++ has asked, which adds none.
+        origin: of callbacks in Python; None where C++ has asked, whose callbacks call nothing.
         devices: those that the outputs lie on, other than the CPU.
     """
     if origin is None:
         first: torch.futures.Future[None] = torch.futures.Future(devices=list(devices))
         # An error that a callback raises is one for C++, too; one that Python sets is not.
         second = first.then(lambda _: outputs())
-        then(lambda: threads.call(lambda: first.set_result(None)))
+
+        def begin() -> None:
+            before, _present.origin = _present.origin, _Unnamed("")
+            try:
+                first.set_result(None)
+            finally:
+                _present.origin = before
+
+        then(lambda: threads.call(begin))
         return second
     future = CollectiveFuture(origin, devices)
 

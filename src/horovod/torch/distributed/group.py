@@ -1,39 +1,35 @@
-"""The process group that PyTorch up to 2.14 gets: a ProcessGroup in Python, which takes the place of PyTorch's own.
+"""What PyTorch gets as a group of this back end alone: a ProcessGroup in Python, which takes the place of PyTorch's own.
 
 PyTorch calls it from Python, and from C++ (DistributedDataParallel, functional collectives) for the operations that its
-trampoline knows.
+trampoline knows. Python code gets the works that the group has made, with all their methods; those of a Backend reach it
+without them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from horovod.torch.distributed import backend
+from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import Group
-from horovod.torch.distributed.membership import Membership
+from horovod.torch.distributed.splitting import split
+from horovod.torch.distributed.submission import Submitter
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs have overloads, and names that only the compiled class has
 
+_DEVICES = ("cpu", "cuda")
 
-class HorovodProcessGroup(Group, _ProcessGroup):  # type: ignore[misc]
-    """A group of ranks whose operations run on Horovod's engines.
 
-    Args:
-        options: what PyTorch says of the group, its ``_DistributedBackendOptions``.
-        membership: its place in the runtime.
-    """
+class _WithoutBackend:
+    """What PyTorch keeps in the back ends of a group. Before 2.15 a group in Python can have none."""
 
-    def __init__(self, options: Any, membership: Membership) -> None:
-        super().__init__(options.group_rank, options.group_size)  # the constructor with a store makes no subclass
-        self._join(options.store, membership, options.timeout)
-        self._group_name = self._group_description = ""
-
-    def get_group_store(self) -> Any:
-        return self._store
-
-    # PyTorch keeps these in the back ends of a group; this one has none.
+    _group_name = _group_description = ""
 
     def getGroupName(self) -> str:
         return self._group_name
@@ -64,5 +60,59 @@ class HorovodProcessGroup(Group, _ProcessGroup):  # type: ignore[misc]
         """The kinds of devices whose tensors it takes."""
         return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
-    def _get_backend(self, device: Any) -> HorovodProcessGroup:
+    def _get_backend(self, device: Any) -> Any:
         return self
+
+
+_BASES: Any = (Group, _ProcessGroup) if backend.AVAILABLE else (Group, _WithoutBackend, _ProcessGroup)
+
+
+class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
+    """A group of ranks whose operations run on Horovod's engines.
+
+    Args:
+        options: what PyTorch says of the group, its ``_DistributedBackendOptions``.
+        submitter: of the group.
+    """
+
+    def __init__(self, options: Any, submitter: Submitter) -> None:
+        super().__init__(options.group_rank, options.group_size)  # the constructor with a store makes no subclass
+        self._join(options.store, submitter)
+        if backend.AVAILABLE:
+            self._backend = HorovodBackend(options, submitter)  # kept: PyTorch holds the half of it that is in C++
+            kind = _ProcessGroup.BackendType.CUSTOM
+            for device in _DEVICES:
+                self._register_backend(torch.device(device), kind, self._backend)
+            self._set_default_backend(kind)
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str = "",
+        group_desc: str = "",
+        device_types: Any = None,
+    ) -> HorovodProcessGroup | None:
+        """A group of some of its ranks: ``torch.distributed.split_group()`` calls it from PyTorch 2.15 on.
+
+        Args:
+            ranks: in this group, in their order in the new one. Each of them calls it.
+
+        Returns:
+            None on a rank that is not among them.
+        """
+        parent = self._submitter
+        if parent.index not in ranks:
+            return None
+        store = dist.distributed_c10d.PrefixStore(f"{group_name}/", self._store)
+        limit = timedelta(seconds=parent.seconds) if timeout is None else timeout
+        index, submitter = split(parent, store, ranks, limit)
+        place = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=limit)
+        made = HorovodProcessGroup(place, submitter)
+        made._set_group_name(group_name)
+        made._set_group_desc(group_desc or "")
+        return made

@@ -11,6 +11,7 @@ from horovod.torch.distributed import backend, membership
 from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import NAME
 from horovod.torch.distributed.group import HorovodProcessGroup
+from horovod.torch.distributed.submission import Submitter
 
 
 def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
@@ -23,28 +24,29 @@ def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
         ValueError: another back end is to serve other devices of the group, and this PyTorch would leave it out.
         ValueError, TimeoutError, RuntimeError: the ranks do not find each other, or contradict each other.
     """
-    if not backend.AVAILABLE:
-        _refuse_mixtures()
+    wanted = _wanted()
+    others = set(wanted.values()) - {NAME}
+    if others and not backend.AVAILABLE:
+        shown = ",".join(f"{device}:{name}" for device, name in wanted.items())
+        raise ValueError(
+            f'backend="{shown}": in this version of PyTorch a back end in Python serves all devices of a group, so "{NAME}" '
+            f'cannot be one of several. Use backend="{NAME}", which takes tensors on GPUs as well, or PyTorch 2.15 or newer.'
+        )
+    one_of_several = backend.AVAILABLE and (bool(others) or not wanted)
     store, rank, size = options.store, options.group_rank, options.group_size
     ranks: Sequence[int] = options.global_ranks_in_group
     if ranks:
         found = membership.of_some_ranks(store, rank, size, ranks, options.timeout, f"ranks {list(ranks)}")
     else:
         found = membership.of_all_ranks(store, rank, size, options.timeout)
-    kind = HorovodBackend if backend.AVAILABLE else HorovodProcessGroup
-    return kind(options, found)
+    submitter = Submitter(found, options.timeout.total_seconds(), names_callbacks=not one_of_several)
+    return (HorovodBackend if one_of_several else HorovodProcessGroup)(options, submitter)
 
 
-def _refuse_mixtures() -> None:
-    """Raise ValueError if the group shall have several back ends. Only the calling function knows; the options do not tell."""
+def _wanted() -> dict[str, str]:
+    """The back ends that the group shall have, by device; empty if that is not known. Only the calling function knows it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back
     config = frame.f_locals.get("backend_config") if frame is not None else None
-    wanted = dict(config.get_device_backend_map()) if config is not None else {}
-    if set(wanted.values()) - {NAME}:
-        shown = ",".join(f"{device}:{name}" for device, name in wanted.items())
-        raise ValueError(
-            f'backend="{shown}": in this version of PyTorch a back end in Python serves all devices of a group, so "{NAME}" '
-            f'cannot be one of several. Use backend="{NAME}", which takes tensors on GPUs as well, or PyTorch 2.15 or newer.'
-        )
+    return dict(config.get_device_backend_map()) if config is not None else {}

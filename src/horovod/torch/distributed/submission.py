@@ -170,11 +170,14 @@ class Submitter:
     Args:
         membership: of the group.
         seconds: the time limit of sends and receives; that of collectives ends the job.
+        names_callbacks: Python code gets the futures that are made here, so what their callbacks call is named after them.
+            Elsewhere such calls are errors.
     """
 
-    def __init__(self, membership: Membership, seconds: float) -> None:
+    def __init__(self, membership: Membership, seconds: float, names_callbacks: bool = True) -> None:
         self.membership = membership
         self.seconds = seconds
+        self._names_callbacks = names_callbacks
         self.size = len(membership.ranks)
         self.index = membership.worker.index
         self._futures = Origin("after")
@@ -243,10 +246,8 @@ class Submitter:
         options: Any,
     ) -> HorovodWork:
         """What the call returns to PyTorch. Two frames below the call, which tells whether Python code has made it."""
-        by_python = _is_called_by_python()
-        return HorovodWork(
-            handle, memory, outputs, what, finish, limit_of(options), self._follow if by_python else None
-        )
+        follow = self._follow if self._names_callbacks and _is_called_by_python() else None
+        return HorovodWork(handle, memory, outputs, what, finish, limit_of(options), follow)
 
     def _follow(self) -> Origin:
         """The origin of what follows a future of a call that is made now."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 
+from horovod.observe.step_clock import FORWARD, clock
 from horovod.torch.optimizer.reduction_round import Participant, reduce_together
 
 current_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -53,6 +54,7 @@ class BackwardPass:
 
     def __call__(self) -> None:
         self.ended = True
+        clock.enter(FORWARD)
         _open.pop(self._task, None)
         reached, self._reached = self._reached, []
         for each in reached:

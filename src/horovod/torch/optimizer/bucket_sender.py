@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_, methodcaller
 from typing import Any, TypeGuard
 
 import torch
@@ -52,6 +54,13 @@ class BucketCollectives:
 
     def allgather(self, tensors: Sequence[torch.Tensor], label: str) -> PendingHandle:
         return PendingHandle(grouped_allgather_async(tensors, f"{self._bucket}.{label}", self._process_set))
+
+
+_LAYOUT, _REQUIRES_GRAD, _IS_CONTIGUOUS = (
+    attrgetter("layout"),
+    attrgetter("requires_grad"),
+    methodcaller("is_contiguous"),
+)
 
 
 class BucketSender:
@@ -195,9 +204,16 @@ def _replace(slot: Slot, gradient: torch.Tensor) -> None:
 
 
 def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[torch.Tensor]]:
-    """Whether gradients, all on one device, are dense, contiguous, in host memory and not part of a graph."""
-    strided = torch.strided
-    for gradient in gradients:
-        if gradient is None or gradient.layout is not strided or not gradient.is_contiguous() or gradient.requires_grad:
-            return False
-    return gradients[0] is not None and gradients[0].is_cpu
+    """Whether gradients, all on one device, are dense, contiguous, in host memory and not part of a graph.
+
+    Args:
+        gradients: all are there, as :meth:`Bucket.matches` has found.
+    """
+    first = gradients[0]
+    return (
+        first is not None
+        and first.is_cpu
+        and all(map(is_, map(_LAYOUT, gradients), repeat(torch.strided)))
+        and all(map(_IS_CONTIGUOUS, gradients))
+        and not any(map(_REQUIRES_GRAD, gradients))
+    )

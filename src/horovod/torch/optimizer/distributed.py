@@ -20,6 +20,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.adasum import AdasumOptimizer
+from horovod.torch.optimizer.data_loading import follow_data_loaders
 from horovod.torch.optimizer.gradient_optimizer import GradientOptimizer
 from horovod.torch.optimizer.identity import Identity
 from horovod.torch.optimizer.parameter_names import places
@@ -95,5 +96,6 @@ def DistributedOptimizer(
             )
         front = AdasumOptimizer
     signature = [(settings.names[p], tuple(p.shape), str(p.dtype)) for p in places(optimizer)]
+    follow_data_loaders()
     wrapped: _Optimizer = wrap(optimizer, front, settings, Identity(signature, process_set))
     return wrapped

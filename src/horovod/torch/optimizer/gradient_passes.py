@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from horovod.observe.step_clock import BACKWARD, clock
 from horovod.torch.optimizer.backward_passes import current_task, enter
 from horovod.torch.optimizer.buckets import NO_GRADIENT, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
@@ -55,6 +56,8 @@ class GradientPasses(GradientState):
         task = current_task()
         if task != self._task:
             self._begin_pass(task, slot, gradient)
+        if self._debugger is not None:
+            self._debugger.gradient(slot, gradient)
         if slot.bit & self._local:
             self._check_added(slot, gradient)
         self._touched |= slot.bit
@@ -81,6 +84,7 @@ class GradientPasses(GradientState):
                 raise AssertionError(_BACKWARD_AGAIN)
             self._passes.clear()
         self._task = task
+        clock.enter(BACKWARD)
         self.prepare()
         self._stays_local = self.is_paused or not self.communicates()
         if not self._stays_local:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from horovod.common.basics import is_initialized
+from horovod.observe.step_clock import UPDATE, clock
 from horovod.torch.ops.allreduce import allreduce_
 from horovod.torch.optimizer.gradient_hooks import taken
 from horovod.torch.optimizer.gradient_passes import AFTER_AN_EXCEPTION
@@ -106,6 +107,7 @@ class GradientReduction(GradientRounds):
             self._look_at_others()
         elif self.under_way:
             raise AssertionError(_SKIPPED)
+        clock.enter(UPDATE)
         return self._synchronized and not self._skip
 
     def _look_at_others(self) -> None:
@@ -152,12 +154,15 @@ class GradientReduction(GradientRounds):
         """Called when the wrapped optimizer has used the gradients."""
         if not self._scaler_stepped:
             self._count_step()
+        clock.stepped(self.name)
         self._rest()
         for other in self._takers():
             other._rest()
         if self._keeps_aside:
             for slot in self.slots.values():
                 slot.place = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
+        if self._debugger is not None:
+            self._debugger.after_step(self.slots.values())
 
     def _count_step(self) -> None:
         self._steps += 1

@@ -12,6 +12,7 @@ from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener
 from horovod.torch.optimizer.bucket_sender import BucketSender
 from horovod.torch.optimizer.buckets import Bucket, Slot
+from horovod.torch.optimizer.debugging import StepDebugger, debugger
 from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import Identity
 from horovod.torch.optimizer.settings import Settings
@@ -48,6 +49,7 @@ class GradientState(DistributedPart, PassListener):
         self._synchronized = self._scaler_stepped = False
         self._error: BaseException | None = None
         self._check = StepCheck()
+        self._debugger: StepDebugger | None = None
         super().__init__(optimizer, settings, identity)
 
     @property
@@ -93,6 +95,7 @@ class GradientState(DistributedPart, PassListener):
         self.forget()
         self._steps = self._joins = 0
         self._check.begin()
+        self._debugger = debugger(self.name, self.process_set, self.line)
 
     def renumbered(self, moved: Callable[[int], int]) -> None:
         self._touched, self._local = moved(self._touched), moved(self._local)

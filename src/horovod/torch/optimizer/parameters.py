@@ -9,8 +9,8 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from itertools import count
-from operator import is_
+from itertools import chain, count
+from operator import attrgetter, is_, itemgetter
 
 import torch
 
@@ -26,6 +26,7 @@ from horovod.torch.optimizer.parameter_names import places
 from horovod.torch.optimizer.settings import Settings, check_parameter
 from horovod.torch.uncompiled import is_traced, refuse_compiled
 
+_IMPLEMENTATION, _PARAMETERS = attrgetter("_cdata"), itemgetter("params")
 FROZEN_BYTES = 16 << 20
 """The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
 
@@ -60,6 +61,7 @@ class OptimizerParameters(ABC):
         self._numbers = count()
         self._bucket_bytes = 0
         self._present: list[torch.Tensor] = []
+        self._heard: list[int] = []  # the addresses of the C++ tensors that have their hooks
         self._changed = True
         weakref.finalize(self, _let_go, self.slots, self.buckets).atexit = False
         self.adopt()
@@ -164,10 +166,14 @@ class OptimizerParameters(ABC):
 
     def hear_all(self) -> None:
         """Restore hooks that ``module.to()`` has left behind with other C++ tensors. Called between passes."""
+        implementations = [*map(_IMPLEMENTATION, self.slots)]
+        if implementations == self._heard:
+            return
         for slot in self.slots.values():
             hook = slot.hook
             if hook is not None and hook.implementation != slot.parameter._cdata:
                 hook.restore()
+        self._heard = implementations
 
     def communicates(self) -> bool:
         """Whether this rank reduces gradients at present; False before ``init()`` and after ``shutdown()``."""
@@ -175,6 +181,7 @@ class OptimizerParameters(ABC):
 
     def _listen(self) -> None:
         """Register a hook with every parameter, if this rank reduces gradients."""
+        self._heard = []
         if self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
@@ -229,7 +236,7 @@ class OptimizerParameters(ABC):
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
 
 
 def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[[torch.Tensor], None]:

@@ -21,6 +21,7 @@ from horovod.comm.tuned import TunedSettings
 from horovod.common.consensus import Consensus
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.observe.step_clock import REDUCTION, clock
 from horovod.torch.optimizer.pass_record import Conclusion, PassRecord, TouchedGradients, conclude, decode
 
 RECORD = "DistributedOptimizer.pass"
@@ -109,6 +110,14 @@ def reduce_together(ending: Iterable[Participant], final: bool = False) -> None:
         HorovodInternalError: a reduction failed, or ranks differ in steps or parameters.
         AssertionError: the script has changed a gradient that was not reduced.
     """
+    before = clock.enter(REDUCTION)
+    try:
+        _reduce(ending, final)
+    finally:
+        clock.enter(before)
+
+
+def _reduce(ending: Iterable[Participant], final: bool) -> None:
     sets: dict[int | None, list[Participant]] = {}
     for each in ending:
         sets.setdefault(each.process_set.process_set_id, []).append(each)

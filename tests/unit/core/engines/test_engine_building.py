@@ -16,7 +16,8 @@ from horovod.comm.engine import Bootstrap, EngineError, Group
 from horovod.comm.select import engine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.communicator import TcpCommunicator
-from horovod.core.engines.engine_building import ExchangeOverCommunicator, ExchangeOverConnections, build_engine
+from horovod.core.engines.engine_building import build_engine
+from horovod.core.engines.member_exchange import ExchangeOverCommunicator, ExchangeOverConnections
 from unit.control.together import Together
 
 

@@ -11,7 +11,8 @@ import pytest
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import make_secret
 from horovod.runner.agent.base import Agent, HostFacts, Report
-from horovod.runner.agent.messages import Closed, Ended, Exit, Output, ProcessPlan
+from horovod.runner.agent.messages import Closed, Ended, Exit, Lost, Output, ProcessPlan
+from horovod.runner.elastic import supervisor as elastic_supervisor
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import Start
 from horovod.runner.elastic.job_state import Limits
@@ -19,6 +20,7 @@ from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
+from horovod.runner.output.outcome import Outcome
 from horovod.runner.output.output import Output as JobOutput
 from horovod.runner.output.output import StreamSink
 from horovod.runner.supervisor import Plans
@@ -27,12 +29,19 @@ HOSTS = [HostInfo(f"host{number}", 1) for number in range(4)]
 
 
 class PromptAgent(Agent):
-    """Says that it has ended while it is told to end, as the launcher's own does when nothing is left to end."""
+    """Says that it has ended while it is told to end, as the launcher's own does when nothing is left to end.
 
-    def __init__(self, host: str, loop: Loop, report: Report, *, finishes: bool) -> None:
+    Args:
+        finishes: whether its processes end by themselves.
+        lost: whether it is lost instead.
+    """
+
+    def __init__(self, host: str, loop: Loop, report: Report, *, finishes: bool, lost: bool = False) -> None:
         super().__init__((host,))
         self.facts = HostFacts("python", 1, (), None)
         self.ends: list[bool] = []
+        self.released = False
+        self._lost = lost
         self._loop = loop
         self._report = report
         self._finishes = finishes
@@ -40,8 +49,14 @@ class PromptAgent(Agent):
 
     def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
         self._numbers += [plan.number for plan in plans]
-        if self._finishes:
+        if self._lost:
+            self._loop.after(self, 0.01, self._lose)
+        elif self._finishes:
             self._loop.after(self, 0.01, lambda: self._finish(Exit(0)))
+
+    def _lose(self) -> None:
+        self.closed = self.unheard = True
+        self._report(self, Lost("it is lost"))
 
     def _finish(self, end: Exit) -> None:
         for number in self._numbers:
@@ -64,11 +79,28 @@ class PromptAgent(Agent):
             self._report(self, Closed([]))
 
     def kill(self) -> None:
-        self.closed = True
+        self.closed = self.released = True
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["all ranks have ended", "the launcher is asked to end"])
 def test_each_agent_is_told_to_end_though_the_one_before_it_leaves_at_once(cancelled: bool) -> None:
+    agents, outcome = play(cancelled=cancelled)
+    assert [agent.ends for agent in agents] == [[cancelled]] * len(HOSTS)
+    assert not outcome.unheard and outcome.interrupted == (signal.SIGTERM if cancelled else 0)
+
+
+@pytest.mark.parametrize("seconds", [3600.0, 0.0], ids=["a moment ago", "long ago"])
+def test_an_agent_that_is_lost_is_let_go_of_and_named_at_the_end_only_while_something_may_be_left_there(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(elastic_supervisor, "UNHEARD_SECONDS", seconds)
+    agents, outcome = play(lost="host1")
+    assert outcome.unheard == (["host1"] if seconds else [])
+    assert agents[1].released and not agents[1].ends and all(agent.ends for agent in agents if agent is not agents[1])
+
+
+def play(cancelled: bool = False, lost: str = "") -> tuple[list[PromptAgent], Outcome]:
+    """A job with one process on each host: they end, or the launcher is asked to end, or one host's agent is lost."""
     loop = Loop()
     said = io.StringIO()
     output = JobOutput(StreamSink(io.StringIO()), StreamSink(said), len(HOSTS), None, timestamps=False)
@@ -78,7 +110,8 @@ def test_each_agent_is_told_to_end_though_the_one_before_it_leaves_at_once(cance
     agents: list[PromptAgent] = []
 
     def reach(host: HostInfo) -> Agent:
-        agents.append(PromptAgent(host.hostname, loop, supervisor.report, finishes=not cancelled))
+        name, finishes = host.hostname, not (cancelled or lost)
+        agents.append(PromptAgent(name, loop, supervisor.report, finishes=finishes, lost=name == lost))
         return agents[-1]
 
     def plan(agent: Agent, start: Start) -> Plans:
@@ -94,5 +127,4 @@ def test_each_agent_is_told_to_end_though_the_one_before_it_leaves_at_once(cance
     finally:
         loop.close()
         server.stop()
-    assert [agent.ends for agent in agents] == [[cancelled]] * len(HOSTS)
-    assert not outcome.unheard and outcome.interrupted == (signal.SIGTERM if cancelled else 0)
+    return agents, outcome

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from horovod.core import config
 from horovod.runner import worker_environment
+from horovod.runner.checks import batch_job
 from horovod.runner.errors import UsageError
-from horovod.runner.job import batch_job
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
 from horovod.runner.reach import ssh

@@ -75,16 +75,6 @@ class Matching(Generic[Arrived, Posted]):
         """Whether a receive waits."""
         return any(queue.posted for queue in self._queues.values())
 
-    def take_arrived(self, group: int) -> list[Arrived]:
-        """Take out all messages of a group that nobody has asked for."""
-        found = []
-        for key in [key for key in self._queues if key[0] == group]:
-            queue = self._queues[key]
-            found += [message for _, message in queue.arrived]
-            queue.arrived.clear()
-            self._drop_empty(*key)
-        return found
-
     def _queue(self, group: int, tag: int) -> _Queue[Arrived, Posted]:
         return self._queues.setdefault((group, tag), _Queue())
 

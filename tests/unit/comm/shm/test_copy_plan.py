@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.comm.ranges import CopyPlan, copy_plan
+from horovod.comm.shm.cross_memory import CopyPlan, copy_plan
 from horovod.comm.spans import VECTORS, Layout
 
 INT16 = np.dtype(np.int16)

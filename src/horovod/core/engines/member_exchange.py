@@ -1,0 +1,151 @@
+"""How the members of a group exchange small messages before they have an engine: over their control connections, or over an
+engine that they have for other memory. Called by :mod:`horovod.core.engines.engine_building`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from horovod.comm.base import Communicator
+from horovod.control.channel import LENGTH_BYTES, frame
+from horovod.control.dial import receive_exactly
+from horovod.core.negotiation.tree import COORDINATOR, Tree
+
+LONGEST_MESSAGE = 1 << 24
+
+
+class MemberExchange(Protocol):
+    """Small messages among the members of a group before they have an engine. All members make the same calls in one order.
+
+    Attributes:
+        ranks: the members' global ranks, for errors.
+    """
+
+    ranks: Sequence[int]
+
+    def allgather(self, own: bytes) -> list[bytes]:
+        """The bytes of all members, by index."""
+
+    def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
+        """The bytes that the first member passes, and its descriptor: a duplicate for each member that can be passed one,
+        else -1."""
+
+
+class ExchangeOverConnections:
+    """Over the connections of a tree.
+
+    Args:
+        ranks: the members' global ranks, for errors.
+        connections: by index, with those with whom the tree connects this member.
+        index: this member's.
+        deadline: ``time.monotonic`` by which a message must have arrived.
+        tree: None: the first member is connected with each other member.
+
+    Its methods raise TimeoutError or ConnectionError where a member does not answer; the message names its rank.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        connections: Mapping[int, socket.socket],
+        index: int,
+        deadline: float,
+        tree: Tree | None = None,
+    ) -> None:
+        tree = tree or Tree.flat(len(ranks))
+        self.ranks = ranks
+        self._connections = connections
+        self._index = index
+        self._parent = tree.parent(index)
+        self._children = tree.children(index)
+        self._groups = {child: tree.group(child) for child in self._children}
+        self._deadline = deadline
+
+    def allgather(self, own: bytes) -> list[bytes]:
+        values = {self._index: own}
+        for child in self._children:
+            found = msgspec.msgpack.decode(self._receive(child)[0], type=list[bytes])
+            values.update(zip(self._groups[child], found, strict=True))
+        body = msgspec.msgpack.encode([values[index] for index in sorted(values)])
+        if self._index != COORDINATOR:
+            self._send(self._parent, body)
+        return msgspec.msgpack.decode(self.broadcast(body)[0], type=list[bytes])
+
+    def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
+        if self._index != COORDINATOR:
+            data, descriptor = self._receive(self._parent)
+        elif descriptor >= 0:
+            descriptor = os.dup(descriptor)
+        for child in self._children:
+            self._send(child, data, descriptor)
+        return data, descriptor
+
+    def _send(self, index: int, data: bytes, descriptor: int = -1) -> None:
+        connection = self._connections[index]
+        message = frame(data)
+        try:
+            connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+            if descriptor >= 0 and connection.family == socket.AF_UNIX:
+                sent = socket.send_fds(connection, [message], [descriptor])
+                message = message[sent:]
+            connection.sendall(message)
+        except OSError as error:
+            raise self._lost(index, error) from error
+
+    def _receive(self, index: int) -> tuple[bytes, int]:
+        connection = self._connections[index]
+        descriptors: list[int] = []
+        head = b""
+        try:
+            if connection.family == socket.AF_UNIX:
+                connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+                head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
+                if not head:
+                    raise ConnectionResetError("the connection was closed")
+            head += receive_exactly(connection, LENGTH_BYTES - len(head), self._deadline)
+            length = int.from_bytes(head, "big")
+            if length > LONGEST_MESSAGE:
+                raise ConnectionError(f"it announced a message of {length} bytes")
+            return receive_exactly(connection, length, self._deadline), descriptors[0] if descriptors else -1
+        except OSError as error:
+            for received in descriptors:
+                os.close(received)
+            raise self._lost(index, error) from error
+
+    def _lost(self, index: int, error: OSError) -> OSError:
+        kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
+        return kind(
+            f"rank {self.ranks[index]} did not take part in the choice of an engine ({error}). Look at its output"
+        )
+
+
+class ExchangeOverCommunicator:
+    """Over the communicator for host memory of all ranks of the job; it passes no descriptors."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.ranks: Sequence[int] = range(communicator.size)
+        self._communicator = communicator
+
+    def allgather(self, own: bytes) -> list[bytes]:
+        size = self._communicator.size
+        lengths = np.empty(size, np.int64)
+        self._communicator.allgather([np.array([len(own)], np.int64)], [lengths], [[1] * size])
+        everything = np.empty(int(lengths.sum()), np.uint8)
+        self._communicator.allgather([np.frombuffer(own, np.uint8)], [everything], [lengths.tolist()])
+        ends = lengths.cumsum().tolist()
+        return [everything[end - length : end].tobytes() for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+    def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
+        length = np.array([len(data)], np.int64)
+        self._communicator.broadcast([length], 0)
+        array = np.empty(int(length[0]), np.uint8)
+        if self._communicator.rank == 0:
+            array[:] = np.frombuffer(data, np.uint8)
+        self._communicator.broadcast([array], 0)
+        return array.tobytes(), -1

@@ -1,0 +1,135 @@
+"""Sends what this rank does to rank 0 every few seconds; on rank 0, says which rank holds the others up, and writes the
+timeline of all ranks.
+
+A submission that comes when a report is due has the thread of the flight recorder make one, from what the recorder and the
+clock of the steps know (:mod:`horovod.observe.progress`). It travels on the connection of the liveness monitor. So the thread
+that trains does nothing but to compare two numbers, and a rank that submits nothing sends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from horovod.core.lifecycle.process_set import membership
+from horovod.core.lifecycle.recording import Recording
+from horovod.core.worker.worker import WorkerThread
+from horovod.observe import memory
+from horovod.observe.all_ranks import PartMaker, TimelinePart
+from horovod.observe.progress import Progress, ProgressMeter
+from horovod.observe.step_clock import clock
+from horovod.observe.stragglers import StragglerWatch, in_words
+
+_log = logging.getLogger("horovod.core")
+
+_SECONDS = 2.0
+"""How often a rank reports."""
+_TIMELINE_SECONDS = 0.5
+"""The same where there is a timeline of all ranks."""
+_FINISH_SECONDS = 5.0
+"""How long the end of a generation waits for the last report."""
+_REPORTS_PER_SECOND = 200
+"""How many reports rank 0 gets, at most. Ranks of larger jobs report less often."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Progress | TimelinePart)
+
+
+class ProgressReports:
+    """Those of one generation on one rank. All methods but :meth:`follow` are for one thread, which ``post`` calls on.
+
+    Args:
+        hosts: by rank.
+        workers: by process set id.
+        least_share: the share of the time from which on a rank that holds up the others is named; 0: never.
+        recording: gets the parts of the timeline of all ranks.
+        post: has a function called on that thread.
+        send: sends a report to rank 0; called on every other rank.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: Sequence[str],
+        workers: Mapping[int, WorkerThread],
+        least_share: float,
+        recording: Recording,
+        post: Callable[[Callable[[], None]], None],
+        send: Callable[[bytes], None],
+    ) -> None:
+        self._rank = rank
+        self._hosts = hosts
+        self._workers = workers
+        self._post = post
+        self._send = send
+        self._recording = recording
+        seconds = _TIMELINE_SECONDS if recording.of_all_ranks else _SECONDS
+        self._period = max(seconds, len(hosts) / _REPORTS_PER_SECOND)
+        self._parts = PartMaker(memory.boot_id()) if recording.of_all_ranks else None
+        self._last = time.monotonic()
+        self._meter = ProgressMeter(clock, self._last)
+        self._watch = StragglerWatch(least_share)
+
+    def follow(self, worker: WorkerThread) -> None:
+        """Have submissions to a worker lead to reports."""
+        recorder = worker.recorder
+        if recorder is not None:
+            recorder.on_due = lambda: self._post(self._report)
+            recorder.due = self._last + self._period
+
+    def take(self, rank: int, body: bytes, received: float) -> None:
+        """On rank 0: take the report of a rank.
+
+        Args:
+            received: when it came.
+
+        Raises:
+            msgspec.DecodeError: it is none.
+        """
+        self._add(rank, _decoder.decode(body), received)
+
+    def finish(self) -> None:
+        """Send what is left of the timeline of all ranks, within some seconds. For any other thread."""
+        if self._parts is None:
+            return
+        sent = threading.Event()
+
+        def send() -> None:
+            self._send_now(time.monotonic())
+            sent.set()
+
+        self._post(send)
+        sent.wait(_FINISH_SECONDS)
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._last >= self._period:
+            self._send_now(now)
+        for worker in list(self._workers.values()):
+            self.follow(worker)
+
+    def _send_now(self, now: float) -> None:
+        self._last = now
+        workers = list(self._workers.items())
+        rings = {number: worker.recorder for number, worker in workers if worker.recorder is not None}
+        spans = clock.taken()
+        reports: list[Progress | TimelinePart] = [self._meter.take(rings, spans, now)]
+        if self._parts is not None:
+            reports.append(self._parts.make(rings, spans, now))
+        for each in reports:
+            if self._rank == 0:
+                self._add(0, each, now)
+            else:
+                self._send(_encode(each))
+
+    def _add(self, rank: int, report: Progress | TimelinePart, received: float) -> None:
+        if isinstance(report, TimelinePart):
+            self._recording.add(rank, report, received)
+            return
+        self._watch.add(rank, report)
+        for found in self._watch.found(dict(membership.ranks), time.monotonic()):
+            _log.warning("%s", in_words(found, self._hosts[found.rank]))

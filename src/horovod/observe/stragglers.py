@@ -1,0 +1,155 @@
+"""Which rank holds the others up, and in which phase of a step: judged on rank 0 from the progress of all ranks. Pure.
+
+In each step the ranks wait for the last one, and that one waits least. So a rank costs the others what the rank that waits
+least but it waits longer. This needs no comparison of clocks. Ranks that are the last in turns wait alike on the whole, and
+none is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from horovod.observe.progress import PHASES, Progress
+
+STEPS = 100
+"""Over how many steps the ranks are compared."""
+_AGAIN_SECONDS = 600.0
+"""After this time the same is said again."""
+
+
+class Total:
+    """The sum of a rank's progress since the ranks were compared last."""
+
+    __slots__ = ("awaited", "line", "phases", "seconds", "steps", "waiting_by_set")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.steps = 0
+        self.phases = [0.0] * len(PHASES)
+        self.waiting_by_set: dict[int, float] = {}
+        self.awaited = self.line = ""
+
+    def add(self, progress: Progress) -> None:
+        self.seconds += progress.seconds
+        self.steps += progress.steps
+        self.phases = [one + two for one, two in zip(self.phases, progress.phases, strict=True)]
+        for number, seconds in progress.waiting_by_set.items():
+            self.waiting_by_set[number] = self.waiting_by_set.get(number, 0.0) + seconds
+        if progress.awaited:
+            self.awaited, self.line = progress.awaited, progress.line
+
+
+class Straggler(NamedTuple):
+    """A rank that holds others up.
+
+    Attributes:
+        share: of the time that the others lose by it.
+        phase: where it takes longer than they do (of :data:`PHASES`); "" if in none of them.
+        longer: by how many seconds in each step.
+        step_seconds: how long a step takes.
+        awaited, line: the collective that another rank waits for most, and the script's line there.
+    """
+
+    process_set: int
+    rank: int
+    share: float
+    phase: str
+    longer: float
+    step_seconds: float
+    steps: int
+    awaited: str
+    line: str
+
+
+def straggler(process_set: int, totals: Mapping[int, Total], least_share: float) -> Straggler | None:
+    """The rank that holds up the other ranks of a process set; None if none does.
+
+    Args:
+        totals: by rank, over the same steps.
+    """
+    if len(totals) < 2 or any(each.steps == 0 or each.seconds <= 0 for each in totals.values()):
+        return None
+    waits = sorted((each.waiting_by_set.get(process_set, 0.0) / each.seconds, rank) for rank, each in totals.items())
+    share, slow = waits[1][0] - waits[0][0], waits[0][1]
+    if share <= least_share:
+        return None
+    own = totals[slow]
+    others = [each for rank, each in totals.items() if rank != slow]
+    longer = [
+        own.phases[phase] / own.steps - sum(each.phases[phase] / each.steps for each in others) / len(others)
+        for phase in range(len(PHASES))
+    ]
+    most = max(range(len(PHASES)), key=lambda phase: longer[phase])
+    waiter = totals[waits[-1][1]]
+    return Straggler(
+        process_set,
+        slow,
+        share,
+        PHASES[most] if longer[most] > 0 else "",
+        max(0.0, longer[most]),
+        own.seconds / own.steps,
+        own.steps,
+        waiter.awaited,
+        waiter.line,
+    )
+
+
+class StragglerWatch:
+    """Compares the ranks' progress again and again.
+
+    Args:
+        least_share: the share of the time that a rank must cost the others to be named; 0: none is.
+    """
+
+    def __init__(self, least_share: float) -> None:
+        self._least_share = least_share
+        self._totals: dict[int, Total] = {}
+        self._said: dict[tuple[int, int, str], float] = {}
+
+    def add(self, rank: int, progress: Progress) -> None:
+        """Take a rank's progress."""
+        self._totals.setdefault(rank, Total()).add(progress)
+
+    def found(self, process_sets: Mapping[int, Sequence[int]], now: float) -> list[Straggler]:
+        """What is to be said now.
+
+        Args:
+            process_sets: the ranks of each.
+        """
+        size = len(process_sets[0])
+        if len(self._totals) < size or min(each.steps for each in self._totals.values()) < STEPS:
+            return []
+        totals, self._totals = self._totals, {}
+        if not self._least_share:
+            return []
+        return [each for each in _stragglers(process_sets, totals, self._least_share) if self._is_new(each, now)]
+
+    def _is_new(self, found: Straggler, now: float) -> bool:
+        key = found.process_set, found.rank, found.phase
+        if now - self._said.get(key, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
+            return False
+        self._said[key] = now
+        return True
+
+
+def _stragglers(
+    process_sets: Mapping[int, Sequence[int]], totals: Mapping[int, Total], least_share: float
+) -> Iterable[Straggler]:
+    for number, ranks in process_sets.items():
+        if all(rank in totals for rank in ranks):
+            found = straggler(number, {rank: totals[rank] for rank in ranks}, least_share)
+            if found is not None:
+                yield found
+
+
+def in_words(found: Straggler, host: str) -> str:
+    """One line for the log."""
+    where = f" in {found.phase}" if found.phase else ""
+    longer = f": it takes {found.longer * 1e3:.1f} ms longer there than they do" if found.phase else ""
+    at = f" They wait at '{found.awaited}'" + (f" ({found.line})." if found.line else ".") if found.awaited else ""
+    group = f" of process set {found.process_set}" if found.process_set else ""
+    return (
+        f"rank {found.rank} on host {host} holds up the other ranks{group}{where}{longer}. They lose {found.share:.0%} of the "
+        f"last {found.steps} steps by it, which took {found.step_seconds * 1e3:.1f} ms each.{at}"
+    )

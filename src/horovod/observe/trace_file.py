@@ -1,0 +1,52 @@
+"""A file of trace events as chrome://tracing and Perfetto read them, complete after every write.
+
+The file is a JSON array. Each write begins by overwriting the closing bracket, so a job that is killed leaves a file that can
+be read. A process can be killed in the middle of a write between two pages of the file; so a write holds a few events, and
+crosses a page boundary only where one event does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+Event = dict[str, Any]
+
+PAGE_BYTES = 4096
+LONGEST_EVENT = 200
+"""The size of an event whose tensor has a name of usual length, in bytes."""
+
+
+class TraceFile:
+    """One file. Its methods are for one thread at a time.
+
+    Args:
+        path: an existing file is replaced.
+
+    Raises:
+        OSError: the file cannot be written; so do all methods.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._end = 0
+
+    def write(self, events: Sequence[Event]) -> None:
+        text = ""
+        for event in events:
+            text += ("[\n" if self._end == 0 and not text else ",\n") + json.dumps(event)
+            if (self._end + len(text) + LONGEST_EVENT) // PAGE_BYTES > self._end // PAGE_BYTES:
+                self._append(text)
+                text = ""
+        if text:
+            self._append(text)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _append(self, text: str) -> None:
+        """Write events, in ASCII, over the closing bracket, and a new closing bracket behind them."""
+        os.pwrite(self._file, (text + "\n]\n").encode(), self._end)
+        self._end += len(text)

@@ -1,0 +1,114 @@
+"""Tells the clock of the steps how long the script waits for PyTorch's data loaders, and how many samples they deliver; to
+debug, also which batches they were.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DistributedSampler, dataloader
+
+from horovod.observe.call_site import caller
+from horovod.observe.step_clock import DATA, clock
+
+_followed = False
+_MOST_BYTES = 1 << 16
+"""How much of a batch is looked at."""
+
+
+class Batches(NamedTuple):
+    """What the data loaders have delivered on this rank.
+
+    Attributes:
+        digest: of all batches; empty if there was none.
+        sampler: the seed and epoch of the last loader's sampler, in words; "" if it has none.
+        line: the script's line that asked for the last one.
+    """
+
+    digest: bytes
+    sampler: str
+    line: str
+
+
+class Loaded:
+    """The batches that were delivered since the last call of :meth:`take`.
+
+    Attributes:
+        wanted: whether they are noted at all.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._digest: Any = None
+        self._sampler = self._line = ""
+
+    def note(self, batch: Any, iterator: Any) -> None:
+        """A data loader has delivered a batch."""
+        first = first_tensor(batch)
+        if isinstance(first, torch.Tensor) and first.layout is torch.strided:
+            self._digest = self._digest or hashlib.blake2b(digest_size=8)
+            part = first.detach().reshape(-1)[: _MOST_BYTES // first.element_size()].contiguous()
+            self._digest.update(part.resolve_conj().view(torch.uint8).cpu().numpy().tobytes())
+        sampler = getattr(getattr(iterator, "_index_sampler", None), "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            self._sampler = f"seed {sampler.seed}, epoch {sampler.epoch}"
+        self._line = caller()
+
+    def take(self) -> Batches:
+        found = Batches(b"" if self._digest is None else self._digest.digest(), self._sampler, self._line)
+        self._digest = None
+        return found
+
+
+loaded = Loaded()
+"""Those of this process."""
+
+
+def follow_data_loaders() -> None:
+    """Have all data loaders of this process tell it from now on. An iterator does as before."""
+    global _followed
+    if _followed:
+        return
+    _followed = True
+    kind: Any = dataloader._BaseDataLoaderIter  # the class of all their iterators
+    following = kind.__next__
+
+    @functools.wraps(following)
+    def timed(self: Any) -> Any:
+        if not clock.trains():
+            return following(self)
+        before = clock.enter(DATA)
+        try:
+            batch = following(self)
+        finally:
+            clock.enter(before)
+        clock.samples += samples_in(batch)
+        if loaded.wanted:
+            loaded.note(batch, self)
+        return batch
+
+    kind.__next__ = timed
+
+
+def samples_in(batch: Any) -> int:
+    """The rows of the first tensor of a batch; 0 if it has none that is easily found."""
+    shape = getattr(first_tensor(batch), "shape", None)
+    return int(shape[0]) if shape else 0
+
+
+def first_tensor(batch: Any) -> Any:
+    """The first thing with a shape in a batch of the usual forms; None if there is none."""
+    for _ in range(3):
+        if hasattr(batch, "shape"):
+            return batch
+        if isinstance(batch, Mapping) and batch:
+            batch = next(iter(batch.values()))
+        elif isinstance(batch, list | tuple) and batch:
+            batch = batch[0]
+        else:
+            return None
+    return None

@@ -1,0 +1,45 @@
+"""The packages that stand on torch.distributed train on two ranks: their examples, as a reader starts them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.harness import Launcher
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SECONDS = 240  # these import a great deal
+BY_GLOO = ("--torch-backend", "horovod")
+
+
+@pytest.mark.parametrize(
+    ("package", "example", "launched", "arguments"),
+    [
+        ("lightning", "lightning_digits.py", (), "--epochs 3"),
+        ("lightning", "fabric_digits.py", (), "--epochs 3"),
+        ("accelerate", "accelerate_digits.py", (), "--epochs 3"),
+        ("accelerate", "accelerate_digits.py", BY_GLOO, "--epochs 3 --backend gloo"),
+        ("transformers", "transformers_digits.py", BY_GLOO, "--epochs 3 --backend gloo"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.endswith(".py") else "",
+)
+def test_the_example_learns(
+    launcher: Launcher, installed: str, package: str, example: str, launched: tuple[str, ...], arguments: str
+) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[integrations]'")
+    path = f"{installed}:{launcher.environment()['PYTHONPATH']}"
+    command = [sys.executable, str(EXAMPLES / example), *arguments.split()]
+    process = launcher.start("-np", "2", *launched, *command, PYTHONPATH=path, HF_HUB_OFFLINE="1")
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    (line,) = [line for line in out.splitlines() if ":accuracy" in line]
+    found = re.search(r"accuracy ([\d.]+) on 2 ranks by (horovod|gloo)", line)
+    assert found is not None and float(found[1]) > 0.5, line
+    assert found[2] == "horovod", line
+    assert not launched or "uses the back end" in err
