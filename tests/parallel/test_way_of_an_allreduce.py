@@ -14,8 +14,8 @@ from way_of_an_allreduce import LARGE, SMALL, count, files
 DESIGN = Path(__file__).resolve().parents[2] / "docs" / "design.md"
 ROOM = 1.1
 ATTEMPTS = 5
-"""A call for which a rank is late enters some functions more. Of so many calls one is mostly not late, but on a loaded machine all
-may be, and then they are made again."""
+"""A call for which a rank is late enters some functions more. Of so many calls one is mostly not late, but on a loaded machine
+all may be, and then they are made again."""
 
 
 @pytest.mark.parametrize(
