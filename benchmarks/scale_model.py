@@ -1,0 +1,78 @@
+"""Where the design stops: an alpha-beta model of an allreduce between hosts, beside what rank 0 needs to agree on it.
+
+    python benchmarks/scale_model.py benchmarks/published/scale.json --latency-us 30 --gigabits 25
+
+What rank 0 needs is fitted to the points of a record of ``scale.py``: a part that grows with its connections, and one that
+grows with ranks. The network is not measured: its latency and rate are inputs, and so is the rate at which a host adds. They
+are printed with the result.
+
+The model of an allreduce of M bytes on H hosts of L ranks (:mod:`horovod.comm.hierarchical`): within the host M bytes are
+added and gathered at the rate of memory; between hosts each of the L columns moves a ring's 2 (H - 1) / H of its M / L bytes,
+all over one link; and a ring takes 2 (H - 1) latencies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+RESNET50_BYTES = 25_557_032 * 4
+
+
+def main() -> None:
+    options = parse_arguments()
+    record = json.loads(options.record.read_text())
+    points = [each for each in record["measured"] if each["what"] == "cached"]
+    each_connection, each_rank = fit([(each["connections"], each["ranks"], each["milliseconds"]) for each in points])
+    print(
+        f"Rank 0, of {len(points)} points: {each_connection * 1e3:.1f} us a connection and step, "
+        f"{each_rank * 1e3:.2f} us a rank."
+    )
+    print(
+        f"Inputs: {options.latency_us:g} us and {options.gigabits:g} Gbit/s between hosts, {options.memory:g} GB/s within one, "
+        f"{options.local_ranks} ranks a host, {options.bytes / 1e6:.0f} MB of gradients in {options.batches} batches."
+    )
+    print("| ranks | hosts | rank 0 decides, ms | latency of rings, ms | bytes between hosts, ms | within hosts, ms |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+    for hosts in (2, 8, 32, 128, 512, 2048):
+        ranks = hosts * options.local_ranks
+        decides = each_connection * (hosts + options.local_ranks - 2) + each_rank * ranks
+        latency = options.batches * 2 * (hosts - 1) * options.latency_us / 1e3
+        between = 2 * (hosts - 1) / hosts * options.bytes / (options.gigabits / 8 * 1e6)
+        within = 2 * options.bytes / (options.memory * 1e6)
+        cells = [f"{ranks:,}", f"{hosts:,}", f"{decides:.1f}", f"{latency:.1f}", f"{between:.0f}", f"{within:.0f}"]
+        print(f"| {' | '.join(cells)} |")
+
+
+def fit(points: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
+    """Milliseconds for each connection and for each rank, by least squares of relative errors; neither is negative."""
+    weights = np.array([1 / milliseconds for _, _, milliseconds in points])
+    factors = np.array([[connections, ranks] for connections, ranks, _ in points], float) * weights[:, None]
+    (connection, rank), *_ = np.linalg.lstsq(factors, np.ones(len(points)), rcond=None)
+    if rank < 0:
+        return float((factors[:, 0].sum()) / (factors[:, 0] ** 2).sum()), 0.0
+    if connection < 0:
+        return 0.0, float((factors[:, 1].sum()) / (factors[:, 1] ** 2).sum())
+    return float(connection), float(rank)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path, help="that scale.py has written")
+    parser.add_argument("--latency-us", type=float, default=30, help="of one message between hosts")
+    parser.add_argument("--gigabits", type=float, default=25, help="a second between a host and the others")
+    parser.add_argument(
+        "--memory", type=float, default=10, help="gigabytes a second that a host's ranks add and gather"
+    )
+    parser.add_argument("--local-ranks", type=int, default=8)
+    parser.add_argument("--bytes", type=int, default=RESNET50_BYTES, help="of all gradients of a step; ResNet-50's")
+    parser.add_argument("--batches", type=int, default=8, help="in how many batches they travel")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
