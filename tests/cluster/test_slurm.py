@@ -22,7 +22,7 @@ from cluster.conftest import write
 from cluster.hosts import LIMIT_SECONDS, Hosts, without_blanks
 from cluster.slurm import Slurm
 from cluster.training import TRAINING, Outcome, outcomes
-from launcher.harness import Launcher
+from launcher.harness import Launcher, last_words
 
 ENDING_SECONDS = 20
 """What an ending job may take: last words, grace, Slurm's KillWait of 5 seconds, and a machine that is busy."""
@@ -289,9 +289,7 @@ def test_a_cancelled_job_says_so_once_and_leaves_nothing(nodes: Nodes, how: str)
         assert errors.count("CANCELLED AT") == 1
     else:
         assert len(re.findall(r"SIGTERM, as when Slurm's job \d+ is cancelled or its time is over", errors)) == 1
-        # A rank may see others go before its own signal comes; the records of that are told last.
-        lines = [line for line in errors.splitlines() if not line.startswith("horovodrun: what every rank did")]
-        assert "failed first" not in errors and lines[-1] == "horovodrun: ended by SIGTERM", errors
+        assert "failed first" not in errors and last_words(errors) == "horovodrun: ended by SIGTERM", errors
     assert done.returncode != 0
 
 

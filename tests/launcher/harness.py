@@ -100,3 +100,9 @@ class Launcher:
 def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     out, err = process.communicate(timeout=RUN_SECONDS)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def last_words(errors: str) -> str:
+    """The last line of standard error, but for that which names the recorders: it follows where a rank noticed that another
+    one had ended before it did itself."""
+    return [line for line in errors.splitlines() if not line.startswith("horovodrun: what every rank did")][-1]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import mpi_wheels
-from launcher.harness import Launcher
+from launcher.harness import Launcher, last_words
 
 PATIENCE_SECONDS = 100
 JOB = r"""
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_the_job(mpi: Mpi) -> None:
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.returncode == 128 + signal.SIGINT
-    assert done.stderr.splitlines()[-1] == "horovodrun: ended by SIGINT"
+    assert last_words(done.stderr) == "horovodrun: ended by SIGINT"
     mpi.launcher.await_nothing()
 
 
