@@ -37,7 +37,7 @@ class RankView(msgspec.Struct, frozen=True):
     awaits: list[str]
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class JobSnapshot(msgspec.Struct, frozen=True):
     """A job.
 
     Attributes:
@@ -54,7 +54,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     ranks: list[RankView]
 
 
-class _Rank:
+class _ReportedRank:
     """What is known of a rank."""
 
     def __init__(self) -> None:
@@ -89,21 +89,21 @@ class LiveJob:
         self._hosts = hosts
         self._began = began
         self._recoveries = recoveries
-        self._ranks = [_Rank() for _ in hosts]
+        self._ranks = [_ReportedRank() for _ in hosts]
         self.straggler = ""
 
     def add(self, rank: int, progress: Progress, now: float) -> None:
         """A rank has reported."""
         self._ranks[rank].add(progress, now)
 
-    def snapshot(self, now: float, lines: Mapping[int, str], awaited: Mapping[int, Sequence[str]]) -> Snapshot:
+    def snapshot(self, now: float, lines: Mapping[int, str], awaited: Mapping[int, Sequence[str]]) -> JobSnapshot:
         """The job as of now.
 
         Args:
             lines: by rank, where its main thread is, as far as it is known.
             awaited: by rank, the collectives that it waits for.
         """
-        return Snapshot(
+        return JobSnapshot(
             len(self._ranks),
             now - self._began,
             self._recoveries,

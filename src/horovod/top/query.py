@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 
 from horovod.core import config
-from horovod.observe.live import Snapshot
+from horovod.observe.live import JobSnapshot
 from horovod.observe.live_address import ancestors, listening, socket_name
 
 _SECONDS = 5.0
 _JOB_VARIABLES = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "JOB_ID")
 _MEETING = (config.RENDEZVOUS_ADDRESS, config.RENDEZVOUS_PORT)
 """Ranks of one job have the same values of these."""
-_decoder = msgspec.json.Decoder(Snapshot)
+_decoder = msgspec.json.Decoder(JobSnapshot)
 
 
 class QueryError(Exception):
@@ -60,7 +60,7 @@ def rank_0_of(target: str | None) -> int:
     raise QueryError(f"no job has the process or batch number {target} here. {advice}")
 
 
-def ask(pid: int) -> Snapshot:
+def ask(pid: int) -> JobSnapshot:
     """What a job does now.
 
     Args:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from horovod.observe.live import RankView, Snapshot
+from horovod.observe.live import JobSnapshot, RankView
 from horovod.observe.progress import PHASES
 
 _STALE_SECONDS = 10.0
@@ -17,7 +17,7 @@ _MOST_RANKS = 64
 _SHORT = {"data loading": "data", "the update": "update", "its own work": "own work"}
 
 
-def view(snapshot: Snapshot, most_ranks: int = _MOST_RANKS) -> RenderableType:
+def view(snapshot: JobSnapshot, most_ranks: int = _MOST_RANKS) -> RenderableType:
     """What the terminal shows.
 
     Args:
@@ -47,7 +47,7 @@ def view(snapshot: Snapshot, most_ranks: int = _MOST_RANKS) -> RenderableType:
     return Group(*parts)
 
 
-def headline(snapshot: Snapshot) -> str:
+def headline(snapshot: JobSnapshot) -> str:
     """The job in one line."""
     hosts = len({each.host for each in snapshot.ranks})
     reported = [each for each in snapshot.ranks if each.age >= 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from horovod.observe.live import RankView, Snapshot
+from horovod.observe.live import JobSnapshot, RankView
 from horovod.top import __main__ as program
 from horovod.top import query
 from horovod.top.view import view
@@ -16,7 +16,7 @@ def rank(number: int, waiting: float, age: float = 0.5, at: str = "", awaits: tu
     return RankView(number, "h", age, 40, 2.0, 64.0, 3e6, phases, 0.1, waiting, at, list(awaits))
 
 
-def shown(snapshot: Snapshot, most: int = 64) -> str:
+def shown(snapshot: JobSnapshot, most: int = 64) -> str:
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
         console.print(view(snapshot, most))
@@ -25,7 +25,7 @@ def shown(snapshot: Snapshot, most: int = 64) -> str:
 
 def test_each_rank_has_its_rates_shares_and_what_it_does_now() -> None:
     ranks = [rank(0, 0.4, at="/x/train.py:7", awaits=("loss",)), rank(1, 0.0, 30.0, "/x/load.py:9"), rank(2, 0, -1.0)]
-    text = shown(Snapshot(3, 3725.0, 1, "rank 1 is slow", ranks))
+    text = shown(JobSnapshot(3, 3725.0, 1, "rank 1 is slow", ranks))
     lines = text.splitlines()
     assert lines[0].rstrip() == "3 ranks on 1 host | 1:02:05 | 2.00 steps/s | 192.0 samples/s | 1 recovery"
     titles = [
@@ -65,7 +65,7 @@ def test_each_rank_has_its_rates_shares_and_what_it_does_now() -> None:
 
 
 def test_of_many_ranks_those_are_shown_that_others_wait_for() -> None:
-    text = shown(Snapshot(9, 1.0, 0, "", [rank(number, 0.9 - number / 10) for number in range(9)]), 3)
+    text = shown(JobSnapshot(9, 1.0, 0, "", [rank(number, 0.9 - number / 10) for number in range(9)]), 3)
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["6", "7", "8"]
     assert "... and 6 ranks more, which wait longer" in text
 

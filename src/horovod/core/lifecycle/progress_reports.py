@@ -20,7 +20,7 @@ from horovod.core.lifecycle.recording import Recording
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import memory
 from horovod.observe.all_ranks import PartMaker, TimelinePart
-from horovod.observe.live import LiveJob, Snapshot
+from horovod.observe.live import JobSnapshot, LiveJob
 from horovod.observe.progress import Progress, ProgressMeter
 from horovod.observe.step_clock import clock
 from horovod.observe.stragglers import StragglerWatch, in_words
@@ -146,7 +146,7 @@ class ProgressReports:
 
     # On rank 0, for any thread.
 
-    def snapshot(self, lines: Mapping[int, str], awaited: Mapping[int, Sequence[str]]) -> Snapshot:
+    def snapshot(self, lines: Mapping[int, str], awaited: Mapping[int, Sequence[str]]) -> JobSnapshot:
         """As :meth:`~horovod.observe.live.LiveJob.snapshot`."""
         with self._lock:
             return self._live.snapshot(time.monotonic(), lines, awaited)
