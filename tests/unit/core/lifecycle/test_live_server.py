@@ -28,7 +28,8 @@ def exchange(family: socket.AddressFamily, address: object, request: bytes = b""
     with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.settimeout(30)
         connection.connect(address)  # type: ignore[arg-type]  # of whatever family
-        connection.sendall(request)
+        if request:  # where there is none, the server may have answered and closed by now
+            connection.sendall(request)
         found = b""
         while part := connection.recv(4096):
             found += part
