@@ -66,7 +66,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"select"},
         {"switching"},
         {"gloo", "hierarchical", "mpi", "nccl", "oneccl", "shm", "tcp"},
-        {"adasum", "bytewise", "cuda", "engine", "exchange", "single"},
+        {"adasum", "bytewise", "cuda", "engine", "exchange", "forwarding", "single"},
         {"base", "device", "ranges"},
         {"spans"},
         {"reduction"},

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from horovod.comm.base import Communicator, Completion
-from horovod.comm.reduction import ReduceOp
+from horovod.comm.base import Communicator
+from horovod.comm.forwarding import ForwardingCommunicator
 from horovod.comm.spans import Vectors
 from horovod.comm.tuned import TunedSettings
 
 
-class SwitchingCommunicator(Communicator):
+class SwitchingCommunicator(ForwardingCommunicator):
     """Owns the engines. An abort ends all of them, since a failure of the job ends all.
 
     Args:
@@ -21,13 +21,13 @@ class SwitchingCommunicator(Communicator):
     """
 
     def __init__(self, engines: Sequence[Communicator]) -> None:
-        super().__init__(engines[0].rank, engines[0].size)
+        super().__init__(engines[0])
         self.built = list(engines)
         self.chosen_because = engines[0].chosen_because
         self._use(engines[0])
 
     def _use(self, engine: Communicator) -> None:
-        self._present = engine
+        self.target = engine
         self.name = engine.name  # type: ignore[misc]  # that of a class elsewhere
         self.any_thread = engine.any_thread  # type: ignore[misc]  # likewise
 
@@ -38,40 +38,10 @@ class SwitchingCommunicator(Communicator):
                 self._use(engine)
 
     def alternatives(self) -> list[str]:
-        return [self.name, *(engine.name for engine in self.built if engine is not self._present)]
-
-    def allreduce(
-        self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float
-    ) -> Completion:
-        return self._present.allreduce(inputs, outputs, op, prescale, postscale)
-
-    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
-        return self._present.allgather(inputs, outputs, counts)
-
-    def broadcast(self, vectors: Vectors, root: int) -> Completion:
-        return self._present.broadcast(vectors, root)
-
-    def alltoall(
-        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
-    ) -> Completion:
-        return self._present.alltoall(source, target, sent, received, longest)
-
-    def reducescatter(
-        self,
-        inputs: Vectors,
-        outputs: Vectors,
-        counts: Sequence[Sequence[int]],
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-    ) -> Completion:
-        return self._present.reducescatter(inputs, outputs, counts, op, prescale, postscale)
-
-    def barrier(self) -> Completion:
-        return self._present.barrier()
+        return [self.name, *(engine.name for engine in self.built if engine is not self.target)]
 
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
-        return self._present.allocate(dtype, length, value)
+        return self.target.allocate(dtype, length, value)
 
     def abort(self) -> None:
         for engine in self.built:

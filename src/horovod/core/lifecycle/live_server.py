@@ -11,11 +11,12 @@ import logging
 import os
 import select
 import socket
-import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from horovod.control.listener import is_same_user
 from horovod.control.wakeup import WakeUp
 from horovod.observe.live_address import socket_name
 
@@ -23,6 +24,8 @@ _log = logging.getLogger("horovod.core")
 
 _SECONDS = 1.0
 """How long one reader may take."""
+_PAUSE_SECONDS = 0.05
+"""After a connection that cannot be accepted; so the thread does not poll without pause."""
 _WAITING_READERS = 16
 _LOOPBACK = "127.0.0.1"
 UNIX = "unix:"
@@ -136,18 +139,23 @@ class LiveServer:
         while not self._leaving:
             for descriptor, _ in poll.poll():
                 if descriptor in answers:
-                    listener, answer = answers[descriptor]
-                    try:
-                        connection, _ = listener.accept()
-                        with connection:
-                            connection.settimeout(_SECONDS)
-                            answer(connection)
-                    except OSError:
-                        pass  # the reader has left, or is too slow
+                    self._answer(*answers[descriptor])
+
+    @staticmethod
+    def _answer(listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # out of descriptors; the listening socket remains readable
+            time.sleep(_PAUSE_SECONDS)
+            return
+        with connection, contextlib.suppress(OSError):  # the reader has left, or is too slow
+            connection.settimeout(_SECONDS)
+            answer(connection)
 
     def _answer_view(self, connection: socket.socket) -> None:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] == os.getuid():
+        if is_same_user(connection):
             connection.sendall(self._snapshot())
 
     def _answer_scraper(self, connection: socket.socket) -> None:

@@ -114,13 +114,14 @@ class HostTally:
 
     def pass_on_overdue(self, now: float) -> None:
         """Pass on what has been held for :data:`HELD_SECONDS`."""
-        for name in self._names.values():
-            if now - name.since >= HELD_SECONDS:
-                self._pass_on(name)
+        for name in self._names.values():  # the oldest first
+            if now - name.since < HELD_SECONDS:
+                break
+            self._pass_on(name)
 
     def due(self) -> float | None:
         """When :meth:`pass_on_overdue` will have something to do; None: as it stands, never."""
-        return min((each.since + HELD_SECONDS for each in self._names.values() if not each.passed_on), default=None)
+        return next((each.since + HELD_SECONDS for each in self._names.values() if not each.passed_on), None)
 
     def take(self) -> list[HostShare]:
         """What is to go up now, in this order."""

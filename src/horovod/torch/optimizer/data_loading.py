@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, dataloader
 
@@ -96,14 +97,14 @@ def follow_data_loaders() -> None:
 
 def samples_in(batch: Any) -> int:
     """The rows of the first tensor of a batch; 0 if it has none that is easily found."""
-    shape = getattr(first_tensor(batch), "shape", None)
-    return int(shape[0]) if shape else 0
+    first = first_tensor(batch)
+    return first.shape[0] if first is not None and first.ndim else 0
 
 
-def first_tensor(batch: Any) -> Any:
-    """The first thing with a shape in a batch of the usual forms; None if there is none."""
+def first_tensor(batch: Any) -> torch.Tensor | np.ndarray[Any, Any] | None:
+    """The first tensor or array in a batch of the usual forms; None if there is none."""
     for _ in range(3):
-        if hasattr(batch, "shape"):
+        if isinstance(batch, torch.Tensor | np.ndarray):
             return batch
         if isinstance(batch, Mapping) and batch:
             batch = next(iter(batch.values()))

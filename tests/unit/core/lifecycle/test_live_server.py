@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -78,3 +79,14 @@ def test_ancestors_lead_to_the_first_process() -> None:
     found = ancestors(os.getpid())
     assert found[:2] == [os.getpid(), os.getppid()]
     assert len(set(found)) == len(found)
+
+
+def test_there_is_a_pause_after_a_reader_that_cannot_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    pauses: list[float] = []
+    monkeypatch.setattr("horovod.core.lifecycle.live_server.time.sleep", pauses.append)
+    LiveServer._answer(Full(), lambda _: None)  # type: ignore[arg-type]  # all that it needs of a socket
+    assert pauses and min(pauses) > 0

@@ -1,0 +1,77 @@
+"""A communicator that has another one carry out everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from horovod.comm.base import Communicator, Completion
+from horovod.comm.reduction import ReduceOp
+from horovod.comm.spans import Vectors
+from horovod.comm.tuned import TunedSettings
+
+
+class ForwardingCommunicator(Communicator):
+    """Owns the other communicator.
+
+    Attributes:
+        target: carries out the collectives.
+    """
+
+    def __init__(self, target: Communicator) -> None:
+        super().__init__(target.rank, target.size)
+        self.target = target
+
+    def forward(self, collective: Callable[..., Completion], *arguments: object) -> Completion:
+        """Carry out a collective of the target."""
+        return collective(*arguments)
+
+    def allreduce(
+        self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float
+    ) -> Completion:
+        return self.forward(self.target.allreduce, inputs, outputs, op, prescale, postscale)
+
+    def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
+        return self.forward(self.target.allgather, inputs, outputs, counts)
+
+    def broadcast(self, vectors: Vectors, root: int) -> Completion:
+        return self.forward(self.target.broadcast, vectors, root)
+
+    def alltoall(
+        self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
+    ) -> Completion:
+        return self.forward(self.target.alltoall, source, target, sent, received, longest)
+
+    def reducescatter(
+        self,
+        inputs: Vectors,
+        outputs: Vectors,
+        counts: Sequence[Sequence[int]],
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+    ) -> Completion:
+        return self.forward(self.target.reducescatter, inputs, outputs, counts, op, prescale, postscale)
+
+    def barrier(self) -> Completion:
+        return self.forward(self.target.barrier)
+
+    def tune(self, settings: TunedSettings) -> None:
+        self.target.tune(settings)
+
+    def abort(self) -> None:
+        self.target.abort()
+
+    def may_still_read(self) -> bool:
+        return self.target.may_still_read()
+
+    def may_still_write(self) -> bool:
+        return self.target.may_still_write()
+
+    def engines(self) -> list[str]:
+        return self.target.engines()
+
+    def descriptors(self) -> list[int]:
+        return self.target.descriptors()
+
+    def close(self) -> None:
+        self.target.close()
