@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,10 @@ def start_in_group(
     def call(*args: Any) -> Any:
         return _call(function, args, path, by_store, timeout, hosts)
 
-    return pool.start(call, *args)
+    started = pool.start(call, *args)
+    # Not by a rank: another one may still wait for something in the store.
+    weakref.finalize(started, shutil.rmtree, folder, ignore_errors=True)
+    return started
 
 
 def run_in_group(
@@ -54,7 +59,6 @@ def _call(
 ) -> Any:
     """Runs on a rank."""
     import os
-    import shutil
     from datetime import timedelta
 
     import torch.distributed as dist
@@ -78,5 +82,3 @@ def _call(
             dist.destroy_process_group()
         os.environ.clear()
         os.environ.update(before)
-        if rank == 0:
-            shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # noqa: PTH120

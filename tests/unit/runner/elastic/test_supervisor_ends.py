@@ -104,7 +104,8 @@ def play(cancelled: bool = False, lost: str = "") -> tuple[list[PromptAgent], Ou
     loop = Loop()
     said = io.StringIO()
     output = JobOutput(StreamSink(io.StringIO()), StreamSink(said), len(HOSTS), None, timestamps=False)
-    limits = Limits(start=4, least=4, most=None, resets=None, patience=60.0, starting=60.0, fixed=True)
+    seconds = 1.0 if lost else 60.0  # nothing takes the place of what is lost
+    limits = Limits(start=4, least=4, most=None, resets=None, patience=seconds, starting=seconds, fixed=True)
     policy = ElasticPolicy(limits, Blacklist(None), "")
     server = RendezvousServer(make_secret(), "127.0.0.1")
     agents: list[PromptAgent] = []
