@@ -12,7 +12,7 @@ from leaving import departure, left_alone
 
 def trained(call: Any, *args: Any) -> Any:
     """Call with a function that trains a network; what it returns."""
-    net = mx.gluon.nn.Dense(1, in_units=2)
+    net = mx.gluon.nn.Dense(1, in_units=2, prefix="only_")
     net.initialize(mx.init.Zero())
     trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
 
