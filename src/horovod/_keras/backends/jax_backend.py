@@ -21,7 +21,7 @@ from jax.extend.core import get_opaque_trace_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from horovod._keras.distribution import Reducer, variable_name
-from horovod._keras.exchange import Exchange
+from horovod._keras.exchange import InPlaceReducer
 from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import KerasSettings
 from horovod._models import presence
@@ -33,7 +33,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.compression import CastCompressor, NoneCompressor
 from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.common.dlpack import address_in
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.config import GPU_OPERATIONS
 from horovod.core.errors import HorovodInternalError
 from horovod.core.requests import devices
@@ -50,7 +50,7 @@ except ImportError:  # JAX before 0.6
     buffer_callback = None
 
 
-class _Cast(CastCompressor):
+class _JaxCast(CastCompressor):
     @staticmethod
     def can_cast(tensor: Any) -> bool:
         return bool(jnp.issubdtype(tensor.dtype, jnp.floating))
@@ -64,13 +64,13 @@ class _Cast(CastCompressor):
         return super().compress(jnp.asarray(tensor))
 
 
-class FP16Compressor(_Cast):
+class FP16Compressor(_JaxCast):
     """float16: three more bits of precision than bfloat16, but gradients above 65504 overflow."""
 
     narrow = jnp.float16
 
 
-class BF16Compressor(_Cast):
+class BF16Compressor(_JaxCast):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
     narrow = jnp.bfloat16
@@ -90,7 +90,7 @@ class JaxReducer(Reducer):
     def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._compression = settings.compression
-        self._exchange = Exchange(settings)
+        self._exchange = InPlaceReducer(settings)
         self._handed_out: Any = None  # the trace in which the script got reduced gradients that it has not applied yet
 
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
@@ -190,7 +190,7 @@ def _arrival(gradient: Any) -> Arrival:
     return Arrival.LOCAL if "transpose(" in str(names) else Arrival.CHANGED
 
 
-def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], how: Reducing) -> list[Any]:
+def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], how: ReductionArguments) -> list[Any]:
     """Apply ``change`` to the arrays, in the computation if one is being traced. Returns the results.
 
     Args:

@@ -98,7 +98,7 @@ class GlooCollectives(ByteCollectives):
             raise EngineError(f"Gloo cannot connect its ranks: {error}") from error
         self._attendance = Attendance(sockets)
 
-    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _StartedWork:
         self._check()
         source, target = self._joined(sends), self._joined(receives)
         if source.buffer is not None:
@@ -108,7 +108,7 @@ class GlooCollectives(ByteCollectives):
         )
         return self._start(work, source, target)
 
-    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _Started:
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _StartedWork:
         return self.exchange([own] * len(receives), receives, longest)
 
     def _joined(self, arrays: Sequence[Array]) -> _Joined:
@@ -126,7 +126,7 @@ class GlooCollectives(ByteCollectives):
             self._buffers = [each for each in self._buffers if each is not buffer]
         return _Joined(counts, parts, buffer[: sum(counts)], buffer)
 
-    def broadcast(self, data: Array, root: int) -> _Started:
+    def broadcast(self, data: Array, root: int) -> _StartedWork:
         self._check()
         options = distributed.BroadcastOptions()
         options.rootRank = root
@@ -138,12 +138,12 @@ class GlooCollectives(ByteCollectives):
             self._stop()
             raise Aborted("this communicator was aborted")
 
-    def _start(self, work: Any, source: _Joined | None = None, target: _Joined | None = None) -> _Started:
+    def _start(self, work: Any, source: _Joined | None = None, target: _Joined | None = None) -> _StartedWork:
         self._number += 1
         self._open.append(work)
-        return _Started(work, self._number, source, target)
+        return _StartedWork(work, self._number, source, target)
 
-    def wait(self, started: _Started) -> None:
+    def wait(self, started: _StartedWork) -> None:
         try:
             self._wait(started.work, started.number)
         except BaseException:
@@ -246,7 +246,7 @@ class _Joined(NamedTuple):
     buffer: Array | None = None
 
 
-class _Started(NamedTuple):
+class _StartedWork(NamedTuple):
     """An operation, its number, and its memory."""
 
     work: Any

@@ -41,7 +41,7 @@ class Calls(Protocol):
     def destroy(self, communicator: Any) -> None: ...
 
 
-class _Started:
+class _QueuedCall:
     """A call that the thread makes, or will; ``held`` is the memory that it works on, until it is over."""
 
     def __init__(self, number: int, call: Callable[[], None], held: Sequence[Array] = ()) -> None:
@@ -85,10 +85,10 @@ class OneCclCollectives(ByteCollectives):
         self._on_stall = on_stall
         self._aborted = False
         self._number = 0
-        self._latest: _Started | None = None
+        self._latest: _QueuedCall | None = None
         self._communicator: Any = None
         self._attendance = Attendance(sockets)
-        self._queue: queue.SimpleQueue[_Started | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="horovod-oneccl", daemon=True)
         self._thread.start()
 
@@ -109,9 +109,9 @@ class OneCclCollectives(ByteCollectives):
                 started.error = error
             started.over.set()
 
-    def _start(self, call: Callable[[], None], *held: Array) -> _Started:
+    def _start(self, call: Callable[[], None], *held: Array) -> _QueuedCall:
         self._number += 1
-        self._latest = _Started(self._number, call, held)
+        self._latest = _QueuedCall(self._number, call, held)
         self._queue.put(self._latest)
         return self._latest
 
@@ -129,7 +129,7 @@ class OneCclCollectives(ByteCollectives):
 
     def _begin(
         self, call: Callable[[int, int], None], outgoing: Array, incoming: Array, receives: Sequence[Array]
-    ) -> _Started:
+    ) -> _QueuedCall:
         started = self._start(lambda: call(address_of(outgoing), address_of(incoming)), outgoing, incoming)
 
         def finish() -> None:
@@ -141,7 +141,7 @@ class OneCclCollectives(ByteCollectives):
         started.finish = finish
         return started
 
-    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _QueuedCall:
         # It knows counts that are all the same only: fill up.
         outgoing, incoming = self._rows(self._size, longest), self._rows(self._size, longest)
         for rank, (row, part) in enumerate(zip(outgoing, sends, strict=True)):
@@ -154,7 +154,7 @@ class OneCclCollectives(ByteCollectives):
             receives,
         )
 
-    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _Started:
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _QueuedCall:
         outgoing, incoming = self._rows(1, longest), self._rows(self._size, longest)
         outgoing[0, : own.size] = own
         return self._begin(
@@ -164,7 +164,7 @@ class OneCclCollectives(ByteCollectives):
             receives,
         )
 
-    def broadcast(self, data: Array, root: int) -> _Started:
+    def broadcast(self, data: Array, root: int) -> _QueuedCall:
         copy = self._rows(1, data.size)
         if self._rank == root:
             copy[0] = data
@@ -179,7 +179,7 @@ class OneCclCollectives(ByteCollectives):
         started.finish = finish
         return started
 
-    def wait(self, started: _Started) -> None:
+    def wait(self, started: _QueuedCall) -> None:
         began, stalls = time.monotonic(), 0
         left: float | None = None
         while True:

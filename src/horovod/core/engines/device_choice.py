@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from horovod.comm.device import GPU, DeviceFacts, shared_by
-from horovod.comm.engine import Group
+from horovod.comm.engine import EngineGroup
 from horovod.comm.select import Support, device_engine, not_alone, obstacles
 from horovod.core.config import GPU_OPERATIONS
 from horovod.core.requests import devices
@@ -38,7 +38,7 @@ def own_report(rank: int, size: int, forced: str) -> DeviceReport:
     """
     provider = devices.provider()
     facts = DeviceFacts() if provider is None else provider.facts()
-    group = Group(rank, size, ("",) * size, facts=facts)
+    group = EngineGroup(rank, size, ("",) * size, facts=facts)
     return DeviceReport(forced, obstacles(group, forced, device=GPU), list(facts.gpus) if not_alone() else [])
 
 

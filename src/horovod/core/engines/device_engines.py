@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from horovod.comm.base import Communicator
 from horovod.comm.device import GPU, DeviceRuntime
-from horovod.comm.engine import EngineError, Group, Settings
+from horovod.comm.engine import EngineError, EngineGroup, EngineSettings
 from horovod.core.engines.engine_building import SplitError, build_for_members
 from horovod.core.engines.member_exchange import ExchangeOverCommunicator
 from horovod.core.requests import devices
@@ -62,13 +62,13 @@ class DeviceEngines:
         return known, ranks
 
     def _build(self, ranks: tuple[int, ...]) -> None:
-        group: Group | None = None
+        group: EngineGroup | None = None
         if self._rank in ranks:
-            group = Group(
+            group = EngineGroup(
                 rank=ranks.index(self._rank),
                 size=len(ranks),
                 hosts=("",) * len(ranks),
-                settings=Settings(stall_timeout=self._timeout),
+                settings=EngineSettings(stall_timeout=self._timeout),
                 runtime=self._runtime(),
             )
         deadline = time.monotonic() + self._timeout.total_seconds()

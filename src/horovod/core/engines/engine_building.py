@@ -1,7 +1,7 @@
 """Builds one engine for one group of ranks: the members exchange which engines each can use, choose the best, and build it.
 
 Called by :mod:`horovod.core.lifecycle.assembly` for the host memory of a process set, over the control connections of its
-members; by engines that are composed of others, through :attr:`Group.subgroup`; and by
+members; by engines that are composed of others, through :attr:`EngineGroup.subgroup`; and by
 :mod:`horovod.core.engines.device_engines` for the memory of GPUs, over the communicator that the ranks already have. All
 members choose from the same data by the same rule, so the choice itself is not sent.
 """
@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from horovod.comm.base import Communicator, DeviceFailure
-from horovod.comm.engine import Bootstrap, EngineError, Group
+from horovod.comm.engine import Bootstrap, EngineError, EngineGroup
 from horovod.comm.select import Support, candidates, cannot, engine, obstacles
 from horovod.comm.shm.engine import SharedProposals
 from horovod.comm.shm.proposals import Proposals
@@ -47,8 +47,8 @@ BuiltT_co = TypeVar("BuiltT_co", bound=Closable, covariant=True)
 class Kind(Protocol[BuiltT_co]):
     """What is built in the steps of an :class:`~horovod.comm.engine.Engine`."""
 
-    def bootstrap(self, group: Group) -> Bootstrap: ...
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> BuiltT_co: ...
+    def bootstrap(self, group: EngineGroup) -> Bootstrap: ...
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> BuiltT_co: ...
 
 
 _decode_support = msgspec.msgpack.Decoder(Support).decode
@@ -65,7 +65,7 @@ _decode_bootstrap = msgspec.msgpack.Decoder(_BootstrapMessage).decode
 
 
 def build_engine(
-    group: Group,
+    group: EngineGroup,
     exchange: MemberExchange,
     forced: str,
     variable: str,
@@ -115,7 +115,9 @@ def build_engine(
     raise EngineError(f"no engine can serve this group; {last}: rank {rank}: {obstacle}")
 
 
-def build_proposals(group: Group, contributions: bool, exchange: MemberExchange, deadline: float) -> Proposals | None:
+def build_proposals(
+    group: EngineGroup, contributions: bool, exchange: MemberExchange, deadline: float
+) -> Proposals | None:
     """The shared memory in which the members agree on collectives without messages; None where they share none.
 
     Every member must call it.
@@ -137,7 +139,7 @@ def build_proposals(group: Group, contributions: bool, exchange: MemberExchange,
 
 def build_for_members(
     name: str,
-    group: Group | None,
+    group: EngineGroup | None,
     members: Sequence[int],
     exchange: MemberExchange,
     deadline: float,
@@ -181,7 +183,7 @@ def build_for_members(
 
 
 def _build_anew(
-    name: str, group: Group | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
+    name: str, group: EngineGroup | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
 ) -> tuple[Communicator | None, str]:
     """This rank's communicator, None where it is not a member or that failed; and why it failed."""
     kind = engine(name, device)
@@ -248,7 +250,7 @@ class _Meetings:
 
 
 def _try(
-    kind: Kind[BuiltT], group: Group, exchange: MemberExchange, deadline: float
+    kind: Kind[BuiltT], group: EngineGroup, exchange: MemberExchange, deadline: float
 ) -> tuple[BuiltT | None, tuple[int, str]]:
     """Build one engine; None, and the first rank that could not with its reason, where that failed on any."""
     message, own_descriptor = _own_bootstrap(kind, group)
@@ -269,7 +271,7 @@ def _try(
     return (built, (0, "")) if failure is None else (None, failure)
 
 
-def _own_bootstrap(kind: Kind[Closable], group: Group | None) -> tuple[_BootstrapMessage, int]:
+def _own_bootstrap(kind: Kind[Closable], group: EngineGroup | None) -> tuple[_BootstrapMessage, int]:
     """What the first member hands out, and an open descriptor or -1. Other ranks have nothing to say."""
     if group is None or group.rank != 0:
         return _BootstrapMessage(b""), -1
@@ -280,7 +282,7 @@ def _own_bootstrap(kind: Kind[Closable], group: Group | None) -> tuple[_Bootstra
     return _BootstrapMessage(made.data), made.descriptor
 
 
-def _build(kind: Kind[BuiltT], group: Group, bootstrap: Bootstrap, deadline: float) -> tuple[BuiltT | None, str]:
+def _build(kind: Kind[BuiltT], group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> tuple[BuiltT | None, str]:
     """What this rank has built, or None and why it could not be built."""
     try:
         return kind.build(group, bootstrap, deadline), ""

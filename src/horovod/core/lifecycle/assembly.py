@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from horovod.comm.base import Communicator, Stall
-from horovod.comm.engine import EngineError, Group, MpiRanks, Settings
+from horovod.comm.engine import EngineError, EngineGroup, EngineSettings, MpiRanks
 from horovod.comm.select import ENGINES, engine
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.spans import HOST
@@ -23,7 +23,7 @@ from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines.engine_building import build_engine, build_proposals
 from horovod.core.engines.member_exchange import ExchangeOverConnections
 from horovod.core.negotiation.tree import COORDINATOR, Tree
-from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 
@@ -62,7 +62,7 @@ def assemble(
     group: int,
     ranks: Sequence[int],
     rank: int,
-    placement: Placement,
+    placement: CpuPlacement,
     endpoints: Sequence[Endpoint],
     sockets: Mapping[ConnectionKey, socket.socket],
     connect: Connect,
@@ -95,7 +95,7 @@ def assemble(
         communicator = builder.with_alternatives(communicator, ranks, connections, tree)
     try:
         proposals = build_proposals(
-            Group(index, len(ranks), tuple(endpoints[member].host for member in ranks)),
+            EngineGroup(index, len(ranks), tuple(endpoints[member].host for member in ranks)),
             communicator.name == ShmCommunicator.name,  # a forced engine moves the smallest tensor, too
             ExchangeOverConnections(ranks, connections, index, deadline, tree),
             deadline,
@@ -120,7 +120,7 @@ class EngineBuilder:
         self,
         group: int,
         rank: int,
-        placement: Placement,
+        placement: CpuPlacement,
         endpoints: Sequence[Endpoint],
         connect: Connect,
         config: Config,
@@ -136,7 +136,7 @@ class EngineBuilder:
         self._watch = watch
         self._deadline = deadline
         self._mpi = mpi
-        self._settings = Settings(
+        self._settings = EngineSettings(
             # So that who answers and stays stuck is to blame after the timeout.
             stall_timeout=config.timeout / NO_PROGRESS_REPORTS,
             spins=placement.spins,
@@ -187,7 +187,7 @@ class EngineBuilder:
         def subgroup(name: str, some: Sequence[int], candidates: Sequence[str]) -> Communicator:
             return self._subgroup(f"{role}.{name}", [members[each] for each in some], candidates)
 
-        group = Group(
+        group = EngineGroup(
             rank=index,
             size=len(members),
             hosts=tuple(self._endpoints[member].host for member in members),

@@ -30,7 +30,7 @@ from horovod.observe import logging as observe_logging
 
 if TYPE_CHECKING:
     from horovod.control.rendezvous.interface import Rendezvous
-    from horovod.environments import Identity
+    from horovod.environments import ProcessIdentity
 
 _log = logging.getLogger("horovod.core")
 
@@ -59,7 +59,7 @@ class Foundation:
 
 
 def init(
-    identify: Callable[[], Identity],
+    identify: Callable[[], ProcessIdentity],
     process_sets: Sequence[ProcessSet] = (),
     comm: Any = None,
     foundation: Foundation | None = None,
@@ -103,7 +103,7 @@ def init(
 
 
 def _start(
-    identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any, foundation: Foundation | None
+    identify: Callable[[], ProcessIdentity], sets: Sequence[ProcessSet], comm: Any, foundation: Foundation | None
 ) -> tuple[Generation, initial_process_sets.StaticSets]:
     launched = identify()
     config = Config.from_env()
@@ -126,7 +126,7 @@ def _start(
 
 def _start_elastic(
     process: ElasticProcess,
-    identify: Callable[[], Identity],
+    identify: Callable[[], ProcessIdentity],
     sets: Sequence[ProcessSet],
     comm: Any,
     foundation: Foundation | None,

@@ -281,10 +281,10 @@ def _set_state(number: int, worker: WorkerThread) -> dump.ProcessSetState:
     return dump.ProcessSetState(number, list(worker.ranks), worker.communicator.name, submitted, carried_out)
 
 
-def _collective(process_set: int, record: Record) -> dump.Collective:
+def _collective(process_set: int, record: Record) -> dump.CollectiveRecord:
     request: Request = record.request
-    tensors = [dump.Tensor(each.name, each.data_type.label, list(each.shape)) for each in request.tensors]
-    return dump.Collective(
+    tensors = [dump.TensorRecord(each.name, each.data_type.label, list(each.shape)) for each in request.tensors]
+    return dump.CollectiveRecord(
         process_set,
         record.number,
         record.occurrence,

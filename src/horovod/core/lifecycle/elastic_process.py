@@ -13,7 +13,16 @@ from collections.abc import Callable
 
 from horovod.control import elastic_messages as messages
 from horovod.control.dial import Address
-from horovod.control.elastic_messages import Connected, HostsChanged, Leaving, NoPlace, Place, RankFailed, Ready, Told
+from horovod.control.elastic_messages import (
+    Connected,
+    HostsChanged,
+    Leaving,
+    NoPlace,
+    Place,
+    RankFailed,
+    ReadyForRound,
+    Told,
+)
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.secret import decode_secret
@@ -79,7 +88,7 @@ class ElasticProcess:
         try:
             with RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS) as client:
                 has_state = self._connected if self.has_state is None else self.has_state
-                ready = Ready(question, earlier, failed, reason, final, has_state, keeps_state)
+                ready = ReadyForRound(question, earlier, failed, reason, final, has_state, keeps_state)
                 self._tell(client, ready)
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:

@@ -21,7 +21,7 @@ from horovod.core.worker.worker import WorkerThread
 from horovod.observe import memory
 from horovod.observe.all_ranks import PartMaker, TimelinePart
 from horovod.observe.live import JobSnapshot, LiveJob
-from horovod.observe.progress import Progress, ProgressMeter
+from horovod.observe.progress import ProgressMeter, StepProgress
 from horovod.observe.step_clock import clock
 from horovod.observe.stragglers import StragglerWatch, in_words
 
@@ -37,7 +37,7 @@ _REPORTS_PER_SECOND = 200
 """How many reports rank 0 gets, at most. Ranks of larger jobs report less often."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Progress | TimelinePart)
+_decoder = msgspec.msgpack.Decoder(StepProgress | TimelinePart)
 
 
 class ProgressReports:
@@ -122,7 +122,7 @@ class ProgressReports:
         workers = list(self._workers.items())
         rings = {number: worker.recorder for number, worker in workers if worker.recorder is not None}
         spans = clock.taken()
-        reports: list[Progress | TimelinePart] = [self._meter.take(rings, spans, now)]
+        reports: list[StepProgress | TimelinePart] = [self._meter.take(rings, spans, now)]
         if self._parts is not None:
             reports.append(self._parts.make(rings, spans, now))
         for each in reports:
@@ -131,7 +131,7 @@ class ProgressReports:
             else:
                 self._send(_encode(each))
 
-    def _add(self, rank: int, report: Progress | TimelinePart, received: float) -> None:
+    def _add(self, rank: int, report: StepProgress | TimelinePart, received: float) -> None:
         if isinstance(report, TimelinePart):
             self._recording.add(rank, report, received)
             return

@@ -37,7 +37,7 @@ from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.worker.cpu_affinity import CpuResources
 
 if TYPE_CHECKING:
-    from horovod.environments import HostList, Identity
+    from horovod.environments import HostList, ProcessIdentity
 
 _log = logging.getLogger("horovod.core")
 
@@ -178,7 +178,7 @@ def _secret_of_environment(variables: Mapping[str, str]) -> bytes:
     return decode_secret(key) if key else user_secret(variables, needed=False)
 
 
-def _on_hosts(launched: Identity, listed: HostList, secret: bytes) -> RendezvousOnHosts:
+def _on_hosts(launched: ProcessIdentity, listed: HostList, secret: bytes) -> RendezvousOnHosts:
     try:
         return RendezvousOnHosts(launched.job, listed.hosts, listed.of_rank_0, listed.ports, secret, address_of)
     except MungeError as error:
@@ -189,7 +189,7 @@ def _on_hosts(launched: Identity, listed: HostList, secret: bytes) -> Rendezvous
         ) from None
 
 
-def _directory(launched: Identity, address: str, port: int, interfaces: str) -> Directory | None:
+def _directory(launched: ProcessIdentity, address: str, port: int, interfaces: str) -> Directory | None:
     """How the others find rank 0; what the user has set comes before what the launcher has."""
     rank_0 = launched.rank_0
     if address and port:

@@ -14,7 +14,7 @@ from horovod._version import VERSION
 from horovod.autotune import kept, log, memory
 from horovod.autotune.kept import Fit, Kept, KeptFileError
 from horovod.autotune.search import why_not
-from horovod.autotune.tuner import Job, Tuner
+from horovod.autotune.tuner import TunedJob, Tuner
 from horovod.comm.base import Communicator
 from horovod.comm.tuned import TunedSettings
 from horovod.core.config import AUTOTUNE, AUTOTUNE_FILE, AUTOTUNE_LOG, Config, user_cache
@@ -52,7 +52,7 @@ def make_tuner(config: Config, communicator: Communicator, hosts: Sequence[str],
         hosts: by rank.
         recuts: see :class:`Tuner`.
     """
-    job = Job(
+    job = TunedJob(
         VERSION,
         tuple(Counter(hosts).values()),
         initial_settings(config, communicator),

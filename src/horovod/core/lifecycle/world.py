@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horovod.control.rendezvous.interface import Rendezvous
-    from horovod.environments import Identity
+    from horovod.environments import ProcessIdentity
 
 FAILED = "Horovod initialization failed"
 
@@ -34,8 +34,8 @@ class World:
         rendezvous: how the ranks find each other, where that is not left to the launcher.
     """
 
-    identity: Identity
-    launched: Identity
+    identity: ProcessIdentity
+    launched: ProcessIdentity
     listed: tuple[int, ...] = ()
     communicator: Any = None
     rendezvous: Rendezvous | None = field(default=None, compare=False)
@@ -51,7 +51,7 @@ class World:
         return self.launched.local_size == self.launched.size >= self.identity.size
 
 
-def choose(comm: Any, launched: Identity) -> World:
+def choose(comm: Any, launched: ProcessIdentity) -> World:
     """The world that ``init(comm)`` asks for.
 
     Args:
@@ -104,7 +104,7 @@ def members(communicator: Any, within: Any) -> list[int]:
     return sorted(-1 if rank == mpi.UNDEFINED else rank for rank in found)
 
 
-def place_by_hosts(identity: Identity, hosts: Sequence[str]) -> Identity:
+def place_by_hosts(identity: ProcessIdentity, hosts: Sequence[str]) -> ProcessIdentity:
     """``identity`` with the local and cross numbers that follow from the hosts of the ranks.
 
     Args:
@@ -140,7 +140,7 @@ def _listed(comm: Any) -> list[int]:
     )
 
 
-def _of_communicator(comm: Any, launched: Identity) -> World:
+def _of_communicator(comm: Any, launched: ProcessIdentity) -> World:
     mpi = _mpi()
     if comm == mpi.COMM_NULL:
         raise ValueError(

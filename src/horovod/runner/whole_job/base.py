@@ -24,8 +24,8 @@ from horovod.runner.children import Cleanup
 from horovod.runner.dry_run import hide
 from horovod.runner.job import LOOPBACK, Job
 from horovod.runner.loop import Loop
-from horovod.runner.output.outcome import Failure, Outcome
-from horovod.runner.output.output import Output, RankStream, Sink
+from horovod.runner.output.outcome import Outcome, ReportedFailure
+from horovod.runner.output.output import JobOutput, RankStream, Sink
 from horovod.runner.policy import Decision, StaticPolicy
 from horovod.runner.reach.reach import launcher_addresses
 from horovod.runner.signals import SignalPipe
@@ -174,12 +174,12 @@ class WholeJobPolicy(StaticPolicy):
     def __init__(self, *, reads_input: bool) -> None:
         super().__init__([CHILD], CHILD if reads_input else None)
 
-    def _name_first_failure(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
+    def _name_first_failure(self, reported: ReportedFailure | None, wait_for_it: bool) -> list[Decision]:
         # The program has ended its ranks on other hosts. On this host, processes that are left are ended here.
         return [] if self._first_failed is None else self._end_all()
 
 
-class PlainOutput(Output):
+class PlainOutput(JobOutput):
     """Shows the program's lines as they are: each may be of any rank, and the program may have labelled it."""
 
     def stream(self, rank: int, name: str) -> RankStream:
@@ -209,7 +209,7 @@ class WholeJobOutcome(Outcome):
         return "\n".join(lines)
 
 
-def outcome(found: Outcome, program: str, reported: Failure | None) -> WholeJobOutcome:
+def outcome(found: Outcome, program: str, reported: ReportedFailure | None) -> WholeJobOutcome:
     """The outcome of a whole job.
 
     Args:

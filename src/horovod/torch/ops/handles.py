@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from horovod.core.requests.handle import Handle, drive_by
-from horovod.torch.device.base import Memory
+from horovod.torch.device.base import TorchMemory
 from horovod.torch.uncompiled import drive
 
 drive_by(drive)  # PyTorch's compiler must not compile a wait for a collective
@@ -19,7 +19,7 @@ class _OpenHandle(msgspec.Struct, gc=False):
     """A collective whose result was not returned yet. The attributes are the arguments of :func:`register`."""
 
     promise: Handle
-    memory: Memory | None
+    memory: TorchMemory | None
     output: Any
     make: Callable[[Handle], Any] | None
 
@@ -30,7 +30,7 @@ _open: dict[int, _OpenHandle] = {}
 
 
 def register(
-    handle: Handle, memory: Memory | None, output: Any = None, make: Callable[[Handle], Any] | None = None
+    handle: Handle, memory: TorchMemory | None, output: Any = None, make: Callable[[Handle], Any] | None = None
 ) -> int:
     """Give a collective an integer handle, and return it.
 
