@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from horovod.comm.base import Communicator, give_up
 from horovod.comm.bytewise.communicator import PIECE_BYTES
+from horovod.comm.ccl.collectives import OneCclCollectives
+from horovod.comm.ccl.engine import OneCclCommunicator
 from horovod.comm.engine import Bootstrap, EngineGroup
 from horovod.comm.gloo.engine import GlooCommunicator
 from horovod.comm.hierarchical.communicator import PIECE_BYTES as HIERARCHICAL_PIECE_BYTES
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
 from horovod.comm.hierarchical.placement import RankGrid
-from horovod.comm.oneccl.collectives import OneCclCollectives
-from horovod.comm.oneccl.engine import OneCclCommunicator
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.engine import SharedProposals

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from horovod.comm.base import Communicator
+from horovod.comm.ccl.engine import OneCclEngine
 from horovod.comm.device import GPU
 from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
 from horovod.comm.gloo.engine import GlooEngine
 from horovod.comm.hierarchical.engine import HierarchicalEngine
 from horovod.comm.mpi.engine import MpiEngine
 from horovod.comm.nccl.engine import NcclEngine
-from horovod.comm.oneccl.engine import OneCclEngine
 from horovod.comm.shm.engine import ShmEngine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.engine import TcpEngine

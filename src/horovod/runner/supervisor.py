@@ -32,7 +32,7 @@ from horovod.runner.output import standard_input
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, RankStream, ReaderGone
 from horovod.runner.policy import Decisions, EndAll, Policy, Say, Wake
-from horovod.runner.signals import Insisted, SignalPipe
+from horovod.runner.signals import SecondSignal, SignalPipe
 
 _PROMPT_SECONDS = 0.05
 """How long the rank that reads standard input may pause within a line until the line is taken for a prompt."""
@@ -97,7 +97,7 @@ class Supervisor:
 
         Raises:
             LaunchError: a host cannot take part, or a process could not be started; those that were have been ended.
-            Insisted: a second signal came; everything has been killed.
+            SecondSignal: a second signal came; everything has been killed.
         """
         self._agents = list(agents)
 
@@ -116,16 +116,16 @@ class Supervisor:
             try:
                 if self._signals is not None:
                     self._loop.watch(self._signals.fileno(), self._on_signals)
-                    self._signals.may_insist = True
+                    self._signals.may_raise = True
                 begin()
                 self._loop.run(self._finished)
             finally:
                 if self._signals is not None:
-                    self._signals.may_insist = False  # from here on everything ends soon, and must not be interrupted
+                    self._signals.may_raise = False  # from here on everything ends soon, and must not be interrupted
             if self._refusal:
                 raise LaunchError(self._refusal)
         except BaseException as error:
-            grace = 0 if isinstance(error, Insisted) else GRACE_SECONDS
+            grace = 0 if isinstance(error, SecondSignal) else GRACE_SECONDS
             self._policy.ending = True
             raise
         finally:

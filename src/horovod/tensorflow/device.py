@@ -106,8 +106,8 @@ class TensorFlowDeviceMemory:
     def __init__(self, tensors: Sequence[Any], engine: str) -> None:
         places = {id(tensor): _address(tensor) for tensor in tensors}
         for first in {tensor.backing_device: place for tensor in tensors if (place := places[id(tensor)])}.values():
-            own.use(first)
-        self._runtime = own.runtime()
+            tensorflow_devices.use(first)
+        self._runtime = tensorflow_devices.runtime()
         self._submission = OnDevice(self._runtime, engine)
         self._places = places
 
@@ -187,7 +187,7 @@ def memory_of(tensors: Sequence[Any], how: ReductionArguments | None = None) -> 
     if not tensors or _GPUS not in tensors[0].backing_device:
         return host_memory
     data_types = [DATA_TYPES[tensor.dtype] for tensor in tensors]
-    engine = own.engine(data_types, how)
+    engine = tensorflow_devices.engine(data_types, how)
     # TensorFlow keeps some types in host memory, whatever device it names.
     if not engine or not all(_GPUS in tensor.backing_device for tensor in tensors):
         return host_memory
@@ -226,5 +226,5 @@ def _first() -> tuple[int, object]:
     return _address(made), made
 
 
-own = CudaDevices(_lacking, _first)
-devices.provide(own)
+tensorflow_devices = CudaDevices(_lacking, _first)
+devices.provide(tensorflow_devices)

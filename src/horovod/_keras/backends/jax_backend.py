@@ -203,7 +203,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         if _in_host_memory(outputs):
             change([_host_tensor(np.asarray(output)) for output in outputs])
             return
-        engine = own.engine(data_types, how)
+        engine = jax_devices.engine(data_types, how)
         if not engine:
             raise HorovodInternalError(
                 "this training step was compiled for an engine that moves the memory of GPUs, and the job has none any more: "
@@ -214,7 +214,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         if not somewhere:
             change([_host_tensor(np.empty(each.shape, each.dtype)) for each in shapes])
             return
-        runtime = own.use(somewhere)
+        runtime = jax_devices.use(somewhere)
         with runtime.on(context.stream):
             submission = OnDevice(runtime, engine)
             change(
@@ -229,7 +229,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         change([_host_tensor(copy) for copy in copies])
         return copies
 
-    if buffer_callback is not None and (_computes_on_host() or own.engine(data_types, how)):
+    if buffer_callback is not None and (_computes_on_host() or jax_devices.engine(data_types, how)):
         aliases = {number: number for number in range(len(arrays))}
         through = buffer_callback(in_place, shapes, has_side_effect=True, input_output_aliases=aliases)
         return list(through(*arrays))
@@ -263,5 +263,5 @@ def _first() -> tuple[int, object]:
     return address_in(made.__dlpack__()), made
 
 
-own = CudaDevices(_lacking, _first)
-devices.provide(own)
+jax_devices = CudaDevices(_lacking, _first)
+devices.provide(jax_devices)

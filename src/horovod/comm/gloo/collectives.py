@@ -3,7 +3,7 @@
 * Gloo's operations run on a thread of its process group. A wait for one is cut in slices, so that it can be aborted.
 * They work on the caller's arrays. An operation cannot be taken back, so when a wait has failed the group's sockets are shut
   down, which ends what is under way here and on all other ranks, before the error is raised.
-* Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.attendance`.
+* Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import distributed
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall
-from horovod.comm.bytewise.attendance import Attendance
 from horovod.comm.bytewise.base import ByteCollectives
+from horovod.comm.bytewise.late_ranks import LateRanks
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.gloo.sockets import shut_down, sockets_of
@@ -96,7 +96,7 @@ class GlooCollectives(ByteCollectives):
             for connection in sockets.values():
                 connection.close()
             raise EngineError(f"Gloo cannot connect its ranks: {error}") from error
-        self._attendance = Attendance(sockets)
+        self._late_ranks = LateRanks(sockets)
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _StartedWork:
         self._check()
@@ -174,25 +174,25 @@ class GlooCollectives(ByteCollectives):
             waited = time.monotonic() - began
             if not told and waited > self._stall_timeout / 2:
                 told = True
-                self._attendance.tell(number)
+                self._late_ranks.tell(number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
-                self._on_stall(Stall(self._attendance.missing(number), stalls * self._stall_timeout, stalls))
+                self._on_stall(Stall(self._late_ranks.missing(number), stalls * self._stall_timeout, stalls))
 
     def _failure(self, number: int, error: RuntimeError) -> PeerFailure | Aborted:
         """What an operation's error amounts to: usually the end of a rank."""
         if self._aborted:
             return Aborted("this communicator was aborted")
-        gone = self._attendance.gone(_GONE_SECONDS)
+        gone = self._late_ranks.gone(_GONE_SECONDS)
         if gone:
             return PeerFailure(gone[0], "it closed its connection", suspected=True)
-        return PeerFailure(self._attendance.missing(number), f"Gloo reports: {error}", suspected=True)
+        return PeerFailure(self._late_ranks.missing(number), f"Gloo reports: {error}", suspected=True)
 
     def abort(self) -> None:
         self._aborted = True  # a wait looks every few milliseconds
 
     def descriptors(self) -> list[int]:
-        return [*self._sockets(), *self._attendance.descriptors()]
+        return [*self._sockets(), *self._late_ranks.descriptors()]
 
     def _sockets(self) -> list[int]:
         return sockets_of(self._store.own.values(), self._store.others.values())
@@ -226,7 +226,7 @@ class GlooCollectives(ByteCollectives):
 
     def close(self) -> None:
         self._stop()
-        self._attendance.close()
+        self._late_ranks.close()
         del self._group
 
 

@@ -100,7 +100,7 @@ class ElasticSupervisor(Supervisor):
             hosts: those of the first moment.
 
         Raises:
-            Insisted: a second signal came; everything has been killed.
+            SecondSignal: a second signal came; everything has been killed.
         """
         try:
             return self._supervise(lambda: self.hosts_found(hosts))

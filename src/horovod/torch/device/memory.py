@@ -22,7 +22,7 @@ from horovod.core.requests.tensor import Allocate
 from horovod.torch.device import staging
 from horovod.torch.device.base import InPlace, TorchMemory
 from horovod.torch.device.direct import TorchDeviceMemory
-from horovod.torch.device.runtime import IN_MEMORY, TorchRuntime, own
+from horovod.torch.device.runtime import IN_MEMORY, TorchRuntime, torch_devices
 from horovod.torch.ops.tensors import check, empty, flat_array, view
 
 
@@ -64,8 +64,8 @@ def memory_of(tensors: Sequence[torch.Tensor], how: ReductionArguments | None = 
     check(tensors[0])
     device = tensors[0].device
     name = running().device_engine
-    usable = name and device.type in IN_MEMORY and devices.provider() is own
+    usable = name and device.type in IN_MEMORY and devices.provider() is torch_devices
     if usable and devices.carries_out(name, [check(tensor) for tensor in tensors], how, TorchRuntime.scales):
-        runtime = own.use(device)
+        runtime = torch_devices.use(device)
         return TorchDeviceMemory(runtime, name, stream_of(runtime))
     return staging.Staged(staging.port(device))

@@ -6,8 +6,8 @@ from functools import cache
 from typing import ClassVar
 
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
+from horovod.comm.ccl.library import NAME, Library, OneCclError, path
 from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, version_of
-from horovod.comm.oneccl.library import NAME, Library, OneCclError, path
 
 
 class OneCclCommunicator(BytewiseCommunicator):
@@ -49,7 +49,7 @@ class OneCclEngine(Engine):
             raise EngineError(str(error)) from error
 
     def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> OneCclCommunicator:
-        from horovod.comm.oneccl.collectives import OneCclCollectives
+        from horovod.comm.ccl.collectives import OneCclCollectives
 
         collectives = OneCclCollectives(
             _library(),

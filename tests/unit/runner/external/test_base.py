@@ -6,24 +6,24 @@ import signal
 from dataclasses import replace
 
 from horovod.runner.agent.messages import Exit
+from horovod.runner.external.base import CHILD, ExternalJobPolicy, outcome
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.policy import EndAll
-from horovod.runner.whole_job.base import CHILD, WholeJobPolicy, outcome
 
 
 def test_a_good_end_leaves_alone_what_the_ranks_have_left_running() -> None:
-    policy = WholeJobPolicy(reads_input=False)
+    policy = ExternalJobPolicy(reads_input=False)
     assert policy.ended(CHILD, Exit(0), None) == []
     assert not policy.running and not policy.ending
 
 
 def test_after_a_failure_whatever_is_left_on_this_host_is_ended() -> None:
-    (decision,) = WholeJobPolicy(reads_input=False).ended(CHILD, Exit(3), ReportedFailure(1, "why"))
+    (decision,) = ExternalJobPolicy(reads_input=False).ended(CHILD, Exit(3), ReportedFailure(1, "why"))
     assert isinstance(decision, EndAll)
 
 
 def test_ctrl_c_ends_the_child() -> None:
-    decisions = WholeJobPolicy(reads_input=False).signalled(signal.SIGINT)
+    decisions = ExternalJobPolicy(reads_input=False).signalled(signal.SIGINT)
     assert isinstance(decisions[-1], EndAll)
 
 

@@ -45,7 +45,7 @@ _OF_A_RANK = (
 """A launcher that is itself a rank of another job has these variables. The ranks of this job must not inherit them."""
 
 
-class WholeJob(Job):
+class ExternalJob(Job):
     """See :class:`Job`. A subclass says which program starts the ranks, with which arguments, files and variables."""
 
     program: str
@@ -104,7 +104,7 @@ class WholeJob(Job):
             supervisor = Supervisor(
                 loop,
                 output,
-                WholeJobPolicy(reads_input=reads_input),
+                ExternalJobPolicy(reads_input=reads_input),
                 places={},
                 reported_failure=self._reported_failure,
                 departed=lambda *_: None,
@@ -164,7 +164,7 @@ class WholeJob(Job):
         return worker_environment.threads(self._launcher_environment, cores, most)
 
 
-class WholeJobPolicy(StaticPolicy):
+class ExternalJobPolicy(StaticPolicy):
     """Ends the job when the program ends.
 
     Args:
@@ -187,7 +187,7 @@ class PlainOutput(JobOutput):
 
 
 @dataclass(frozen=True)
-class WholeJobOutcome(Outcome):
+class ExternalJobOutcome(Outcome):
     """How the program ended. ``culprit`` is known only if the runtime of a rank has reported a failure."""
 
     program: str = ""
@@ -209,14 +209,14 @@ class WholeJobOutcome(Outcome):
         return "\n".join(lines)
 
 
-def outcome(found: Outcome, program: str, reported: ReportedFailure | None) -> WholeJobOutcome:
+def outcome(found: Outcome, program: str, reported: ReportedFailure | None) -> ExternalJobOutcome:
     """The outcome of a whole job.
 
     Args:
         found: what the supervisor says about the program's process.
         reported: the first failure that the runtime of any rank has reported.
     """
-    return WholeJobOutcome(
+    return ExternalJobOutcome(
         exits=found.exits,
         exit=found.exits.get(CHILD, Exit(255)),
         culprit=None if reported is None else reported.rank,
