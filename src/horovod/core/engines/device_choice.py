@@ -25,7 +25,7 @@ class DeviceReport(msgspec.Struct, array_like=True):
     forced: str = ""
     """The engine for GPUs that is forced, "" for none."""
     obstacles: dict[str, str] = {}
-    """Why it cannot use which engine for GPUs, by name; "" where it can."""
+    """By engine for GPUs, why this rank cannot use it; "" if it can."""
     gpus: list[str] = []
     """The GPUs that it may use; empty where several ranks may share one."""
 
@@ -43,7 +43,7 @@ def own_report(rank: int, size: int, forced: str) -> DeviceReport:
 
 
 def choose(hosts: Sequence[str], reports: Sequence[DeviceReport]) -> str:
-    """The engine that moves the memory of all ranks' GPUs; "": copies in host memory travel. The same on all ranks.
+    """The engine that moves the memory of all ranks' GPUs; "" if tensors are staged in host memory. The same on all ranks.
 
     Args:
         hosts, reports: of all ranks, by rank.

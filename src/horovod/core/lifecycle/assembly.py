@@ -43,7 +43,7 @@ Connect = Callable[[list[ConnectionKey]], dict[ConnectionKey, socket.socket]]
 
 
 def tree_of(ranks: Sequence[int], endpoints: Sequence[Endpoint], config: Config) -> Tree:
-    """Who sends to whom in a process set.
+    """Which member sends to which in a process set.
 
     Args:
         endpoints: of all ranks of the job, by rank.
@@ -111,7 +111,7 @@ def assemble(
 
 
 class EngineBuilder:
-    """Builds engines for members of one process set: for all of them, and for those parts that an engine is composed of.
+    """Builds engines for members of one process set: for all of them, and for the subgroups of a composed engine.
 
     Args: as of :func:`assemble`.
     """
@@ -137,7 +137,7 @@ class EngineBuilder:
         self._deadline = deadline
         self._mpi = mpi
         self._settings = EngineSettings(
-            # So that who answers and stays stuck is to blame after the timeout.
+            # After the timeout, the peer that still answers but makes no progress is to blame.
             stall_timeout=config.timeout / NO_PROGRESS_REPORTS,
             spins=placement.spins,
             piece_bytes=config.shm_piece_bytes,
@@ -159,10 +159,10 @@ class EngineBuilder:
         """An engine for some members (global ranks), who all call this.
 
         Args:
-            connections: with those with whom the tree connects this rank, by index.
-            role: tells the connections that engine makes from those of another.
-            names: the engines to choose from, whatever is forced; none: as the settings say.
-            tree: None: the first is connected with each other one.
+            connections: to this rank's neighbours in the tree, by index.
+            role: distinguishes the connections of this engine from those of others.
+            names: the engines to choose from, whatever is forced; none: those that the settings allow.
+            tree: None: the first member is connected to every other member.
         """
         config, members = self._config, list(ranks)
         index = members.index(self._rank)
@@ -210,7 +210,7 @@ class EngineBuilder:
     def with_alternatives(
         self, chosen: Communicator, ranks: Sequence[int], connections: Mapping[int, socket.socket], tree: Tree
     ) -> Communicator:
-        """The engine, and beside it those between which autotuning may choose. Every member calls it.
+        """The engine, wrapped with the alternatives that autotuning may choose. Every member calls it.
 
         Args: as of :meth:`build`.
         """
@@ -229,7 +229,7 @@ class EngineBuilder:
         return SwitchingCommunicator(built)
 
     def _subgroup(self, role: str, ranks: Sequence[int], names: Sequence[str]) -> Communicator:
-        """The same for a part of the members, who exchange over connections of their own."""
+        """Build an engine for some of the members, over connections of their own."""
         peers = list(ranks[1:]) if self._rank == ranks[0] else [ranks[0]]
         made = self._connect([ConnectionKey(peer, f"{role}.control", self._group) for peer in peers if len(ranks) > 1])
         try:

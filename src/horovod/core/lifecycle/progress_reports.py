@@ -41,12 +41,12 @@ _decoder = msgspec.msgpack.Decoder(StepProgress | TimelinePart)
 
 
 class ProgressReports:
-    """Those of one generation on one rank. All methods but :meth:`follow` are for one thread, which ``post`` calls on.
+    """The progress reports of one generation on one rank. All methods but :meth:`follow` are for the thread that ``post`` uses.
 
     Args:
         hosts: by rank.
         workers: by process set id.
-        least_share: the share of the time from which on a rank that holds up the others is named; 0: never.
+        least_share: the smallest share of the time by which a rank must delay the others to be named; 0: never name one.
         recoveries: how many generations have run before this one.
         recording: gets the parts of the timeline of all ranks.
         post: has a function called on that thread.
@@ -80,7 +80,7 @@ class ProgressReports:
         self._lock = threading.Lock()  # guards the state of the job, which the live view reads
 
     def follow(self, worker: WorkerThread) -> None:
-        """Have submissions to a worker lead to reports."""
+        """Make a report when a submission to this worker comes and one is due."""
         recorder = worker.recorder
         if recorder is not None:
             recorder.on_due = lambda: self._post(self._report)
@@ -98,7 +98,7 @@ class ProgressReports:
         self._add(rank, _decoder.decode(body), received)
 
     def finish(self) -> None:
-        """Send what is left of the timeline of all ranks, within some seconds. For any other thread."""
+        """Send the rest of the timeline of all ranks within some seconds. For any other thread."""
         if self._parts is None:
             return
         sent = threading.Event()

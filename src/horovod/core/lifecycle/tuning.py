@@ -1,4 +1,4 @@
-"""Autotuning of one generation: what it may tune, and the files and words of rank 0.
+"""Autotuning of one generation: what it may tune, and what rank 0 writes to files and the log.
 
 The settings of the global process set are tuned (:mod:`horovod.autotune`); other sets keep those that the job begins with.
 """
@@ -33,7 +33,7 @@ def check(config: Config) -> None:
 
 
 def initial_settings(config: Config, communicator: Communicator) -> TunedSettings:
-    """What ``init()`` has begun with."""
+    """The settings that ``init()`` has started with."""
     return TunedSettings(
         config.fusion_threshold,
         config.bucket_bytes,

@@ -26,12 +26,12 @@ class World:
     """The processes of one job, as one of them sees it.
 
     Attributes:
-        identity: this process in the job. Where the job is a part of the launched one, the local and cross numbers are right
-            only after the exchange of ``init()``: :func:`place_by_hosts`.
-        launched: this process in the launched job.
+        identity: this process in the job. If the job is a part of the launched one, the local and cross numbers are right only
+            after the exchange of ``init()``: :func:`place_by_hosts`.
+        launched: this process's ranks in the launched job.
         listed: the ranks' numbers in the launched job, by rank; empty for all launched ranks and for a communicator.
         communicator: the mpi4py communicator the job consists of, or None.
-        rendezvous: how the ranks find each other, where that is not left to the launcher.
+        rendezvous: how the ranks find each other, if not as the launcher provides.
     """
 
     identity: ProcessIdentity
@@ -56,7 +56,7 @@ def choose(comm: Any, launched: ProcessIdentity) -> World:
 
     Args:
         comm: None or an empty list for all processes, an iterable of ranks of the launched job, or an ``mpi4py.MPI.Comm``.
-        launched: this process among those that were launched.
+        launched: this process's ranks in the launched job.
 
     Raises:
         ValueError: none of these; a rank that does not exist or is listed twice; or this process is not in the list.
