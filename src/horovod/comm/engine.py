@@ -13,6 +13,7 @@ A group builds its engine in these steps, which all of its ranks take together (
 
 from __future__ import annotations
 
+import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -120,6 +121,7 @@ class EngineGroup:
         cross: the engine that is forced for what travels between hosts, or "".
         facts: of this rank's devices, for engines of device memory.
         runtime: the device that is to be served, where one is.
+        deadline: ``time.monotonic`` by which all ranks must have told each other their obstacles.
         meanwhile: called from time to time by a build that waits for peers, so that other ranks see this one alive.
     """
 
@@ -135,6 +137,7 @@ class EngineGroup:
     cross: str = ""
     facts: DeviceFacts = NO_DEVICES
     runtime: DeviceRuntime | None = None
+    deadline: float = math.inf
     meanwhile: Callable[[], None] = lambda: None
 
 

@@ -37,7 +37,7 @@ class MpiEngine(Engine):
             return "it is not known where its ranks are in MPI"
         from horovod.comm.mpi import runtime  # imports mpi4py, which loads and starts MPI
 
-        return runtime.obstacle(group.mpi, group.rank, group.settings.threads)
+        return runtime.obstacle(group.mpi, group.rank, group.settings.threads, group.deadline)
 
     def bootstrap(self, group: EngineGroup) -> Bootstrap:
         from horovod.comm.mpi import runtime

@@ -198,6 +198,7 @@ class EngineBuilder:
             connect_all=connect_all,
             subgroup=subgroup,
             cross=config.cpu_operations,
+            deadline=self._deadline,
         )
         forced = "" if names else config.cpu_operations
         if forced and config.hierarchical_allreduce and not engine(HIERARCHICAL).obstacle(group):

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import msgspec
 
@@ -24,7 +23,7 @@ from horovod.comm.mpi import runtime as mpi
 from horovod.comm.select import forced_host_engine
 from horovod.control.failure import RAISED
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
-from horovod.control.processes import any_ended
+from horovod.control.processes import ended
 from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
@@ -48,6 +47,7 @@ from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.watching import Watching, liveness_connections
 from horovod.core.lifecycle.world import World, place_by_hosts
+from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
@@ -150,8 +150,9 @@ class Generation:
                 self._keep_reachable(mesh, all_gather, deadline)
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
+            processes = self._processes_in_sight()
+            mpi.ask_who_is_gone(lambda: list_ranks(gone) if (gone := ended(processes)) else "")
             self._connect(mesh, groups, deadline)
-            mpi.ask_who_is_gone(partial(any_ended, self._processes_in_sight()))
         finally:
             if process is not None:
                 process.call_when_over(None)
@@ -317,10 +318,10 @@ class Generation:
                 self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
             )
 
-    def _processes_in_sight(self) -> list[int]:
-        """The ranks of the job whose processes this process can see."""
+    def _processes_in_sight(self) -> dict[int, int]:
+        """The ranks of the job whose processes this process can see, and their process ids."""
         own = self._endpoints[self.identity.rank].process_namespace
-        return [other.pid for other in self._endpoints if own and own == other.process_namespace]
+        return {other.rank: other.pid for other in self._endpoints if own and own == other.process_namespace}
 
     def report_progress_of(self, worker: WorkerThread) -> None:
         """Include a worker that is added later in the progress reports."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from horovod.comm.mpi.runtime import finalize
+from horovod.comm.mpi import runtime as mpi
 from horovod.control.mesh import Endpoint
 from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, usable
 from horovod.control.rendezvous import over_mpi, over_pmi
@@ -125,7 +125,7 @@ def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezv
         ValueError: the launcher named no server, and said too little to find another way.
     """
     if world.communicator is not None:
-        return RendezvousOverMpi(lambda: world.communicator)
+        return RendezvousOverMpi(lambda seconds: world.communicator)
     variables = os.environ if env is None else env
     launched = world.launched
     address, port = variables.get(RENDEZVOUS_ADDRESS, ""), _port(variables)
@@ -156,7 +156,7 @@ def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezv
 def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
     """A rendezvous through MPI's process manager (PMI) or through MPI; None if there is neither.
 
-    MPI comes first if the script has initialized it, and last otherwise: starting it takes time and has no timeout.
+    MPI comes first if the script has initialized it, and last otherwise: starting it takes time.
     """
     launched = world.launched
     by_pmi = variables.get(over_pmi.DESCRIPTOR, "")
@@ -170,7 +170,13 @@ def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
         )
     if by_pmi.isdecimal() and not over_mpi.is_running():
         return RendezvousOverPmi(int(by_pmi))
-    return RendezvousOverMpi(lambda: over_mpi.world(launched.size, launched.launcher, finalize), "hvd.init()")
+
+    def communicator(seconds: float) -> object:
+        return over_mpi.world(
+            launched.size, launched.launcher, lambda deadline: mpi.started(deadline=deadline), seconds
+        )
+
+    return RendezvousOverMpi(communicator, "hvd.init()")
 
 
 def _secret_of_environment(variables: Mapping[str, str]) -> bytes:

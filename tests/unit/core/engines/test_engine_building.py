@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -18,6 +19,7 @@ from horovod.comm.spans import HOST
 from horovod.comm.tcp.communicator import TcpCommunicator
 from horovod.core.engines.engine_building import build_engine
 from horovod.core.engines.member_exchange import ExchangeOverCommunicator, ExchangeOverConnections
+from horovod.core.negotiation.tree import Tree
 from unit.control.together import Together
 
 
@@ -65,6 +67,34 @@ def test_a_member_that_never_answers_is_named_by_its_rank() -> None:
     exchange = ExchangeOverConnections([2, 5], {1: near}, index=0, deadline=time.monotonic() + 0.05)
     with near, far, pytest.raises(TimeoutError, match="rank 5 did not take part"):
         exchange.allgather(b"")
+
+
+@pytest.mark.parametrize("hosts", ["aaaaa", "aabbb", "abbbb"], ids=["one host", "a relay", "a relay for all others"])
+@pytest.mark.parametrize("lost", range(1, 5))
+@pytest.mark.parametrize("how", ["is gone", "is silent"])
+def test_all_members_name_the_one_that_is_missing(hosts: str, lost: int, how: str) -> None:
+    """Those who are not connected with it, too, even if their time is over a little earlier."""
+    tree, ranks = Tree(list(hosts)), [10, 11, 12, 13, 14]
+    ends: dict[int, dict[int, socket.socket]] = {member: {} for member in range(5)}
+    for parent in range(5):
+        for child in tree.children(parent):
+            ends[parent][child], ends[child][parent] = socket.socketpair()
+    if how == "is gone":
+        for end in ends[lost].values():
+            end.close()
+    now, seconds = time.monotonic(), 20.0 if how == "is gone" else 0.5
+    others = [member for member in range(5) if member != lost]
+
+    def member(index: int) -> list[bytes]:
+        deadline = now + seconds - 0.1 * index
+        return ExchangeOverConnections(ranks, ends[index], index, deadline, tree).allgather(b"here")
+
+    outcomes = Together(*(functools.partial(member, index) for index in others)).outcomes()
+    for each in ends.values():
+        for end in each.values():
+            end.close()
+    named = f"rank {10 + lost} did not take part in the choice of an engine"
+    assert all(str(outcome).startswith(named) for outcome in outcomes), outcomes
 
 
 def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch) -> None:
