@@ -26,7 +26,7 @@ def describe(address: Address) -> str:
 
 
 def alternatives(address: Address) -> list[Address]:
-    """The addresses to try, where ``host`` names several, separated by commas."""
+    """The addresses to try: ``host`` may name several, separated by commas."""
     return [address] if isinstance(address, str) else [(host, address[1]) for host in address[0].split(",")]
 
 
@@ -125,7 +125,7 @@ def dial_until(
         if time.monotonic() + pause >= deadline:
             tried = "; ".join(f"{where}: {error}" for where, error in errors.items())
             raise ConnectionError(f"no address answered in time ({tried or 'no address was given'})")
-        time.sleep(pause)  # nothing tells when another host begins to listen
+        time.sleep(pause)  # nothing signals that another host has begun to listen
         pause = min(pause * 1.5, 0.25)
         seconds = min(seconds * 2, _LONGEST_TRY_SECONDS)
 
