@@ -176,7 +176,7 @@ def test_a_launcher_that_is_stopped_for_a_while_is_waited_for(stall: Stall) -> N
     ("words", "ssh", "host", "message"),
     [
         (["-i", "{folder}/other_id"], "", "hostB", "it does not accept the key"),
-        ([], "", "hostD", "its name is unknown: is it written right? (ssh: Could not resolve hostname hostd"),
+        ([], "", "hostD", "its name is unknown: is it spelled correctly? (ssh: Could not resolve hostname hostd"),
         ([], "", "10.99.0.1", "there is no route to it"),
         ([], "", "10.77.0.9", "there is no route to it"),
         (["-p", "2222"], "", "hostB", "nothing listens at its ssh port"),

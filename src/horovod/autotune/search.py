@@ -55,7 +55,7 @@ class Search:
         start: what the job begins with; it may lie outside of the space.
         default: what holds where autotuning is off.
         trials: how many trials are made at most before the last turns.
-        noise: 0 to 1, how little one trial says: the weight of the estimator's prior.
+        noise: 0 to 1, how noisy one trial is: the weight of the estimator's prior.
     """
 
     def __init__(self, space: Space, start: TunedSettings, default: TunedSettings, trials: int, noise: float) -> None:

@@ -80,7 +80,7 @@ def dial(
             proof = receive_exactly(connection, MAC, deadline)
         except ConnectionResetError:
             raise HandshakeError(
-                "it closed the connection on seeing our proof: has it the same secret, is it of this job?"
+                "it closed the connection on seeing our proof: does it belong to this job, with the same secret?"
             ) from None
         handshake.finish(proof)
         connection.settimeout(None)

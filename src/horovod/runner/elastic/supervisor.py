@@ -111,7 +111,7 @@ class ElasticSupervisor(Supervisor):
     def hosts_found(self, found: Found) -> None:
         """The hosts that are available now, or why they are not known."""
         if isinstance(found, str):
-            self._output.say(f"horovodrun: {found}; going on with the hosts of before")
+            self._output.say(f"horovodrun: {found}; continuing with the previous hosts")
             return
         self._hosts = {host.hostname for host in found}
         self._do(self._elastic.hosts_found(found))

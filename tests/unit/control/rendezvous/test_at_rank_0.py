@@ -146,7 +146,7 @@ def test_without_pytorch_torchruns_ranks_are_told_what_is_missing(monkeypatch: p
 def test_another_secret_is_not_let_in(directory: Making) -> None:
     outcomes = Together(rank(directory, 0, 2, SECRET, 5.0), rank(directory, 1, 2, b"a guess", 4.0)).outcomes()
     assert "rank 1 of 2 did not call hvd.init()" in str(outcomes[0])
-    assert "has it the same secret" in str(outcomes[1])
+    assert "with the same secret?" in str(outcomes[1])
 
 
 def test_rank_0_that_never_comes_is_an_error_in_time(directory: Making) -> None:
