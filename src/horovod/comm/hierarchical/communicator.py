@@ -10,11 +10,11 @@ A large batch goes in pieces. While one is between the hosts, the next is reduce
 links between hosts are slow and should never wait. Allgathers and broadcasts go in pieces, too, one after another, so the
 memory that they need beside the tensors is bounded.
 
-So each element crosses each host's link once in either direction for a ring of hosts, instead of once for every rank of the
-host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in
-32 bits in both, and are rounded after each of the two.
+So with a ring of hosts each element crosses each host's link once in either direction, instead of once for every rank of the
+host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in 32 bits
+in both steps, and are rounded after each.
 
-Alltoall, reducescatter and barriers go over an engine of all ranks: nothing would cross a link less often.
+Alltoall, reducescatter and barriers use an engine of all ranks: three steps would not reduce their traffic between hosts.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class HierarchicalCommunicator(Communicator):
     """One rank of a group on several hosts.
 
     Args:
-        placement: where its ranks are.
-        inside: of the ranks of this host. All three are owned from now on.
-        across: of this rank's column, None if it is in none.
-        flat: of all ranks.
-        allreduce, allgather: whether they go in three steps, else flat; the same on all ranks.
+        placement: the ranks by host and column.
+        inside: the communicator of the ranks of this host. This object owns all three communicators from now on.
+        across: the communicator of this rank's column, None if it is in none.
+        flat: the communicator of all ranks.
+        allreduce, allgather: whether they take three steps, or else use ``flat``; the same on all ranks.
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -132,7 +132,7 @@ class HierarchicalCommunicator(Communicator):
         return share
 
     def _gather_inside(self, target: Spans, piece: _Piece, share: Array, travelling: Future[object] | None) -> None:
-        """Wait until a share has been reduced over the hosts, and collect those of this host's ranks."""
+        """Wait until a share has been reduced over the hosts, and gather the shares of this host's ranks."""
         if travelling is not None:
             travelling.result()  # an abort ends what it waits for
         counts = self._placement.shares(piece.length)
@@ -162,16 +162,16 @@ class HierarchicalCommunicator(Communicator):
             start = stop
 
     def _allgather_piece(self, source: Spans, targets: Sequence[Spans], ranges: Sequence[_Piece]) -> None:
-        """Gather a range of what each rank brings.
+        """Gather a range of each rank's vector.
 
         Args:
-            targets: by rank, where it goes.
+            targets: by rank, where its vector goes.
         """
         dtype, placement, mine = source.dtype, self._placement, ranges[self.rank]
         lengths = [each.length for each in ranges]
         own = self._share(0, dtype, mine.length)
         source.read(*mine, own)
-        # What the ranks of this host bring, one after another; then what those of every host do.
+        # The contributions of this host's ranks, concatenated; then those of every host.
         host = placement.hosts[placement.host]
         ours = self._share(1, dtype, sum(lengths[rank] for rank in host))
         self._inside.allgather([own], [ours], [[lengths[rank] for rank in host]])
@@ -198,7 +198,7 @@ class HierarchicalCommunicator(Communicator):
         shares: Sequence[Sequence[int]],
         columns: Sequence[int],
     ) -> None:
-        """Put what has been gathered, column by column and in each host by host, where it belongs."""
+        """Copy the gathered data, which is ordered by column and then by host, to the targets."""
         placement = self._placement
         pieces = [
             split(column, [share[place] for share in shares])

@@ -11,14 +11,14 @@ from horovod.comm.hierarchical.placement import RankGrid
 from horovod.core.config import HIERARCHICAL_ALLREDUCE
 
 INSIDE = ("shm", "tcp")
-"""What may carry within a host, best first."""
+"""The engines that may serve within a host, best first."""
 
 BETWEEN = ("tcp", "gloo", "mpi", "ccl")
-"""What may carry between hosts; the first unless another is forced."""
+"""The engines that may serve between hosts; the first, unless another is forced."""
 
 
 class HierarchicalEngine(Engine):
-    """Ranks of several hosts, of which some have several."""
+    """Serves ranks of several hosts, of which some have several ranks."""
 
     name: ClassVar[str] = "hierarchical"
 
