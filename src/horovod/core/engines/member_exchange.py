@@ -38,19 +38,18 @@ class MemberExchange(Protocol):
         """The bytes of all members, by index."""
 
     def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
-        """The bytes that the first member passes, and its descriptor: a duplicate for each member that can be passed one,
-        else -1."""
+        """The first member's bytes and a duplicate of its descriptor; -1 on members that cannot be passed a descriptor."""
 
 
 class ExchangeOverConnections:
-    """Over the connections of a tree.
+    """An exchange over the connections of a tree.
 
     Args:
         ranks: the members' global ranks, for errors.
-        connections: by index, with those with whom the tree connects this member.
-        index: this member's.
+        connections: to this member's neighbours in the tree, by index.
+        index: of this member.
         deadline: ``time.monotonic`` by which a message must have arrived.
-        tree: None: the first member is connected with each other member.
+        tree: None: the first member is connected to every other member.
 
     Its methods raise TimeoutError or ConnectionError where a member does not answer; the message names its rank. Those who
     wait for that member through this one get the same message.
@@ -156,7 +155,7 @@ class ExchangeOverConnections:
 
 
 class ExchangeOverCommunicator:
-    """Over the communicator for host memory of all ranks of the job; it passes no descriptors."""
+    """An exchange over the communicator of all ranks for host memory. It passes no descriptors."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.ranks: Sequence[int] = range(communicator.size)

@@ -13,7 +13,7 @@ import pytest
 
 from engines import group_of, loopback_pair, run_ranks
 from horovod.comm.base import Communicator
-from horovod.comm.engine import Bootstrap, EngineError, Group
+from horovod.comm.engine import Bootstrap, EngineError, EngineGroup
 from horovod.comm.select import engine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.communicator import TcpCommunicator
@@ -101,7 +101,7 @@ def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch)
     """Member 1 fails to build tcp. Both hear why, and the one that was made is closed."""
     closed = threading.Event()
 
-    def build(self: object, group: Group, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
+    def build(self: object, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
         if group.rank == 1:
             raise EngineError("no route to member 0")
         made = TcpCommunicator(group.rank, group.connect(), group.settings.stall_timeout)
@@ -116,7 +116,7 @@ def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch)
 
     def run(rank: int) -> Communicator:
         connections: Mapping[int, socket.socket] = {1: near} if rank == 0 else {0: far}
-        group = Group(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
+        group = EngineGroup(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
         exchange = ExchangeOverConnections([2, 5], connections, int(rank != 0), deadline)
         return build_engine(group, exchange, "tcp", "VARIABLE", deadline)
 
