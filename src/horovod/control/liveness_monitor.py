@@ -44,7 +44,7 @@ class Pong(msgspec.Struct, tag=True):
     awaited: list[str] = []
 
 
-class Report(msgspec.Struct, tag=True):
+class FailureReport(msgspec.Struct, tag=True):
     """A worker thread has seen ``rank`` fail; ``suspected``: perhaps through the fault of another rank."""
 
     rank: int
@@ -86,7 +86,7 @@ class Bye(msgspec.Struct, tag=True):
     """The sender has shut down in good order, and closes its connection."""
 
 
-Message = Ping | Pong | Report | NoProgress | Failure | DumpRequest | ProgressReport | Bye
+Message = Ping | Pong | FailureReport | NoProgress | Failure | DumpRequest | ProgressReport | Bye
 
 _decoder = msgspec.msgpack.Decoder(Message)
 _encode = msgspec.msgpack.Encoder().encode
@@ -179,7 +179,7 @@ class LivenessMonitor:
 
     def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
         """Report that ``rank`` has failed; ``suspected``: perhaps through the fault of another rank. Any thread."""
-        self._post(lambda: self._reported(Report(rank, reason, suspected, cause)))
+        self._post(lambda: self._reported(FailureReport(rank, reason, suspected, cause)))
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
         """Report for the n-th time in one wait that ``rank`` makes no progress in a collective. Any thread."""
@@ -281,7 +281,7 @@ class LivenessMonitor:
             self._detector.answered(peer, time.monotonic())
             for rank, found in message.seen.items():
                 self._on_process_seen(rank, found)
-        elif isinstance(message, Report):
+        elif isinstance(message, FailureReport):
             self._reported(message)
         elif isinstance(message, NoProgress):
             self._no_progress_reported(peer, message)
@@ -294,7 +294,7 @@ class LivenessMonitor:
         else:
             self._drop(peer)
 
-    def _reported(self, report: Report) -> None:
+    def _reported(self, report: FailureReport) -> None:
         if self._decided:
             return
         if self._rank != 0 and 0 in self._links:

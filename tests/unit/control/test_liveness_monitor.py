@@ -16,7 +16,16 @@ import pytest
 from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.failure import ENGINE, Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
-from horovod.control.liveness_monitor import Bye, Failure, LivenessMonitor, Message, NoProgress, Ping, Pong, Report
+from horovod.control.liveness_monitor import (
+    Bye,
+    Failure,
+    FailureReport,
+    LivenessMonitor,
+    Message,
+    NoProgress,
+    Ping,
+    Pong,
+)
 from horovod.control.processes import KILLED, STOPPED
 from unit.control.together import wait_until
 
@@ -369,7 +378,7 @@ def test_nobody_is_asked_twice_at_a_time(job: Job) -> None:
 def test_a_members_report_goes_to_rank_0_whose_word_counts(job: Job) -> None:
     rank, peers = job.alone(1, [0])
     rank.monitor.report(2, "I saw it fail")
-    assert peers[0].hear() == Report(2, "I saw it fail", False)
+    assert peers[0].hear() == FailureReport(2, "I saw it fail", False)
     peers[0].say(Failure(3, "it was the first"))
     assert rank.wait() == (3, "it was the first")
 
@@ -391,7 +400,7 @@ def test_a_member_whose_rank_0_is_stopped_accuses_rank_0(job: Job) -> None:
     rank.seen[0] = STOPPED
     rank.monitor.report(2, "I saw it fail")
     assert rank.wait() == (0, STOPPED)
-    assert peers[0].hear() == Report(2, "I saw it fail", False)
+    assert peers[0].hear() == FailureReport(2, "I saw it fail", False)
 
 
 def test_a_member_whose_rank_0_is_gone_in_good_order_decides_itself(job: Job) -> None:
@@ -479,7 +488,7 @@ def test_a_member_whose_report_found_rank_0_dead_sleeps_afterwards(job: Job) -> 
 
     def remote_call() -> None:  # in one turn, so that the sending is what notices
         peers[0].channel.close()
-        rank.monitor._reported(Report(2, "failed", False))
+        rank.monitor._reported(FailureReport(2, "failed", False))
 
     rank.monitor._post(remote_call)
     assert rank.wait() == (0, KILLED)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import ClassVar
 
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
-from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.hierarchical.placement import RankGrid
 from horovod.core.config import HIERARCHICAL_ALLREDUCE
 
 INSIDE = ("shm", "tcp")
@@ -22,8 +22,8 @@ class HierarchicalEngine(Engine):
 
     name: ClassVar[str] = "hierarchical"
 
-    def obstacle(self, group: Group) -> str:
-        placement = Placement.of(group.hosts, group.rank)
+    def obstacle(self, group: EngineGroup) -> str:
+        placement = RankGrid.of(group.hosts, group.rank)
         if len(placement.hosts) == 1:
             return "all its ranks are on one host"
         if len(placement.hosts) == group.size:
@@ -33,8 +33,8 @@ class HierarchicalEngine(Engine):
             return f"{HIERARCHICAL_ALLREDUCE}=0"
         return ""
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> HierarchicalCommunicator:
-        placement, settings = Placement.of(group.hosts, group.rank), group.settings
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> HierarchicalCommunicator:
+        placement, settings = RankGrid.of(group.hosts, group.rank), group.settings
         obstacle = self.obstacle(group)
         if obstacle:
             raise EngineError(obstacle)
