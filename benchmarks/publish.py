@@ -114,10 +114,12 @@ def of_scale(record: Record) -> Iterator[str]:
 
 def of_torch_distributed(record: Record) -> Iterator[str]:
     """A table of steps of DDP, and one of collectives, a row an operation and a column a size."""
-    yield f"| a step of DDP on {record['ranks']} ranks | ms on horovod | ms on gloo | gloo to horovod |"
-    yield "|---|---:|---:|---:|"
+    step = f"a step of DDP on {record['ranks']} ranks"
+    yield f"| {step} | ms on horovod | ms on gloo | ms without communication | gloo to horovod |"
+    yield "|---|---:|---:|---:|---:|"
     for row in record["training"]:
-        yield f"| {row['model']} | {1e3 * row['horovod']:.0f} | {1e3 * row['gloo']:.0f} | {row['ratio']:.2f} |"
+        times = " | ".join(f"{1e3 * row[name]:.0f}" for name in ("horovod", "gloo", "silent"))
+        yield f"| {row['model']} | {times} | {row['ratio']:.2f} |"
     yield ""
     sizes = sorted({row["bytes"] for row in record["collectives"]})
     titles = [f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" for size in sizes]
