@@ -14,12 +14,13 @@ So each element crosses each host's link once in either direction for a ring of 
 host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in
 32 bits in both, and are rounded after each of the two.
 
-Alltoall, reducescatter and barriers go over an engine of all ranks: nothing would cross a link less often.
+Barriers take the same steps. Alltoall and reducescatter go over an engine of all ranks: nothing would cross a link less often.
+It is connected at its first collective (:mod:`horovod.comm.late`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -28,6 +29,7 @@ import numpy as np
 
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
+from horovod.comm.engine import Gather
 from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
 from horovod.comm.hierarchical.placement import Placement
@@ -58,7 +60,7 @@ class HierarchicalCommunicator(Communicator):
         placement: where its ranks are.
         inside: of the ranks of this host. All three are owned from now on.
         across: of this rank's column, None if it is in none.
-        flat: of all ranks.
+        flat: of all ranks; or what makes it of a function by which all ranks gather the bytes of each.
         allreduce, allgather: whether they go in three steps, else flat; the same on all ranks.
     """
 
@@ -69,7 +71,7 @@ class HierarchicalCommunicator(Communicator):
         placement: Placement,
         inside: Communicator,
         across: Communicator | None,
-        flat: Communicator,
+        flat: Communicator | Callable[[Gather], Communicator],
         allreduce: bool = True,
         allgather: bool = True,
         piece_bytes: int = PIECE_BYTES,
@@ -78,7 +80,7 @@ class HierarchicalCommunicator(Communicator):
         self._placement = placement
         self._inside = Part(inside, placement.hosts[placement.host])
         self._across = None if across is None else Part(across, placement.column or ())
-        self._flat = flat
+        self._flat = flat if isinstance(flat, Communicator) else flat(self._gather)
         self._steps_in_allreduce = allreduce
         self._steps_in_allgather = allgather
         self._piece_bytes = piece_bytes
@@ -147,7 +149,18 @@ class HierarchicalCommunicator(Communicator):
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         if not self._steps_in_allgather:
             self._flat.allgather(inputs, outputs, counts)
-            return
+        else:
+            self._allgather_in_steps(inputs, outputs, counts)
+
+    def _gather(self, own: bytes) -> list[bytes]:
+        """The bytes of all ranks."""
+        lengths = np.empty(self.size, np.int64)
+        self._allgather_in_steps([np.array([len(own)], np.int64)], [lengths], [[1] * self.size])
+        everything = np.empty(int(lengths.sum()), np.uint8)
+        self._allgather_in_steps([np.frombuffer(own, np.uint8)], [everything], [lengths.tolist()])
+        return [each.tobytes() for each in split(everything, lengths.tolist())]
+
+    def _allgather_in_steps(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         source = spans_of(inputs)
         if not len(source):
             return
@@ -248,7 +261,10 @@ class HierarchicalCommunicator(Communicator):
         self._flat.reducescatter(inputs, outputs, counts, op, prescale, postscale)
 
     def barrier(self) -> None:
-        self._flat.barrier()
+        self._inside.barrier()
+        if self._across is not None and self._placement.place == 0:
+            self._across.barrier()  # the first column has a rank of every host
+        self._inside.barrier()
 
     def _parts(self) -> list[Communicator]:
         return [each for each in (self._inside, self._across, self._flat) if each is not None]
