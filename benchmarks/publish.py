@@ -118,6 +118,24 @@ def of_scale(record: Record) -> Iterator[str]:
     yield from table(record)
 
 
+def of_torch_distributed(record: Record) -> Iterator[str]:
+    """A table of steps of DDP, and one of collectives, a row an operation and a column a size."""
+    yield f"| a step of DDP on {record['ranks']} ranks | ms on horovod | ms on gloo | gloo to horovod |"
+    yield "|---|---:|---:|---:|"
+    for row in record["training"]:
+        yield f"| {row['model']} | {1e3 * row['horovod']:.0f} | {1e3 * row['gloo']:.0f} | {row['ratio']:.2f} |"
+    yield ""
+    sizes = sorted({row["bytes"] for row in record["collectives"]})
+    titles = [f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" for size in sizes]
+    yield f"| ms on horovod, and gloo to horovod | {' | '.join(titles)} |"
+    yield f"|---|{'---:|' * len(sizes)}"
+    found = {(row["operation"], row["bytes"]): row for row in record["collectives"]}
+    for operation in dict.fromkeys(row["operation"] for row in record["collectives"]):
+        rows = [found[operation, size] for size in sizes]
+        cells = [f"{1e3 * row['horovod']:.2f}; {row['ratio']:.1f}" for row in rows]
+        yield f"| `{operation}` | {' | '.join(cells)} |"
+
+
 def picture_of_training(record: Record, path: Path) -> None:
     from training_report import Result, plot
 
@@ -144,6 +162,7 @@ TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
     "elastic": of_recovery,
     "many_ranks": of_many_ranks,
     "scale": of_scale,
+    "torch_distributed": of_torch_distributed,
 }
 PICTURES: dict[str, Callable[[Record, Path], None]] = {
     "training": picture_of_training,

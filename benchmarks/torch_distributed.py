@@ -128,7 +128,9 @@ def main() -> None:
         show("a step of DDP", [(row["model"], row) for row in rows])
         show("collective", [(f"{row['operation']} {row['bytes'] // KIB} KiB", row) for row in moved])
         if options.json is not None:
-            options.json.write_text(json.dumps({"machine": machine, "training": rows, "collectives": moved}, indent=1))
+            record = {"machine": machine, "ranks": dist.get_world_size(), "training": rows, "collectives": moved}
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
     dist.destroy_process_group()
 
 

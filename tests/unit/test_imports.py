@@ -67,7 +67,7 @@ FOLDERS: Mapping[str, Layers] = {
     "comm": [
         {"select"},
         {"late", "switching"},
-        {"gloo", "hierarchical", "mpi", "nccl", "oneccl", "shm", "tcp"},
+        {"gloo", "hierarchical", "mpi", "nccl", "ccl", "shm", "tcp"},
         {"adasum", "bytewise", "cuda", "engine", "exchange", "forwarding", "single"},
         {"base", "device", "ranges"},
         {"spans"},
@@ -79,7 +79,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"launch"},
         {"function"},
         {"jobs", "mpi_run"},
-        {"elastic", "whole_job"},
+        {"elastic", "external"},
         {"job"},
         {"checks", "description", "supervisor"},
         {"arguments", "flight_recorders", "policy", "reach", "worker_environment"},

@@ -85,7 +85,7 @@ class DeviceFailure(Exception):
         self.timed_out = timed_out
 
 
-class Event(Protocol):
+class CompletionEvent(Protocol):
     """The completion of a collective that a device carries out after the call has returned."""
 
     def begun(self) -> bool:
@@ -101,7 +101,7 @@ class Event(Protocol):
         """Why it failed or will never complete, as far as the engine knows by now; None while all is well. Any thread."""
 
 
-Completion: TypeAlias = Event | None
+Completion: TypeAlias = CompletionEvent | None
 """What every collective returns. None: it is complete, as always with host engines. An event: it is in the device's queue, and
 its vectors must be held until the event is over."""
 

@@ -13,6 +13,7 @@ A group builds its engine in these steps, which all of its ranks take together (
 
 from __future__ import annotations
 
+import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +55,7 @@ def is_at_least(version: str, wanted: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EngineSettings:
     """What the user's settings mean for engines; the same on all ranks of a job, but for ``interface`` and ``spins``.
 
     Attributes:
@@ -108,7 +109,7 @@ def _no_subgroup(name: str, members: Sequence[int], candidates: Sequence[str]) -
 
 
 @dataclass(frozen=True)
-class Group:
+class EngineGroup:
     """The ranks that an engine is to serve, as one of them sees them.
 
     Attributes:
@@ -127,13 +128,14 @@ class Group:
         cross: the engine that is forced for what travels between hosts, or "".
         facts: of this rank's devices, for engines of device memory.
         runtime: the device that is to be served, where one is.
+        deadline: ``time.monotonic`` by which all ranks must have told each other their obstacles.
         meanwhile: called from time to time by a build that waits for peers, so that other ranks see this one alive.
     """
 
     rank: int
     size: int
     hosts: tuple[str, ...]
-    settings: Settings = Settings()
+    settings: EngineSettings = EngineSettings()
     mpi: MpiRanks | None = None
     on_stall: OnStall = give_up
     connect: Callable[[], Mapping[int, socket.socket]] = _none
@@ -143,6 +145,7 @@ class Group:
     cross: str = ""
     facts: DeviceFacts = NO_DEVICES
     runtime: DeviceRuntime | None = None
+    deadline: float = math.inf
     meanwhile: Callable[[], None] = lambda: None
 
 
@@ -170,7 +173,7 @@ class Engine(ABC):
     """Whether it is chosen where it can run, or only where it is forced."""
 
     @abstractmethod
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         """Why it cannot serve this group, as far as this rank can tell alone, with what to do about it; "" if nothing is known
         against it. Quick, and without effects: every rank of the group calls it before an engine is chosen."""
 
@@ -198,7 +201,7 @@ class Engine(ABC):
         """The version of the library it stands on, or "" where it can use none that is installed. Imports nothing large."""
         return "built in"
 
-    def bootstrap(self, group: Group) -> Bootstrap:
+    def bootstrap(self, group: EngineGroup) -> Bootstrap:
         """What all members need to build. Called on the group's first rank only.
 
         Raises:
@@ -207,7 +210,7 @@ class Engine(ABC):
         return Bootstrap()
 
     @abstractmethod
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Communicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> Communicator:
         """This rank's communicator. Every rank of the group calls it, with the same bytes.
 
         Args:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from horovod.comm.base import Communicator
+from horovod.comm.ccl.engine import OneCclEngine
 from horovod.comm.device import GPU
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
 from horovod.comm.gloo.engine import GlooEngine
 from horovod.comm.hierarchical.engine import HierarchicalEngine
 from horovod.comm.mpi.engine import MpiEngine
 from horovod.comm.nccl.engine import NcclEngine
-from horovod.comm.oneccl.engine import OneCclEngine
 from horovod.comm.shm.engine import ShmEngine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.engine import TcpEngine
@@ -65,10 +65,10 @@ class _Unusable(Engine):
         self.name = name  # type: ignore[misc]  # that of a class elsewhere
         self._why = why
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         return self._why
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Communicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> Communicator:
         raise EngineError(self._why)
 
 
@@ -107,7 +107,7 @@ def _outside(name: str) -> Engine | None:
     return None
 
 
-def obstacles(group: Group, forced: str = "", names: Sequence[str] = (), device: str = HOST) -> dict[str, str]:
+def obstacles(group: EngineGroup, forced: str = "", names: Sequence[str] = (), device: str = HOST) -> dict[str, str]:
     """Why this rank cannot use which engine for this group, by name; "" where it can.
 
     Only those engines are asked that this rank would choose from, as to ask one may cost something: the forced one; else those

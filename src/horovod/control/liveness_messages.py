@@ -23,7 +23,7 @@ class Pong(msgspec.Struct, tag=True):
     awaited: list[str] = []
 
 
-class Report(msgspec.Struct, tag=True):
+class FailureReport(msgspec.Struct, tag=True):
     """The sender has seen ``rank`` fail; ``suspected``: perhaps through the fault of another rank."""
 
     rank: int
@@ -73,7 +73,7 @@ class Forwarded(msgspec.Struct, tag=True):
     body: bytes
 
 
-Message = Ping | Pong | Report | NoProgress | Failure | DumpRequest | ProgressReport | Bye | Forwarded
+Message = Ping | Pong | FailureReport | NoProgress | Failure | DumpRequest | ProgressReport | Bye | Forwarded
 
 decode = msgspec.msgpack.Decoder(Message).decode
 encode = msgspec.msgpack.Encoder().encode

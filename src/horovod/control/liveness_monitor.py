@@ -31,12 +31,12 @@ from horovod.control.liveness_messages import (
     Bye,
     DumpRequest,
     Failure,
+    FailureReport,
     Message,
     NoProgress,
     Ping,
     Pong,
     ProgressReport,
-    Report,
 )
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED
@@ -134,7 +134,7 @@ class LivenessMonitor:
 
     def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
         """Report that ``rank`` has failed; ``suspected``: perhaps through the fault of another rank. Any thread."""
-        self._post(lambda: self._reported(Report(rank, reason, suspected, cause)))
+        self._post(lambda: self._reported(FailureReport(rank, reason, suspected, cause)))
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
         """Report for the n-th time in one wait that ``rank`` makes no progress in a collective. Any thread."""
@@ -217,10 +217,10 @@ class LivenessMonitor:
                 self._handle(rank, message)
         except ChannelClosed as closed:
             self._drop(link)
-            self._reported(Report(link, closed.silence or KILLED))
+            self._reported(FailureReport(link, closed.silence or KILLED))
         except msgspec.DecodeError as error:
             self._drop(link)
-            self._reported(Report(link, f"it sent an invalid message: {error}"))
+            self._reported(FailureReport(link, f"it sent an invalid message: {error}"))
 
     def _handle(self, peer: int, message: Message) -> None:
         if isinstance(message, Ping):
@@ -235,7 +235,7 @@ class LivenessMonitor:
             self._detector.answered(peer, time.monotonic())
             for rank, found in message.seen.items():
                 self._on_process_seen(rank, found)
-        elif isinstance(message, Report):
+        elif isinstance(message, FailureReport):
             self._reported(message)
         elif isinstance(message, NoProgress):
             self._no_progress_reported(peer, message)
@@ -255,11 +255,11 @@ class LivenessMonitor:
         """Take what the pings and reports have shown. Of a lost relay rank 0 is told through another."""
         if any(link != suspect.rank for link in self._links.above):
             self._detector.failure = None
-            self._reported(Report(suspect.rank, suspect.reason, cause=suspect.cause))
+            self._reported(FailureReport(suspect.rank, suspect.reason, cause=suspect.cause))
         else:
             self._decide(Failure(*suspect))
 
-    def _reported(self, report: Report) -> None:
+    def _reported(self, report: FailureReport) -> None:
         if self._decided:
             return
         if self._links.above:

@@ -13,7 +13,7 @@ from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
-from horovod.tensorflow.device import own
+from horovod.tensorflow.device import tensorflow_devices
 from horovod.tensorflow.graph import completions
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
@@ -29,7 +29,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
     TensorFlow's own variables set has precedence, and threads that TensorFlow has already started are kept.
     """
     if not basics.is_initialized():
-        own.forget()
+        tensorflow_devices.forget()
     basics.init(comm, process_sets)
     _share_cores(os.environ.get("OMP_NUM_THREADS", ""))
 
@@ -51,7 +51,7 @@ def shutdown() -> None:
     """Stop Horovod on this rank, which ends it on all ranks."""
     basics.shutdown()
     completions.stop()
-    own.forget()
+    tensorflow_devices.forget()
 
 
 class Join(Collective, frozen=True):

@@ -15,7 +15,7 @@ import pytest
 from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.failure import ENGINE, Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
-from horovod.control.liveness_messages import Bye, Failure, NoProgress, Ping, Pong, Report, decode, encode
+from horovod.control.liveness_messages import Bye, Failure, FailureReport, NoProgress, Ping, Pong, decode, encode
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
@@ -370,7 +370,7 @@ def test_nobody_is_asked_twice_at_a_time(job: Job) -> None:
 def test_a_members_report_goes_to_rank_0_whose_word_counts(job: Job) -> None:
     rank, peers = job.alone(1, [0])
     rank.monitor.report(2, "I saw it fail")
-    assert peers[0].hear() == Report(2, "I saw it fail", False)
+    assert peers[0].hear() == FailureReport(2, "I saw it fail", False)
     peers[0].say(Failure(3, "it was the first"))
     assert rank.wait() == (3, "it was the first")
 
@@ -392,7 +392,7 @@ def test_a_member_whose_rank_0_is_stopped_accuses_rank_0(job: Job) -> None:
     rank.seen[0] = STOPPED
     rank.monitor.report(2, "I saw it fail")
     assert rank.wait() == (0, STOPPED)
-    assert peers[0].hear() == Report(2, "I saw it fail", False)
+    assert peers[0].hear() == FailureReport(2, "I saw it fail", False)
 
 
 def test_a_member_whose_rank_0_is_gone_in_good_order_decides_itself(job: Job) -> None:
@@ -480,7 +480,7 @@ def test_a_member_whose_report_found_rank_0_dead_sleeps_afterwards(job: Job) -> 
 
     def remote_call() -> None:  # in one turn, so that the sending is what notices
         peers[0].channel.close()
-        rank.monitor._reported(Report(2, "failed", False))
+        rank.monitor._reported(FailureReport(2, "failed", False))
 
     rank.monitor._post(remote_call)
     assert rank.wait() == (0, KILLED)

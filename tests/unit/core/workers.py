@@ -37,7 +37,7 @@ from horovod.core.negotiation.messages import (
 )
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
-from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.progress import QUICK_BYTES
 from horovod.core.worker.waiting import WorkerState
 from horovod.core.worker.worker import WorkerThread
@@ -190,7 +190,7 @@ class Set:
         def on_stopped(rank: int, reason: str, interrupted: bool) -> None:
             stopped.append((rank, reason, interrupted))
 
-        placement = Placement(spins=len(ranks) <= len(os.sched_getaffinity(0)))  # all ranks are in this process
+        placement = CpuPlacement(spins=len(ranks) <= len(os.sched_getaffinity(0)))  # all ranks are in this process
         worker = WorkerThread(
             f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped, placement, proposals
         )

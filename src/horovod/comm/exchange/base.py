@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 from horovod.comm.base import Aborted
 
 
-class Collective(IntEnum):
+class CollectiveKind(IntEnum):
     """What a transfer is part of, as its header says."""
 
     ALLREDUCE = 1
@@ -26,7 +26,7 @@ class Collective(IntEnum):
     BARRIER = 6
 
 
-HEADER = struct.Struct("<HHIQ")  # magic, Collective, number of the collective modulo 2**32, bytes that follow
+HEADER = struct.Struct("<HHIQ")  # magic, CollectiveKind, number of the collective modulo 2**32, bytes that follow
 MAGIC = 0x4876
 
 
@@ -47,7 +47,7 @@ Mark: TypeAlias = tuple[FlowT, int]
 """A place in a flow: reached once that many of its bytes have moved."""
 
 
-class Exchange(ABC, Generic[FlowT]):
+class PeerExchange(ABC, Generic[FlowT]):
     """All traffic of one rank of a group, with every other rank, in flows of one kind.
 
     The thread that carries out a collective queues what it wants sent and received, by reference, and then waits for some of
@@ -56,10 +56,10 @@ class Exchange(ABC, Generic[FlowT]):
 
     def __init__(self) -> None:
         self._number = 0
-        self._collective = Collective.BARRIER
+        self._collective = CollectiveKind.BARRIER
         self._aborted = False
 
-    def begin(self, collective: Collective) -> None:
+    def begin(self, collective: CollectiveKind) -> None:
         """Start the next collective: every transfer queued from now on is part of it, on all ranks alike."""
         self._check()
         self._collective = collective
@@ -119,11 +119,11 @@ def mismatch(found: bytes, expected: bytes) -> str:
 
 def out_of_step(found: Sequence[int], expected: Sequence[int]) -> str:
     """What is wrong where a peer sends part of another collective; both as collective, number and bytes."""
-    if not found or found[0] not in tuple(Collective):
+    if not found or found[0] not in tuple(CollectiveKind):
         return "it sent bytes that are not part of any collective"
     return f"it is out of step: it sent part of {described(*found)} where {described(*expected)} was due"
 
 
 def described(collective: int, number: int, length: int) -> str:
     """A part of a collective, for errors."""
-    return f"{Collective(collective).name.lower()} number {number} ({length} bytes)"
+    return f"{CollectiveKind(collective).name.lower()} number {number} ({length} bytes)"

@@ -14,7 +14,7 @@ import numpy as np
 
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
-from horovod.comm.exchange.base import Collective, Exchange
+from horovod.comm.exchange.base import CollectiveKind, PeerExchange
 from horovod.comm.exchange.sharded_reduction import ShardedReduction, Staging, as_bytes
 from horovod.comm.ranges import Range, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
@@ -41,7 +41,7 @@ class ExchangeCommunicator(Communicator):
     """
 
     def __init__(
-        self, rank: int, size: int, exchange: Exchange[Any], piece_bytes: int = PIECE_BYTES, relays: bool = False
+        self, rank: int, size: int, exchange: PeerExchange[Any], piece_bytes: int = PIECE_BYTES, relays: bool = False
     ) -> None:
         super().__init__(rank, size)
         self._relays = relays
@@ -55,7 +55,7 @@ class ExchangeCommunicator(Communicator):
     # Reductions
 
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
-        self._exchange.begin(Collective.ALLREDUCE)
+        self._exchange.begin(CollectiveKind.ALLREDUCE)
         source, target = source_and_target(inputs, outputs)
         length = source.length
         if not length:
@@ -115,7 +115,7 @@ class ExchangeCommunicator(Communicator):
         prescale: float,
         postscale: float,
     ) -> None:
-        self._exchange.begin(Collective.REDUCESCATTER)
+        self._exchange.begin(CollectiveKind.REDUCESCATTER)
         sources, targets = arrays_of(inputs), arrays_of(outputs)
         if not sources:
             return
@@ -134,7 +134,7 @@ class ExchangeCommunicator(Communicator):
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         exchange = self._exchange
-        exchange.begin(Collective.ALLGATHER)
+        exchange.begin(CollectiveKind.ALLGATHER)
         sources, targets = arrays_of(inputs), arrays_of(outputs)
         if not sources:
             return
@@ -152,7 +152,7 @@ class ExchangeCommunicator(Communicator):
 
     def _broadcast(self, array: Array, root: int) -> None:
         exchange = self._exchange
-        exchange.begin(Collective.BROADCAST)
+        exchange.begin(CollectiveKind.BROADCAST)
         if not array.size:
             return
         data = as_bytes(array)
@@ -192,7 +192,7 @@ class ExchangeCommunicator(Communicator):
         self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
     ) -> None:
         exchange = self._exchange
-        exchange.begin(Collective.ALLTOALL)
+        exchange.begin(CollectiveKind.ALLTOALL)
         outgoing, incoming = split(arrays_of(source)[0], sent), split(arrays_of(target)[0], received)
         marks = [exchange.send(rank, as_bytes(outgoing[rank])) for rank in self._peers]
         marks += [exchange.receive(rank, as_bytes(incoming[rank])) for rank in self._peers]
@@ -202,7 +202,7 @@ class ExchangeCommunicator(Communicator):
     def barrier(self) -> None:
         """Dissemination: after step j every rank has heard, through others, of the 2**(j + 1) ranks behind it."""
         exchange = self._exchange
-        exchange.begin(Collective.BARRIER)
+        exchange.begin(CollectiveKind.BARRIER)
         distance = 1
         while distance < self.size:
             sent = exchange.send((self.rank + distance) % self.size)

@@ -1,4 +1,4 @@
-"""A reduction streamed over an ``Exchange``: how ``comm.exchange.communicator`` carries out allreduce and reducescatter.
+"""A reduction streamed over an ``PeerExchange``: how ``comm.exchange.communicator`` carries out allreduce and reducescatter.
 
 Every rank owns one part of the batch. In round k each rank sends piece k of every other's part to its owner; the owner
 reduces the contributions to piece k in rank order and, for an allreduce, sends the result to all. Between any two ranks
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from horovod.comm.datatypes import Array
-from horovod.comm.exchange.base import Exchange, Mark
+from horovod.comm.exchange.base import Mark, PeerExchange
 from horovod.comm.ranges import Range
 
 
@@ -56,7 +56,7 @@ class ShardedReduction:
 
     def __init__(
         self,
-        exchange: Exchange[Any],
+        exchange: PeerExchange[Any],
         staging: Staging,
         rank: int,
         dtype: np.dtype[Any],

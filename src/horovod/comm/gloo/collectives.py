@@ -3,7 +3,7 @@
 * Gloo's operations run on a thread of its process group. A wait for one is cut in slices, so that it can be aborted.
 * They work on the caller's arrays. An operation cannot be taken back, so when a wait has failed the group's sockets are shut
   down, which ends what is under way here and on all other ranks, before the error is raised.
-* Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.attendance`.
+* Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import distributed
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall
-from horovod.comm.bytewise.attendance import Attendance
 from horovod.comm.bytewise.base import ByteCollectives
+from horovod.comm.bytewise.late_ranks import LateRanks
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.gloo.sockets import shut_down, sockets_of
@@ -96,9 +96,9 @@ class GlooCollectives(ByteCollectives):
             for connection in sockets.values():
                 connection.close()
             raise EngineError(f"Gloo cannot connect its ranks: {error}") from error
-        self._attendance = Attendance(sockets)
+        self._late_ranks = LateRanks(sockets)
 
-    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _StartedWork:
         self._check()
         source, target = self._joined(sends), self._joined(receives)
         if source.buffer is not None:
@@ -108,7 +108,7 @@ class GlooCollectives(ByteCollectives):
         )
         return self._start(work, source, target)
 
-    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _Started:
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _StartedWork:
         return self.exchange([own] * len(receives), receives, longest)
 
     def _joined(self, arrays: Sequence[Array]) -> _Joined:
@@ -126,7 +126,7 @@ class GlooCollectives(ByteCollectives):
             self._buffers = [each for each in self._buffers if each is not buffer]
         return _Joined(counts, parts, buffer[: sum(counts)], buffer)
 
-    def broadcast(self, data: Array, root: int) -> _Started:
+    def broadcast(self, data: Array, root: int) -> _StartedWork:
         self._check()
         options = distributed.BroadcastOptions()
         options.rootRank = root
@@ -138,12 +138,12 @@ class GlooCollectives(ByteCollectives):
             self._stop()
             raise Aborted("this communicator was aborted")
 
-    def _start(self, work: Any, source: _Joined | None = None, target: _Joined | None = None) -> _Started:
+    def _start(self, work: Any, source: _Joined | None = None, target: _Joined | None = None) -> _StartedWork:
         self._number += 1
         self._open.append(work)
-        return _Started(work, self._number, source, target)
+        return _StartedWork(work, self._number, source, target)
 
-    def wait(self, started: _Started) -> None:
+    def wait(self, started: _StartedWork) -> None:
         try:
             self._wait(started.work, started.number)
         except BaseException:
@@ -174,25 +174,25 @@ class GlooCollectives(ByteCollectives):
             waited = time.monotonic() - began
             if not told and waited > self._stall_timeout / 2:
                 told = True
-                self._attendance.tell(number)
+                self._late_ranks.tell(number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
-                self._on_stall(Stall(self._attendance.missing(number), stalls * self._stall_timeout, stalls))
+                self._on_stall(Stall(self._late_ranks.missing(number), stalls * self._stall_timeout, stalls))
 
     def _failure(self, number: int, error: RuntimeError) -> PeerFailure | Aborted:
         """What an operation's error amounts to: usually the end of a rank."""
         if self._aborted:
             return Aborted("this communicator was aborted")
-        gone = self._attendance.gone(_GONE_SECONDS)
+        gone = self._late_ranks.gone(_GONE_SECONDS)
         if gone:
             return PeerFailure(gone[0], "it closed its connection", suspected=True)
-        return PeerFailure(self._attendance.missing(number), f"Gloo reports: {error}", suspected=True)
+        return PeerFailure(self._late_ranks.missing(number), f"Gloo reports: {error}", suspected=True)
 
     def abort(self) -> None:
         self._aborted = True  # a wait looks every few milliseconds
 
     def descriptors(self) -> list[int]:
-        return [*self._sockets(), *self._attendance.descriptors()]
+        return [*self._sockets(), *self._late_ranks.descriptors()]
 
     def _sockets(self) -> list[int]:
         return sockets_of(self._store.own.values(), self._store.others.values())
@@ -226,7 +226,7 @@ class GlooCollectives(ByteCollectives):
 
     def close(self) -> None:
         self._stop()
-        self._attendance.close()
+        self._late_ranks.close()
         del self._group
 
 
@@ -246,7 +246,7 @@ class _Joined(NamedTuple):
     buffer: Array | None = None
 
 
-class _Started(NamedTuple):
+class _StartedWork(NamedTuple):
     """An operation, its number, and its memory."""
 
     work: Any

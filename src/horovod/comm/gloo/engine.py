@@ -6,7 +6,7 @@ import importlib.util
 from typing import ClassVar
 
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
-from horovod.comm.engine import Bootstrap, Engine, Group, is_at_least, version_of
+from horovod.comm.engine import Bootstrap, Engine, EngineGroup, is_at_least, version_of
 
 OLDEST = "2.3"
 """The oldest PyTorch whose Gloo changes its time limit after it has begun."""
@@ -32,7 +32,7 @@ class GlooEngine(Engine):
     def installed(self) -> str:
         return "" if importlib.util.find_spec("torch") is None or _too_old() else f"torch {version_of('torch')}"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         if importlib.util.find_spec("torch") is None:
             return "PyTorch, which brings Gloo, is not installed: pip install torch"
         if _too_old():
@@ -44,7 +44,7 @@ class GlooEngine(Engine):
             return f"this PyTorch was built without Gloo ({error}): install one from pytorch.org or PyPI"
         return ""
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> GlooCommunicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> GlooCommunicator:
         from horovod.comm.gloo.collectives import GlooCollectives
 
         settings = group.settings

@@ -32,7 +32,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.engine import Gather
 from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
-from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.hierarchical.placement import RankGrid
 from horovod.comm.ranges import split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.spans import Spans, Vectors, arrays_of, spans_of
@@ -68,7 +68,7 @@ class HierarchicalCommunicator(Communicator):
 
     def __init__(
         self,
-        placement: Placement,
+        placement: RankGrid,
         inside: Communicator,
         across: Communicator | None,
         flat: Communicator | Callable[[Gather], Communicator],

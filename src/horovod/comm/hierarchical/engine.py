@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import ClassVar
 
 from horovod.comm.base import Communicator
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Gather, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, Gather
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
-from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.hierarchical.placement import RankGrid
 from horovod.core.config import HIERARCHICAL_ALLREDUCE
 
 INSIDE = ("shm", "tcp")
@@ -24,8 +24,8 @@ class HierarchicalEngine(Engine):
 
     name: ClassVar[str] = "hierarchical"
 
-    def obstacle(self, group: Group) -> str:
-        placement = Placement.of(group.hosts, group.rank)
+    def obstacle(self, group: EngineGroup) -> str:
+        placement = RankGrid.of(group.hosts, group.rank)
         if len(placement.hosts) == 1:
             return "all its ranks are on one host"
         if len(placement.hosts) == group.size:
@@ -35,8 +35,8 @@ class HierarchicalEngine(Engine):
             return f"{HIERARCHICAL_ALLREDUCE}=0"
         return ""
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> HierarchicalCommunicator:
-        placement, settings = Placement.of(group.hosts, group.rank), group.settings
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> HierarchicalCommunicator:
+        placement, settings = RankGrid.of(group.hosts, group.rank), group.settings
         obstacle = self.obstacle(group)
         if obstacle:
             raise EngineError(obstacle)

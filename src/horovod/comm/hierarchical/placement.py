@@ -8,7 +8,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankGrid:
     """The ranks of a group on their hosts, as one of them sees them.
 
           host 0   host 1
@@ -36,7 +36,7 @@ class Placement:
     column: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, names: Sequence[str], rank: int) -> Placement:
+    def of(cls, names: Sequence[str], rank: int) -> RankGrid:
         """The placement of a group from its ranks' host names."""
         ranks: dict[str, list[int]] = {}
         for number, name in enumerate(names):

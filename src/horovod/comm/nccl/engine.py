@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from horovod.comm.base import Communicator, DeviceFailure
 from horovod.comm.datatypes import COMPLEX, FLOATING, DataType
 from horovod.comm.device import DeviceRuntime
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
 from horovod.comm.nccl import library
 from horovod.comm.nccl.factors import device_holds, holds
 from horovod.comm.reduction import OF_BITS, ReduceOp
@@ -59,7 +59,7 @@ class NcclEngine(Engine):
             return ""
         return f"{SEVERAL_RANKS}=1 needs NCCL 2.30 or newer, and this is NCCL {library.text_of(version)}"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         facts = group.facts
         if facts.missing:
             return facts.missing
@@ -96,13 +96,13 @@ class NcclEngine(Engine):
             return f"NCCL has no {op.label} with factors"
         return ""
 
-    def bootstrap(self, group: Group) -> Bootstrap:
+    def bootstrap(self, group: EngineGroup) -> Bootstrap:
         try:
             return Bootstrap(library.loaded().unique_id())
         except DeviceFailure as error:
             raise EngineError(str(error)) from error
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Communicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> Communicator:
         from horovod.comm.nccl.communicator import NcclCommunicator
         from horovod.comm.nccl.handle import CommHandle
 

@@ -35,7 +35,7 @@ from horovod.comm.ranges import shard_bounds, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters, Pieces
-from horovod.comm.shm.direct import Direct
+from horovod.comm.shm.direct import DirectCollectives
 from horovod.comm.shm.large import SCATTERED, Large
 from horovod.comm.shm.words import PACKED, REDUCED
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
@@ -275,7 +275,7 @@ class ShmCommunicator(Communicator):
             for number in range(-(-longest // step)):
                 self._alltoall_round(outgoing, incoming, number, step)
 
-        def directly(direct: Direct) -> bool:
+        def directly(direct: DirectCollectives) -> bool:
             if not direct.alltoall(outgoing, incoming):
                 return False
             np.copyto(incoming[self.rank], outgoing[self.rank])

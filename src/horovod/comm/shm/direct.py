@@ -32,7 +32,7 @@ from horovod.comm.spans import Layout, Spans, address_of, spans_of
 
 _log = logging.getLogger(__name__)
 
-Exchange = Callable[[Array], list[Array]]
+ExchangeFunction = Callable[[Array], list[Array]]
 """Lay down a vector of 64-bit words and return everybody's, by rank, once everybody has laid down its own."""
 
 _FOLDED = 1 << 20
@@ -57,7 +57,7 @@ NOTHING: Array = np.empty(0, np.uintp)
 """What is exchanged only to wait for each other."""
 
 
-def exchange_rank_infos(rank: int, exchange: Exchange) -> list[int] | None:
+def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | None:
     """Find out whether the ranks of a group can read one another's memory. Every rank must call it.
 
     Returns:
@@ -93,7 +93,7 @@ def _place(address: int, nbytes: int) -> Array:
     return np.array([[address, nbytes]], np.uintp)
 
 
-class Direct:
+class DirectCollectives:
     """The collectives as one rank sees them. Each returns False, on all ranks, if it has done nothing since somebody's tensors
     lie where others cannot read them.
 
@@ -104,7 +104,12 @@ class Direct:
     """
 
     def __init__(
-        self, rank: int, processes: Sequence[int], exchange: Exchange, advance: Callable[[], None], workspace: Workspace
+        self,
+        rank: int,
+        processes: Sequence[int],
+        exchange: ExchangeFunction,
+        advance: Callable[[], None],
+        workspace: Workspace,
     ) -> None:
         self._rank = rank
         self._size = len(processes)

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from horovod.comm.reduction import Workspace
-from horovod.comm.shm.direct import NOTHING, Direct, Exchange, exchange_rank_infos
+from horovod.comm.shm.direct import NOTHING, DirectCollectives, ExchangeFunction, exchange_rank_infos
 from horovod.comm.shm.words import WORD
 
 _LARGE = 8 << 20
@@ -95,7 +95,7 @@ class Large:
         rank: this rank in the group.
         reading: whether ranks read one another's memory: ``auto``, where it is quicker; ``always``, where they can; ``never``.
             The same on all ranks.
-        exchange, advance, workspace: for :class:`~horovod.comm.shm.direct.Direct`.
+        exchange, advance, workspace: for :class:`~horovod.comm.shm.direct.DirectCollectives`.
         exchange_bytes: what a rank can lay down in an exchange.
     """
 
@@ -103,7 +103,7 @@ class Large:
         self,
         rank: int,
         reading: str,
-        exchange: Exchange,
+        exchange: ExchangeFunction,
         exchange_bytes: int,
         advance: Callable[[], None],
         workspace: Workspace,
@@ -114,7 +114,7 @@ class Large:
         self._exchange_bytes = exchange_bytes
         self._advance = advance
         self._workspace = workspace
-        self._direct: Direct | None = None
+        self._direct: DirectCollectives | None = None
         self._impossible = False
         self._preferences: dict[tuple[str, int], Preference] = {}
 
@@ -128,7 +128,7 @@ class Large:
         nbytes: int,
         vectors: int,
         addresses: int,
-        directly: Callable[[Direct], bool],
+        directly: Callable[[DirectCollectives], bool],
         streamed: Callable[[], None],
     ) -> None:
         """Carry out a collective by what is quicker for its kind and size, or by what can be.
@@ -164,7 +164,7 @@ class Large:
                 medians = [int(seconds * 1e9) for seconds in preference.medians]
                 preference.settle(np.sum(self._exchange(np.array(medians, np.uintp)), axis=0).tolist())
 
-    def _reach(self, nbytes: int, vectors: int, addresses: int) -> Direct | None:
+    def _reach(self, nbytes: int, vectors: int, addresses: int) -> DirectCollectives | None:
         """What carries out such a collective without the arena, if that may be worth while, and is possible."""
         least = 0 if self._reading == "always" else _LARGE
         if self._impossible or self._reading == "never" or nbytes < max(least, SCATTERED * vectors):
@@ -176,5 +176,5 @@ class Large:
             if processes is None:
                 self._impossible = True
                 return None
-            self._direct = Direct(self._rank, processes, self._exchange, self._advance, self._workspace)
+            self._direct = DirectCollectives(self._rank, processes, self._exchange, self._advance, self._workspace)
         return self._direct

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from horovod.comm.engine import Bootstrap, Engine, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineGroup
 from horovod.comm.tcp.communicator import TcpCommunicator
 
 
@@ -13,10 +13,10 @@ class TcpEngine(Engine):
 
     name: ClassVar[str] = "tcp"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         return ""
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
         connections = group.connect_all()
         first = {rank: some[0] for rank, some in connections.items()}
         more = {rank: some[1:] for rank, some in connections.items() if len(some) > 1}

@@ -26,12 +26,12 @@ _UNIX_BUFFER_BYTES = 1 << 20  # measured: 64 MB between 2 ranks takes a fifth le
 _LOOPBACK_BUFFER_BYTES = 384 << 10  # measured: the same takes a third less than with the kernel's own tuning
 
 
-class Flow:
+class TcpFlow:
     """One direction of a link: buffers still to move, and how many bytes were queued and moved so far in all."""
 
     __slots__ = ("buffers", "done", "link", "queued")
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: TcpLink) -> None:
         self.link = link
         self.buffers: deque[memoryview] = deque()
         self.queued = 0
@@ -55,7 +55,7 @@ class Flow:
             count -= size
 
 
-class Link:
+class TcpLink:
     """The connection to one peer."""
 
     __slots__ = (
@@ -78,8 +78,8 @@ class Link:
         self.socket = connection
         self.fd = connection.fileno()
         self.ends = ends_of(connection)
-        self.outgoing = Flow(self)
-        self.incoming = Flow(self)
+        self.outgoing = TcpFlow(self)
+        self.incoming = TcpFlow(self)
         self.headers: deque[tuple[int, bytearray, bytes]] = deque()  # place in incoming, buffer, what it must hold
         self.interest = 0  # the epoll events now asked for
         self.registered = False
@@ -178,7 +178,7 @@ def tune(connection: socket.socket, seconds: float) -> None:
 
     Args:
         seconds: after which the kernel breaks a connection to another host that acknowledges nothing while nothing is sent.
-            While something is sent, :meth:`Link.lost` tells. TCP_USER_TIMEOUT would also break connections to a peer that
+            While something is sent, :meth:`TcpLink.lost` tells. TCP_USER_TIMEOUT would also break connections to a peer that
             computes and takes nothing for so long.
     """
     if connection.family == socket.AF_UNIX:

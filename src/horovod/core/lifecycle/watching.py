@@ -1,5 +1,5 @@
-"""What watches over one generation: the liveness monitor, which finds lost ranks; the dumper, which writes down what this rank
-did when something is wrong; and the reports of progress, which travel between the monitors and are made on the dumper's thread.
+"""Watches one generation: the liveness monitor finds lost ranks, the dumper writes down what this rank did when something is
+wrong, and progress reports travel between the monitors; the dumper's thread makes them.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Watching:
             self._progress.follow(worker)
 
     def finish_timeline(self) -> None:
-        """Before :meth:`close`: have what is left of a timeline of all ranks written, within some seconds."""
+        """Before :meth:`close`: write the rest of a timeline of all ranks, within some seconds."""
         if self._progress is None or not self._recording.of_all_ranks:
             return
         self._progress.finish()
@@ -183,7 +183,7 @@ class Watching:
         return why_not_running(other.pid) if own and own == other.process_namespace else None
 
     def start(self) -> None:
-        """Start the threads. The workers exist."""
+        """Start the threads. The workers must exist."""
         if self._dumper is not None:
             self._progress = ProgressReports(
                 self._rank,
@@ -205,7 +205,7 @@ class Watching:
             self._monitor.start()
 
     def close(self) -> None:
-        """End the threads, which may not have begun, and release everything."""
+        """End the threads, even if they have not started, and release everything."""
         if self._live is not None:
             self._live.close()
         if self._monitor is not None:

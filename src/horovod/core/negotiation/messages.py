@@ -3,7 +3,7 @@
 A member *announces* requests to its process set's coordinator. The coordinator answers with *orders*: batches of decisions,
 in the order in which every rank carries them out. A request or a decision is sent in full the first time, and as a small
 integer afterwards. Each direction of a connection has a dictionary that only the sender fills, so nothing in it becomes
-invalid: ``Announcer`` and ``Listener`` keep the requests; decisions have the identifiers that the coordinator gives them.
+invalid: ``RequestEncoder`` and ``RequestDecoder`` keep the requests; the coordinator numbers the decisions.
 
 On several hosts relays stand between the two (:mod:`horovod.core.negotiation.tree`): they send ``Relayed`` in place of their
 host's announcements, and pass orders on.
@@ -304,7 +304,7 @@ def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded | Gather:
         raise MessageError(str(error)) from error
 
 
-class Announcer:
+class RequestEncoder:
     """A member's dictionary, which abbreviates requests that were announced before.
 
     Args:
@@ -333,7 +333,7 @@ class Announcer:
         return Definition(identifier, request)
 
 
-class Listener:
+class RequestDecoder:
     """The coordinator's side of one member's dictionary."""
 
     def __init__(self, capacity: int) -> None:

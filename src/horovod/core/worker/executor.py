@@ -16,7 +16,7 @@ from horovod.core.errors import EngineFailureError, HorovodInternalError, Mismat
 from horovod.core.negotiation.messages import Decision
 from horovod.core.requests.batch import Batch, Entry, execute, size_of
 from horovod.core.requests.devices import moves
-from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.open_events import OpenEvents
 from horovod.observe.flight_recorder import FlightRecorder
@@ -54,7 +54,7 @@ class Executor:
         ranks: Sequence[int],
         communicator: Communicator,
         requests: InFlight,
-        placement: Placement,
+        placement: CpuPlacement,
         seconds: float,
         recorder: FlightRecorder | None = None,
         disagreed: Callable[[str], None] = lambda reason: None,

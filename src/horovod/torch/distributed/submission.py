@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.core.submission.prepared import device_of, submit
 from horovod.core.submission.requests import check_reduction, make_request
 from horovod.observe.call_site import caller
-from horovod.torch.device.base import Memory
+from horovod.torch.device.base import TorchMemory
 from horovod.torch.device.memory import host_memory, memory_of
 from horovod.torch.distributed.futures import Origin, present_origin
-from horovod.torch.distributed.membership import Membership
+from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.work import Finish, HorovodWork
 from horovod.torch.ops.tensors import DATA_TYPES, flat_array, plain
 
@@ -47,7 +47,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What elements of a type travel as that the core does not know, by their size; they cannot be reduced."""
 
 
-def reducing(op: Any) -> Reducing:
+def reducing(op: Any) -> ReductionArguments:
     """How ``op`` reduces, a ``torch.distributed.ReduceOp`` or a member of it.
 
     Raises:
@@ -61,15 +61,15 @@ def reducing(op: Any) -> Reducing:
         factor = op.factor
         if isinstance(factor, torch.Tensor) and factor.numel() != 1:
             raise ValueError("the factor of ReduceOp.PREMUL_SUM must be one number, not a tensor of several")
-        return Reducing(ReduceOp.SUM, prescale=float(factor))
+        return ReductionArguments(ReduceOp.SUM, prescale=float(factor))
     found = _OPERATIONS.get(kind.name)
     if found is None:
         raise ValueError(f"ReduceOp.{kind.name} is not supported; use one of {', '.join(_OPERATIONS)} and PREMUL_SUM")
-    known = _REDUCING[kind] = Reducing(found)
+    known = _REDUCING[kind] = ReductionArguments(found)
     return known
 
 
-_REDUCING: dict[Any, Reducing] = {}
+_REDUCING: dict[Any, ReductionArguments] = {}
 
 
 def limit_of(options: Any) -> float:
@@ -140,7 +140,7 @@ class Results:
         targets: flat tensors, one for each result.
     """
 
-    def __init__(self, memory: Memory, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    def __init__(self, memory: TorchMemory, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
         self._sources = sources
         self._targets = targets
         self._grown: dict[int, torch.Tensor] = {}
@@ -174,7 +174,7 @@ class Submitter:
             Elsewhere such calls are errors.
     """
 
-    def __init__(self, membership: Membership, seconds: float, names_callbacks: bool = True) -> None:
+    def __init__(self, membership: GroupMembership, seconds: float, names_callbacks: bool = True) -> None:
         self.membership = membership
         self.seconds = seconds
         self._names_callbacks = names_callbacks
@@ -189,7 +189,7 @@ class Submitter:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor] = (),
         allocate: Allocate | None = None,
-        how: Reducing = Reducing(),  # noqa: B008  immutable
+        how: ReductionArguments = ReductionArguments(),  # noqa: B008  immutable
         root: int = -1,
         splits: Sequence[int] = (),
         awaited: bool = False,
@@ -223,7 +223,7 @@ class Submitter:
         self,
         operation: Operation,
         tensors: Sequence[Tensor],
-        how: Reducing,
+        how: ReductionArguments,
         root: int,
         splits: tuple[int, ...],
         device: str,
@@ -239,7 +239,7 @@ class Submitter:
     def work(
         self,
         handle: Handle,
-        memory: Memory,
+        memory: TorchMemory,
         outputs: Sequence[torch.Tensor],
         what: str,
         finish: Finish | None,
@@ -257,7 +257,7 @@ class Submitter:
         self,
         what: str,
         tensors: Sequence[torch.Tensor],
-        how: Reducing,
+        how: ReductionArguments,
         options: Any,
         root: int = -1,
     ) -> HorovodWork:

@@ -43,7 +43,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker import in_flight as requests_module
 from horovod.core.worker.coordinator import Coordinator
-from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.executor import kept
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe.timeline import Timeline
@@ -873,7 +873,7 @@ def test_what_a_forked_child_must_close(process_set: Set) -> None:
 def test_a_worker_can_be_bound_to_a_core(process_set: Set) -> None:
     core = min(os.sched_getaffinity(0))
     rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = Placement(core)
+    rank.worker._placement = CpuPlacement(core)
     found: list[set[int]] = []
     rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
     rank.worker.start()
@@ -885,7 +885,7 @@ def test_a_core_that_this_machine_does_not_have_is_an_error_in_the_log_and_nothi
     process_set: Set, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = Placement(1_000_000)
+    rank.worker._placement = CpuPlacement(1_000_000)
     rank.worker.start()
     wait(rank.allreduce("x", ones()))
     assert "core 1000000" in caplog.text
@@ -897,7 +897,7 @@ def test_what_is_large_is_carried_out_on_the_cores_that_fall_to_this_rank(proces
     everywhere = os.sched_getaffinity(0)
     cores = {min(everywhere)} if share == {0} else share
     rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = rank.worker.executor._placement = Placement(share=frozenset(cores))
+    rank.worker._placement = rank.worker.executor._placement = CpuPlacement(share=frozenset(cores))
     found: list[set[int]] = []
     rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
     rank.worker.start()

@@ -1,7 +1,7 @@
 """Collectives on bytes by oneCCL. Its calls block and cannot be interrupted, so a thread of the group makes them.
 
 After an abort that thread may stay in a call for good; nothing of the script's is in there. Which rank a call waits
-for, oneCCL does not say; see :mod:`horovod.comm.bytewise.attendance`.
+for, oneCCL does not say; see :mod:`horovod.comm.bytewise.late_ranks`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall
-from horovod.comm.bytewise.attendance import Attendance
 from horovod.comm.bytewise.base import ByteCollectives
+from horovod.comm.bytewise.late_ranks import LateRanks
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.spans import address_of
@@ -32,7 +32,7 @@ _LEAVING_SECONDS = 1.0
 
 
 class Calls(Protocol):
-    """What is used of :class:`horovod.comm.oneccl.library.Library`."""
+    """What is used of :class:`horovod.comm.ccl.library.Library`."""
 
     def communicator(self, size: int, unique_id: bytes, rank: int) -> Any: ...
     def allgather(self, communicator: Any, source: int, target: int, count: int) -> None: ...
@@ -41,7 +41,7 @@ class Calls(Protocol):
     def destroy(self, communicator: Any) -> None: ...
 
 
-class _Started:
+class _QueuedCall:
     """A call that the thread makes, or will; ``held`` is the memory that it works on, until it is over."""
 
     def __init__(self, number: int, call: Callable[[], None], held: Sequence[Array] = ()) -> None:
@@ -85,10 +85,10 @@ class OneCclCollectives(ByteCollectives):
         self._on_stall = on_stall
         self._aborted = False
         self._number = 0
-        self._latest: _Started | None = None
+        self._latest: _QueuedCall | None = None
         self._communicator: Any = None
-        self._attendance = Attendance(sockets)
-        self._queue: queue.SimpleQueue[_Started | None] = queue.SimpleQueue()
+        self._late_ranks = LateRanks(sockets)
+        self._queue: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="horovod-oneccl", daemon=True)
         self._thread.start()
 
@@ -109,9 +109,9 @@ class OneCclCollectives(ByteCollectives):
                 started.error = error
             started.over.set()
 
-    def _start(self, call: Callable[[], None], *held: Array) -> _Started:
+    def _start(self, call: Callable[[], None], *held: Array) -> _QueuedCall:
         self._number += 1
-        self._latest = _Started(self._number, call, held)
+        self._latest = _QueuedCall(self._number, call, held)
         self._queue.put(self._latest)
         return self._latest
 
@@ -129,7 +129,7 @@ class OneCclCollectives(ByteCollectives):
 
     def _begin(
         self, call: Callable[[int, int], None], outgoing: Array, incoming: Array, receives: Sequence[Array]
-    ) -> _Started:
+    ) -> _QueuedCall:
         started = self._start(lambda: call(address_of(outgoing), address_of(incoming)), outgoing, incoming)
 
         def finish() -> None:
@@ -141,7 +141,7 @@ class OneCclCollectives(ByteCollectives):
         started.finish = finish
         return started
 
-    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _QueuedCall:
         # It knows counts that are all the same only: fill up.
         outgoing, incoming = self._rows(self._size, longest), self._rows(self._size, longest)
         for rank, (row, part) in enumerate(zip(outgoing, sends, strict=True)):
@@ -154,7 +154,7 @@ class OneCclCollectives(ByteCollectives):
             receives,
         )
 
-    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _Started:
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _QueuedCall:
         outgoing, incoming = self._rows(1, longest), self._rows(self._size, longest)
         outgoing[0, : own.size] = own
         return self._begin(
@@ -164,7 +164,7 @@ class OneCclCollectives(ByteCollectives):
             receives,
         )
 
-    def broadcast(self, data: Array, root: int) -> _Started:
+    def broadcast(self, data: Array, root: int) -> _QueuedCall:
         copy = self._rows(1, data.size)
         if self._rank == root:
             copy[0] = data
@@ -179,7 +179,7 @@ class OneCclCollectives(ByteCollectives):
         started.finish = finish
         return started
 
-    def wait(self, started: _Started) -> None:
+    def wait(self, started: _QueuedCall) -> None:
         began, stalls = time.monotonic(), 0
         left: float | None = None
         while True:
@@ -188,25 +188,25 @@ class OneCclCollectives(ByteCollectives):
             if started.over.wait(_SLICE):
                 break
             waited = time.monotonic() - began
-            gone = self._attendance.gone()
+            gone = self._late_ranks.gone()
             if gone and left is None:
                 left = waited  # a rank that has done its part of the last collective may leave before others have
             if gone and left is not None and waited - left > _LEAVING_SECONDS:
                 raise PeerFailure(gone[0], "it closed its connection", suspected=True)
             if waited > self._stall_timeout / 2:
-                self._attendance.tell(started.number)
+                self._late_ranks.tell(started.number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
-                self._on_stall(Stall(self._attendance.missing(started.number), stalls * self._stall_timeout, stalls))
+                self._on_stall(Stall(self._late_ranks.missing(started.number), stalls * self._stall_timeout, stalls))
         if started.error is not None:
-            raise PeerFailure(self._attendance.missing(started.number), str(started.error), suspected=True)
+            raise PeerFailure(self._late_ranks.missing(started.number), str(started.error), suspected=True)
         started.finish()
 
     def abort(self) -> None:
         self._aborted = True  # a wait looks every few milliseconds
 
     def descriptors(self) -> list[int]:
-        return self._attendance.descriptors()
+        return self._late_ranks.descriptors()
 
     def close(self) -> None:
         idle = self._latest is None or self._latest.over.is_set()
@@ -216,4 +216,4 @@ class OneCclCollectives(ByteCollectives):
         self._queue.put(None)
         if idle:
             self._thread.join()
-        self._attendance.close()
+        self._late_ranks.close()

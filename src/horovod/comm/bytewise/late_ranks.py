@@ -16,7 +16,7 @@ from collections.abc import Mapping
 _NOTE = struct.Struct("<Q")
 
 
-class Attendance:
+class LateRanks:
     """One rank's connections with the others, by rank. Owned from now on."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
