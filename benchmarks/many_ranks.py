@@ -161,7 +161,7 @@ def work() -> None:
 
     array = np.full(size, rank, np.float32)
     sent = Tensor(array, DataType.FLOAT32, (size,))
-    collectives.alltoall("alltoall", None, [sent], [1] * size, allocate)[0].wait()
+    collectives.alltoall("alltoall", None, sent, [1] * size, allocate).wait()
     if received[-1].tolist() != list(range(size)):
         raise ArithmeticError(f"rank {rank} got {received[-1]}")
     found = {
