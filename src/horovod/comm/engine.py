@@ -91,6 +91,10 @@ class MpiRanks(NamedTuple):
     ranks: tuple[int, ...]
 
 
+Gather = Callable[[bytes], Sequence[bytes]]
+"""Passes bytes to all ranks of a group, and returns those of all by index. All ranks must call it together."""
+
+
 def _none() -> Mapping[int, socket.socket]:
     raise EngineError("this group cannot open connections")
 
@@ -114,6 +118,9 @@ class EngineGroup:
         on_stall: for the communicator.
         connect: opens an authenticated connection to every other rank, by index. All ranks must call it together, once.
         connect_all: the same, with one connection for each network that two hosts share, in the same order on both.
+        later: ``later(name, engine)`` is for an engine of all ranks which needs only ``connect_all``. It returns a function
+            that takes an all-gather of bytes and makes a communicator, which builds the engine at its first collective. None
+            if no connections can be made then.
         subgroup: ``subgroup(name, members, candidates)`` builds an engine for some of the ranks (indices, this rank among
             them) from the named engines, best first. All members must call it together; the name distinguishes the subgroups
             of one rank.
@@ -132,6 +139,7 @@ class EngineGroup:
     on_stall: OnStall = give_up
     connect: Callable[[], Mapping[int, socket.socket]] = _none
     connect_all: Callable[[], Mapping[int, Sequence[socket.socket]]] = _none_at_all
+    later: Callable[[str, str], Callable[[Gather], Communicator]] | None = None
     subgroup: Callable[[str, Sequence[int], Sequence[str]], Communicator] = _no_subgroup
     cross: str = ""
     facts: DeviceFacts = NO_DEVICES

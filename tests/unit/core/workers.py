@@ -41,7 +41,7 @@ from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.progress import QUICK_BYTES
 from horovod.core.worker.waiting import WorkerState
 from horovod.core.worker.worker import WorkerThread
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 SECONDS = 20.0
 
@@ -91,6 +91,7 @@ class Noting(Communicator):
         self.batches: list[int] = []
         self.before: Callable[[], None] = lambda: None
         self.aborts = 0
+        self.by_waiting_thread = False
 
     def allreduce(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))
@@ -99,6 +100,10 @@ class Noting(Communicator):
 
     def tune(self, settings: TunedSettings) -> None:
         self._engine.tune(settings)
+
+    def called_by_waiting_thread(self, waiting: bool) -> None:
+        self.by_waiting_thread = waiting
+        self._engine.called_by_waiting_thread(waiting)
 
     def allgather(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))

@@ -14,12 +14,13 @@ So with a ring of hosts each element crosses each host's link once in either dir
 host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in 32 bits
 in both steps, and are rounded after each.
 
-Alltoall, reducescatter and barriers use an engine of all ranks: three steps would not reduce their traffic between hosts.
+Barriers take the same steps. Alltoall and reducescatter use an engine of all ranks: three steps would not reduce their traffic
+between hosts. It is connected at its first collective (:mod:`horovod.comm.late`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -28,6 +29,7 @@ import numpy as np
 
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
+from horovod.comm.engine import Gather
 from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
 from horovod.comm.hierarchical.placement import RankGrid
@@ -58,7 +60,7 @@ class HierarchicalCommunicator(Communicator):
         placement: the ranks by host and column.
         inside: the communicator of the ranks of this host. This object owns all three communicators from now on.
         across: the communicator of this rank's column, None if it is in none.
-        flat: the communicator of all ranks.
+        flat: the communicator of all ranks, or a function that makes it of an all-gather of bytes.
         allreduce, allgather: whether they take three steps, or else use ``flat``; the same on all ranks.
     """
 
@@ -69,7 +71,7 @@ class HierarchicalCommunicator(Communicator):
         placement: RankGrid,
         inside: Communicator,
         across: Communicator | None,
-        flat: Communicator,
+        flat: Communicator | Callable[[Gather], Communicator],
         allreduce: bool = True,
         allgather: bool = True,
         piece_bytes: int = PIECE_BYTES,
@@ -78,7 +80,7 @@ class HierarchicalCommunicator(Communicator):
         self._placement = placement
         self._inside = Part(inside, placement.hosts[placement.host])
         self._across = None if across is None else Part(across, placement.column or ())
-        self._flat = flat
+        self._flat = flat if isinstance(flat, Communicator) else flat(self._gather)
         self._steps_in_allreduce = allreduce
         self._steps_in_allgather = allgather
         self._piece_bytes = piece_bytes
@@ -90,6 +92,10 @@ class HierarchicalCommunicator(Communicator):
         self._steps_in_allgather = settings.hierarchical_allgather
         for part in self._parts():
             part.tune(settings)
+
+    def called_by_waiting_thread(self, waiting: bool) -> None:
+        for part in self._parts():
+            part.called_by_waiting_thread(waiting)
 
     def _share(self, use: int, dtype: np.dtype[Any], length: int) -> Array:
         return self._workspace.array(use, dtype, length)
@@ -147,7 +153,18 @@ class HierarchicalCommunicator(Communicator):
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         if not self._steps_in_allgather:
             self._flat.allgather(inputs, outputs, counts)
-            return
+        else:
+            self._allgather_in_steps(inputs, outputs, counts)
+
+    def _gather(self, own: bytes) -> list[bytes]:
+        """The bytes of all ranks."""
+        lengths = np.empty(self.size, np.int64)
+        self._allgather_in_steps([np.array([len(own)], np.int64)], [lengths], [[1] * self.size])
+        everything = np.empty(int(lengths.sum()), np.uint8)
+        self._allgather_in_steps([np.frombuffer(own, np.uint8)], [everything], [lengths.tolist()])
+        return [each.tobytes() for each in split(everything, lengths.tolist())]
+
+    def _allgather_in_steps(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         source = spans_of(inputs)
         if not len(source):
             return
@@ -248,7 +265,10 @@ class HierarchicalCommunicator(Communicator):
         self._flat.reducescatter(inputs, outputs, counts, op, prescale, postscale)
 
     def barrier(self) -> None:
-        self._flat.barrier()
+        self._inside.barrier()
+        if self._across is not None and self._placement.place == 0:
+            self._across.barrier()  # the first column has a rank of every host
+        self._inside.barrier()
 
     def _parts(self) -> list[Communicator]:
         return [each for each in (self._inside, self._across, self._flat) if each is not None]
