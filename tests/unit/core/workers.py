@@ -352,3 +352,22 @@ def threads_of(rank: Rank) -> list[str]:
     names: list[str] = []
     rank.communicator.before = lambda: names.append(threading.current_thread().name)
     return names
+
+
+def hold(rank: Rank) -> tuple[threading.Event, threading.Event]:
+    """Make the rank's next collective wait; returns "it has begun" and "go on"."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before() -> None:
+        begun.set()
+        assert go_on.wait(SECONDS)
+
+    rank.communicator.before = before
+    return begun, go_on
+
+
+def in_thread(function: Callable[[], None]) -> threading.Thread:
+    """Run it beside the test; to be joined."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
