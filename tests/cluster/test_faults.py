@@ -78,7 +78,7 @@ def ssh(hosts: Hosts) -> list[int]:
     ],
     ids=["a rank", "the agent", "sshd", "ssh"],
 )
-def test_who_is_killed_is_named_and_all_others_end(
+def test_a_killed_rank_is_named_and_all_others_end(
     cluster: Cluster, job: subprocess.Popen[str], act: Callable[[Cluster], None], message: str
 ) -> None:
     act(cluster)

@@ -59,7 +59,7 @@ def test_a_dialled_connection_is_authenticated_and_blocking(name: str) -> None:
         assert server.results() == [b"hi"]
 
 
-def test_nobody_listens() -> None:
+def test_an_address_at_which_nothing_listens_is_an_error() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = closed.getsockname()
@@ -69,7 +69,7 @@ def test_nobody_listens() -> None:
             dial_until([address], SECRET, b"", soon(0.05))
 
 
-def test_somebody_else_listens() -> None:
+def test_an_address_of_another_program_is_an_error() -> None:
     with listening() as listener:
 
         def speak() -> None:
@@ -100,7 +100,7 @@ def test_another_job_listens() -> None:
         server.results()
 
 
-def test_who_accepts_and_says_nothing_is_given_up_at_the_deadline() -> None:
+def test_a_silent_server_is_given_up_at_the_deadline() -> None:
     with listening() as listener, pytest.raises(TimeoutError):
         dial(listener.getsockname(), SECRET, b"", soon(0.05))
 
@@ -181,7 +181,7 @@ def test_addresses_read_well() -> None:
     assert describe("\0abc") == "unix:@abc"
 
 
-def test_an_address_that_swallows_everything_does_not_keep_from_the_next() -> None:
+def test_an_address_that_drops_packets_does_not_block_the_next() -> None:
     with listening() as silent, listening() as good:  # the first accepts and never says a word
         server = ConcurrentCalls(lambda: serve_once(good))
         addresses: list[tuple[str, int] | str] = [silent.getsockname(), good.getsockname()]

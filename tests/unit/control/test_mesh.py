@@ -128,7 +128,7 @@ def test_round_after_round_on_one_switchboard(meshes: Callable[..., list[Mesh]])
     assert_connected(connect_all(some, generation="2", role="data"))
 
 
-def test_nobody_to_connect_to(meshes: Callable[..., list[Mesh]]) -> None:
+def test_a_mesh_of_one_connects_to_no_rank(meshes: Callable[..., list[Mesh]]) -> None:
     (board,) = meshes(1)
     assert board.connect([board.endpoint], [], "1", SECRET, soon()) == {}
 
@@ -193,7 +193,7 @@ def test_a_peer_that_is_a_round_ahead_is_kept_for_the_next_round(meshes: Callabl
     assert_connected([data, {}, ahead.results()[0]])
 
 
-def test_who_came_early_and_was_never_asked_for_is_closed(meshes: Callable[..., list[Mesh]]) -> None:
+def test_unrequested_connections_are_closed(meshes: Callable[..., list[Mesh]]) -> None:
     first, second, third = meshes(3)
     endpoints = endpoints_of([first, second, third])
     waiting = ConcurrentCalls(lambda: first.connect(endpoints, [ConnectionKey(2, "control", 0)], "1", SECRET, soon()))
@@ -236,7 +236,9 @@ def test_a_second_claim_to_one_wire_is_refused(meshes: Callable[..., list[Mesh]]
 
 
 @pytest.mark.parametrize("purpose", [b"", b"rendezvous", b"\x94\xa11\x00\xa4data\x00", b"\x94\xa11\x63\xa4data\x00"])
-def test_who_knows_the_secret_but_says_nonsense_is_closed(meshes: Callable[..., list[Mesh]], purpose: bytes) -> None:
+def test_an_authenticated_client_with_an_invalid_purpose_is_closed(
+    meshes: Callable[..., list[Mesh]], purpose: bytes
+) -> None:
     """Nothing, another service's purpose, rank 0 itself, rank 99 of 2."""
     first, second = meshes(2)
     endpoints = endpoints_of([first, second])
@@ -250,7 +252,7 @@ def test_who_knows_the_secret_but_says_nonsense_is_closed(meshes: Callable[..., 
 
 @pytest.mark.parametrize("stranger", BAD_CLIENTS)
 @pytest.mark.parametrize("port", ["tcp", "unix"])
-def test_strangers_do_not_disturb(meshes: Callable[..., list[Mesh]], stranger: str, port: str) -> None:
+def test_unauthenticated_clients_do_not_disturb(meshes: Callable[..., list[Mesh]], stranger: str, port: str) -> None:
     some = meshes(3)
     endpoints = endpoints_of(some)
     address = ("127.0.0.1", endpoints[0].port) if port == "tcp" else endpoints[0].name
@@ -329,7 +331,7 @@ def test_addresses_of_a_shared_network_are_tried_first_and_those_of_everybodys_b
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_who_connects_to_a_rank_that_is_lost_can_be_told_so(meshes: Callable[..., list[Mesh]], waiting: int) -> None:
+def test_connecting_to_a_lost_rank_can_be_cancelled(meshes: Callable[..., list[Mesh]], waiting: int) -> None:
     """Rank 0 waits for the other to dial, rank 1 dials where nobody listens any more."""
     both = meshes(2)
     both[1 - waiting].close()

@@ -44,7 +44,7 @@ def place(addresses: Addresses) -> tuple[str, int]:
     return address
 
 
-def test_a_dispatcher_is_found_by_who_came_before_it_and_who_comes_after(service: ComputeService) -> None:
+def test_clients_find_a_dispatcher_that_registers_before_or_after_them(service: ComputeService) -> None:
     waiting = ConcurrentCalls(*[partial(client(service).wait_for_dispatcher_registration, 1, SECONDS)] * 2)
     client(service).register_dispatcher(1, "grpc://localhost:1")
     assert waiting.results() == ["grpc://localhost:1"] * 2
@@ -124,7 +124,7 @@ def test_all_hear_of_the_end(service: ComputeService, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("impatient")
-def test_who_waits_hears_of_the_end_of_the_service() -> None:
+def test_waiting_clients_are_told_of_the_end_of_the_service() -> None:
     service = ComputeService(1, 1, KEY, nics="lo")
     waiting = ConcurrentCalls(*[client(service).wait_for_shutdown] * 4)
     client(service).register_dispatcher(0, "grpc://localhost:1")
@@ -162,7 +162,7 @@ def test_another_key_opens_nothing(service: ComputeService) -> None:
 
 
 @pytest.mark.parametrize("stranger", BAD_CLIENTS)
-def test_strangers_do_not_disturb(service: ComputeService, stranger: str) -> None:
+def test_unauthenticated_clients_do_not_disturb(service: ComputeService, stranger: str) -> None:
     with visited_by(stranger, place(service.addresses())):
         client(service).register_dispatcher(0, "grpc://localhost:1")
         assert client(service).wait_for_dispatcher_registration(0, SECONDS) == "grpc://localhost:1"
@@ -171,7 +171,7 @@ def test_strangers_do_not_disturb(service: ComputeService, stranger: str) -> Non
 
 
 @pytest.mark.parametrize("rubbish", [frame(b"\x80\x04N."), frame(b"")], ids=["pickle", "empty"])
-def test_rubbish_from_who_knows_the_key_ends_that_connection_alone(service: ComputeService, rubbish: bytes) -> None:
+def test_invalid_messages_with_the_key_end_only_their_connection(service: ComputeService, rubbish: bytes) -> None:
     waiting = ConcurrentCalls(partial(client(service).wait_for_dispatcher_registration, 0, SECONDS))
     with dial(place(service.addresses()), KEY, PURPOSE, time.monotonic() + SECONDS) as connection:
         connection.settimeout(SECONDS)

@@ -27,7 +27,7 @@ def counters() -> Iterator[list[Counters]]:
     arena.close()
 
 
-def test_who_has_aborted_is_told_so(counters: list[Counters]) -> None:
+def test_an_aborted_rank_raises_aborted(counters: list[Counters]) -> None:
     counters[0].abort()
     with pytest.raises(Aborted):
         counters[0].wait(1, PACKED, 1)
@@ -59,7 +59,7 @@ def test_a_peer_does_not_count_on_what_a_rank_has_signalled_before_it_gave_up(co
     assert caught.value.rank == 0
 
 
-def test_a_signal_after_an_abort_counts_for_nobody(counters: list[Counters]) -> None:
+def test_a_signal_after_an_abort_counts_for_no_rank(counters: list[Counters]) -> None:
     counters[0].abort()
     with pytest.raises(Aborted):
         counters[0].signal(PACKED, 1)
@@ -83,7 +83,7 @@ def test_an_abort_at_the_moment_of_a_signal_is_not_lost(
         counters[1].wait(0, PACKED, 1)
 
 
-def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None:
+def test_a_tolerated_stall_is_reported_repeatedly_until_it_ends() -> None:
     arena = Arena.create(2, 4096)
     told: list[Stall] = []
 
@@ -106,7 +106,7 @@ def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None
         arena.close()
 
 
-def test_who_makes_progress_is_waited_for_longer_than_the_timeout() -> None:
+def test_a_peer_with_progress_is_waited_for_longer_than_the_timeout() -> None:
     arena = Arena.create(2, 4096)
     waiting, working = (Counters(arena, rank, 2, timedelta(seconds=0.3)) for rank in range(2))
 
@@ -129,7 +129,7 @@ def test_who_makes_progress_is_waited_for_longer_than_the_timeout() -> None:
         arena.close()
 
 
-def test_who_has_aborted_makes_no_progress(counters: list[Counters]) -> None:
+def test_an_aborted_rank_makes_no_progress(counters: list[Counters]) -> None:
     counters[0].abort()
     with pytest.raises(Aborted):
         counters[0].advance()

@@ -133,7 +133,7 @@ def changed(exchange: Callable[[Array], list[Array]], index: int, value: int) ->
         (2, 12345, "another process id than it sees itself"),
     ],
 )
-def test_one_that_cannot_be_read_keeps_all_from_it(
+def test_one_unreadable_rank_makes_all_ranks_fall_back(
     caplog: pytest.LogCaptureFixture, index: int, value: int, reason: str
 ) -> None:
     with caplog.at_level("INFO", logger="horovod"):
@@ -232,7 +232,7 @@ def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "allgather", "broadcast", "reducescatter", "alltoall"])
-def test_what_is_read_of_a_rank_that_has_given_up_is_no_result(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+def test_data_read_from_an_aborted_rank_is_not_used(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     """It was told of a failure when it had nothing left to do but to wait for who still reads its tensors, and used their
     memory for something else."""
     gone, reading, began = threading.Event(), threading.Event(), threading.Event()
@@ -294,7 +294,7 @@ def test_what_is_read_of_a_rank_that_has_given_up_is_no_result(monkeypatch: pyte
         aborting.join(20)
 
 
-def test_what_is_read_before_it_is_folded_is_bounded_for_any_number_of_ranks() -> None:
+def test_memory_for_reads_is_bounded_for_any_number_of_ranks() -> None:
     held = {peers: peers * folded_bytes(peers) for peers in (1, 2, 7, 15, 63, 255, 1023)}
     assert held[1] == 1 << 20 and held[7] == 7 * (512 << 10)
     assert max(held.values()) <= 8 << 20 and min(held.values()) >= 1 << 20

@@ -127,7 +127,7 @@ def test_jobs_that_share_a_store_do_not_meet() -> None:
         assert len({secret for _, secret in found}) == 2
 
 
-def test_what_somebody_else_wrote_into_the_store_is_an_error() -> None:
+def test_an_invalid_entry_in_the_store_is_an_error() -> None:
     with torchrun() as at:
         make = partial(TorchrunStore, "127.0.0.1", at, "run")
         store = make()._store(5.0)
@@ -180,7 +180,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(port: int) -> Non
 
 @pytest.mark.parametrize("secret", [b"", SECRET], ids=["no secret", "the user's secret"])
 @pytest.mark.parametrize("stranger", list(BAD_CLIENTS))
-def test_strangers_at_rank_0_do_not_disturb(stranger: str, secret: bytes, port: int) -> None:
+def test_unauthenticated_clients_at_rank_0_do_not_disturb(stranger: str, secret: bytes, port: int) -> None:
     def make() -> KnownAddress:
         return KnownAddress("127.0.0.1", port, "MASTER_ADDR, MASTER_PORT")
 

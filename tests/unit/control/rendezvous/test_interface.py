@@ -106,7 +106,7 @@ def test_the_launchers_server_serves_generation_after_generation() -> None:
 
 
 @pytest.mark.parametrize("stranger", [name for name in BAD_CLIENTS if name != "closed_at_once"])
-def test_strangers_at_the_place_do_not_disturb(stranger: str) -> None:
+def test_unauthenticated_clients_at_the_socket_do_not_disturb(stranger: str) -> None:
     at = place(stranger)
     functions = ranks(at, 2)
     first = ConcurrentCalls(functions[0])
@@ -125,7 +125,7 @@ def _is_served(name: str) -> bool:
     return True
 
 
-def test_another_process_of_the_user_that_only_looks_in_holds_nobody_up() -> None:
+def test_another_process_of_the_user_that_connects_and_leaves_delays_no_rank() -> None:
     at = place("guest")
     functions = ranks(at, 2, seconds=1.0)
     first = ConcurrentCalls(functions[0])

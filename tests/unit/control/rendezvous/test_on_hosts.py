@@ -198,7 +198,7 @@ def test_what_answers_otherwise_is_not_the_meeting(words: bytes) -> None:
         if name != "closed_at_once" and (key or name != "wrong_secret")  # which would have to get past MUNGE first
     ],
 )
-def test_strangers_at_the_meeting_do_not_disturb(stranger: str, key: bytes) -> None:
+def test_unauthenticated_clients_at_the_rendezvous_do_not_disturb(stranger: str, key: bytes) -> None:
     ports = free_ports(1)
     functions = ranks(lambda: place(f"visited {stranger}", key, ports), 2)
     first = ConcurrentCalls(functions[0])

@@ -90,7 +90,7 @@ def test_values_of_any_size(server: RendezvousServer, value: bytes) -> None:
         assert client.get("big", SECONDS) == value
 
 
-def test_who_waits_for_a_value_gets_it_when_it_comes(server: RendezvousServer) -> None:
+def test_a_waiting_client_gets_a_value_when_it_is_stored(server: RendezvousServer) -> None:
     def wait() -> bytes:
         with RendezvousClient(server.address, SECRET, SECONDS) as client:
             return client.get("later", SECONDS)
@@ -112,7 +112,7 @@ def test_the_owner_can_put_and_wait_too(server: RendezvousServer) -> None:
     assert waiting.results() == [b"from owner", b"from client"]
 
 
-def test_a_value_that_nobody_delivers(server: RendezvousServer) -> None:
+def test_a_value_that_no_rank_stores_times_out(server: RendezvousServer) -> None:
     with RendezvousClient(server.address, SECRET, SECONDS) as client:
         with pytest.raises(TimeoutError, match="'never'"):
             client.get("never", 0.05)
@@ -122,7 +122,7 @@ def test_a_value_that_nobody_delivers(server: RendezvousServer) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-def test_everybody_learns_everybodys_value(server: RendezvousServer, size: int) -> None:
+def test_every_rank_gets_the_values_of_all(server: RendezvousServer, size: int) -> None:
     expected = [b"value %d" % rank for rank in range(size)]
     assert run_concurrently(*everybody(server, size)) == [expected] * size
 
@@ -186,7 +186,7 @@ def test_groups_of_launched_ranks_meet_apart(server: RendezvousServer) -> None:
     assert run_concurrently(*calls) == [[b"3", b"0"]] * 2 + [[b"1", b"4", b"2"]] * 3
 
 
-def test_ranks_with_contradicting_lists_are_told_of_each_other_when_the_time_is_over(server: RendezvousServer) -> None:
+def test_ranks_with_contradicting_lists_are_named_at_the_timeout(server: RendezvousServer) -> None:
     other = ConcurrentCalls(partial(members, server, 1, [1, 0], 1.0))
     wait_until(lambda: server._rendezvous_groups, "the other list")
     (told,) = ConcurrentCalls(partial(members, server, 0, [0, 1], 0.2)).outcomes()
@@ -206,7 +206,7 @@ def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousS
     assert first.results() == [[b"0", b"1"]]
 
 
-def test_who_waits_for_a_rank_that_departs_is_told_at_once_and_who_comes_later_too(server: RendezvousServer) -> None:
+def test_early_and_late_waiters_for_an_ended_rank_are_told_at_once(server: RendezvousServer) -> None:
     early = ConcurrentCalls(partial(exchange, server, 0, 3))
     wait_until(lambda: server._rendezvous_groups, "rank 0")
     server.depart(1, "exit code 0")
@@ -230,7 +230,7 @@ def test_several_ranks_that_departed_are_all_named_and_the_first_is_to_blame(ser
     )
 
 
-def test_who_does_not_wait_for_a_rank_that_departed_hears_nothing_of_it(server: RendezvousServer) -> None:
+def test_clients_that_do_not_wait_for_an_ended_rank_are_not_told(server: RendezvousServer) -> None:
     server.depart(1, "exit code 0")
     assert run_concurrently(*(partial(members, server, rank, [2, 0]) for rank in (0, 2))) == [[b"2", b"0"]] * 2
     assert server.awaited_in_vain() is None
@@ -262,7 +262,7 @@ def arrived(server: RendezvousServer, key: str, count: int) -> Callable[[], bool
     return lambda: key in server._rendezvous_groups and len(server._rendezvous_groups[key].values) == count
 
 
-def test_who_leaves_in_the_middle_ends_the_wait_of_the_others_at_once(server: RendezvousServer) -> None:
+def test_a_rank_that_leaves_during_an_exchange_ends_the_wait_of_the_others(server: RendezvousServer) -> None:
     waiting = ConcurrentCalls(partial(exchange, server, 0, 3), partial(exchange, server, 2, 3))
     with Guest(server) as leaver:
         wait_until(arrived(server, "k", 2), "two arrivals")
@@ -310,7 +310,7 @@ def test_a_connection_made_for_another_purpose_is_closed(server: RendezvousServe
         assert connection.recv(10) == b""
 
 
-def test_who_puts_and_goes_without_reading_the_answer_disturbs_nobody(server: RendezvousServer) -> None:
+def test_a_client_that_leaves_before_its_answer_does_not_disturb_others(server: RendezvousServer) -> None:
     for number in range(20):
         with Guest(server) as guest:
             guest.say(Put(f"key {number}", b"x" * 1000))
@@ -318,7 +318,7 @@ def test_who_puts_and_goes_without_reading_the_answer_disturbs_nobody(server: Re
     assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
-def test_a_guest_that_does_not_read_holds_nobody_up(server: RendezvousServer) -> None:
+def test_a_client_that_does_not_read_delays_no_other_client(server: RendezvousServer) -> None:
     """Its answer, far larger than the kernel takes at once, waits in the server; the others have theirs."""
     big = os.urandom(6_000_000)  # cannot be compressed
     with Guest(server) as slow:
@@ -331,7 +331,7 @@ def test_a_guest_that_does_not_read_holds_nobody_up(server: RendezvousServer) ->
 
 
 @pytest.mark.parametrize("stranger", BAD_CLIENTS)
-def test_strangers_do_not_disturb(server: RendezvousServer, stranger: str) -> None:
+def test_unauthenticated_clients_do_not_disturb(server: RendezvousServer, stranger: str) -> None:
     early = ConcurrentCalls(partial(exchange, server, 0, 3, b"value 0"))
     wait_until(arrived(server, "k", 1), "the first rank")
     with visited_by(stranger, server.address):
@@ -343,7 +343,7 @@ def test_strangers_do_not_disturb(server: RendezvousServer, stranger: str) -> No
 
 
 @pytest.mark.parametrize("stranger", BAD_CLIENTS)
-def test_a_server_that_stops_gives_everything_back_with_strangers_at_the_door(stranger: str) -> None:
+def test_a_server_that_stops_releases_everything_with_unauthenticated_clients_connected(stranger: str) -> None:
     server = RendezvousServer(SECRET)
     server.start()
     with visited_by(stranger, server.address):
@@ -378,7 +378,7 @@ def test_a_client_with_a_wrong_secret_says_that_it_could_not_get_in(server: Rend
         RendezvousClient(server.address, b"wrong", 0.1)
 
 
-def test_nobody_serves() -> None:
+def test_no_server_is_an_error() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         with pytest.raises(RendezvousError, match=f"127.0.0.1:{closed.getsockname()[1]}"):

@@ -97,7 +97,7 @@ def test_all_members_name_the_one_that_is_missing(hosts: str, lost: int, how: st
     assert all(str(outcome).startswith(named) for outcome in outcomes), outcomes
 
 
-def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_one_member_cannot_build_is_used_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 1 fails to build tcp. Both hear why, and the one that was made is closed."""
     closed = threading.Event()
 

@@ -159,7 +159,7 @@ def test_news_of_a_round_are_not_told_in_the_next_one(launcher: Launcher) -> Non
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_whoever_connects_is_told_that_the_round_is_over(launcher: Launcher, early: bool) -> None:
+def test_connecting_ranks_are_told_that_the_round_is_over(launcher: Launcher, early: bool) -> None:
     process = launcher.process()
     enter(launcher, process, 1)
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -175,7 +175,7 @@ def test_whoever_connects_is_told_that_the_round_is_over(launcher: Launcher, ear
     assert heard.get(timeout=SECONDS) == "rank 1 has ended"
 
 
-def test_who_is_asked_to_end_tells_the_launcher_unless_it_ends_the_job(launcher: Launcher) -> None:
+def test_a_process_asked_to_end_tells_the_launcher_unless_the_job_ends(launcher: Launcher) -> None:
     process = launcher.process()
     enter(launcher, process, 1)
     assert process.leave()

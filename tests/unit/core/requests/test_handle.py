@@ -23,7 +23,7 @@ def test_before_and_after() -> None:
     assert handle.result is None
 
 
-def test_the_result_is_there_for_whoever_waited() -> None:
+def test_every_waiting_thread_gets_the_result() -> None:
     handle = Handle()
 
     def work() -> None:
@@ -96,7 +96,7 @@ def test_an_interrupt_ends_a_wait_and_the_handle_lives_on() -> None:
     handle.wait()
 
 
-def test_what_ends_it_may_say_how() -> None:
+def test_the_end_function_may_replace_the_error() -> None:
     seen: list[BaseException | None] = []
 
     def fail(error: BaseException | None) -> BaseException:
@@ -110,7 +110,7 @@ def test_what_ends_it_may_say_how() -> None:
     assert seen == [None]
 
 
-def test_what_comes_next_is_called_once() -> None:
+def test_a_callback_is_called_once() -> None:
     calls: list[str] = []
     before, after = Handle(), Handle()
     before.then(lambda: calls.append(f"before: {before.done()}"))
@@ -122,14 +122,14 @@ def test_what_comes_next_is_called_once() -> None:
     assert calls == ["before: True", "after"]
 
 
-def test_what_comes_next_is_called_once_however_threads_race() -> None:
+def test_a_callback_is_called_once_when_threads_race() -> None:
     for _ in range(200):
         handle, calls = Handle(), []
         ConcurrentCalls(lambda: handle.complete(), lambda: handle.then(lambda: calls.append(1))).results()  # noqa: B023
         assert calls == [1]
 
 
-def test_a_callback_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_does_not_block_waiting_threads(caplog: pytest.LogCaptureFixture) -> None:
     handle = Handle()
     called = []
 
@@ -146,7 +146,7 @@ def test_a_callback_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFi
     assert "ZeroDivisionError: oh" in caplog.text
 
 
-def test_what_follows_a_collective_and_raises_is_its_error() -> None:
+def test_an_exception_in_the_end_function_becomes_the_error() -> None:
     def broken(_: BaseException | None) -> BaseException | None:
         raise ZeroDivisionError("oh")
 

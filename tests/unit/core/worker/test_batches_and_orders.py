@@ -47,7 +47,7 @@ def busy_then(ranks: Sequence[Rank], submit: Callable[[Rank], list[Handle]]) -> 
     wait(*handles)
 
 
-def test_what_gathers_while_the_worker_is_busy_travels_together(process_set: Set) -> None:
+def test_requests_that_gather_while_the_worker_is_busy_are_batched(process_set: Set) -> None:
     ranks = process_set.whole(2)
     busy_then(ranks, lambda rank: [rank.allreduce(f"n{number}", ones()) for number in range(20)])
     for rank in ranks:
@@ -56,7 +56,7 @@ def test_what_gathers_while_the_worker_is_busy_travels_together(process_set: Set
     assert ranks[0].communicator.batches == ranks[1].communicator.batches
 
 
-def test_nobody_waits_in_a_batch_for_ranks_that_have_only_a_part_of_its_order(process_set: Set) -> None:
+def test_no_rank_starts_a_batch_before_its_order_is_fully_sent(process_set: Set) -> None:
     """The order is longer than the socket holds, and the other rank is slow to read it."""
     rank, peers = process_set.part(0, 2)
     rank.worker._connections._channels[1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -87,7 +87,7 @@ def test_fusion_that_is_turned_off(process_set: Set, settings: dict[str, Any]) -
     assert ranks[0].communicator.batches == ranks[1].communicator.batches == [1] * 11
 
 
-def test_what_cannot_travel_together_does_not(process_set: Set) -> None:
+def test_requests_of_different_keys_are_not_batched_together(process_set: Set) -> None:
     ranks = process_set.whole(2)
     ops = [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.AVERAGE]
 
@@ -107,7 +107,7 @@ def test_a_gathering_window_waits_for_more(process_set: Set) -> None:
     assert ranks[0].communicator.batches == ranks[1].communicator.batches == [2]
 
 
-def test_the_second_time_a_few_bytes_say_it_all(process_set: Set) -> None:
+def test_a_repeated_request_is_announced_in_a_few_bytes(process_set: Set) -> None:
     rank, peers = process_set.part(1, 2)
     request = allreduce_request("a.rather.long.name.of.a.layer", (4,))
     decision = Decision(0, request.name, request.operation)

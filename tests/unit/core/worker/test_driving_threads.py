@@ -104,7 +104,7 @@ def test_large_ones_and_joins_are_left_to_the_workers_thread(process_set: Set) -
 
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("how", ["a callback", "a look", "a wait that may end"])
-def test_who_does_not_wait_himself_is_served_by_the_workers_thread_at_once(
+def test_requests_without_a_waiting_thread_are_carried_out_by_the_worker_thread(
     process_set: Set, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Though it leaves small collectives to those that wait, for ever if need be."""
@@ -130,7 +130,7 @@ def test_who_does_not_wait_himself_is_served_by_the_workers_thread_at_once(
 
 
 @pytest.mark.usefixtures("cores")
-def test_what_nobody_waits_for_is_done_too_after_small_ones(process_set: Set) -> None:
+def test_collectives_without_a_waiting_thread_complete_after_small_ones(process_set: Set) -> None:
     ranks = process_set.whole(2)
 
     def script(rank: Rank) -> None:
@@ -143,7 +143,7 @@ def test_what_nobody_waits_for_is_done_too_after_small_ones(process_set: Set) ->
     on_every_rank(ranks, script)
 
 
-def test_who_waits_hears_of_an_orderly_end_and_the_workers_thread_sees_no_loss_in_what_follows(
+def test_a_waiting_thread_sees_an_orderly_end_without_a_reported_loss(
     process_set: Set,
 ) -> None:
     """It is the worker thread that ends the worker thread; by then the coordinator has closed the connection."""
@@ -177,7 +177,7 @@ def test_a_large_one_after_small_ones_is_served_at_once(process_set: Set, monkey
 
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("length", [4, MEDIUM])
-def test_who_waits_carries_out_whatever_is_quick(process_set: Set, length: int) -> None:
+def test_a_waiting_thread_carries_out_every_quick_collective(process_set: Set, length: int) -> None:
     ranks = process_set.whole(2)
     names = [threads_of(rank) for rank in ranks]
     vector = (TensorSpec("x", DataType.FLOAT32, (length,)),)
@@ -230,7 +230,7 @@ def test_many_threads_wait_on_every_rank(process_set: Set) -> None:
 
 
 @pytest.mark.usefixtures("cores")
-def test_a_wait_for_a_late_peer_can_be_given_up_and_goes_on_without(process_set: Set) -> None:
+def test_an_interrupted_wait_leaves_the_collective_to_the_worker_thread(process_set: Set) -> None:
     """The thread that waits returns to where signals are heard after some milliseconds; the worker thread does the rest."""
     first, second = process_set.whole(2)
     names = threads_of(first)
@@ -278,7 +278,7 @@ def test_a_failure_on_a_waiting_thread_is_the_workers(
 
 
 @pytest.mark.usefixtures("cores")
-def test_a_waiting_thread_that_another_interrupts_from_inside_takes_the_worker_with_it(process_set: Set) -> None:
+def test_an_exception_raised_in_a_driving_thread_fails_the_worker(process_set: Set) -> None:
     """Not a signal: those wait. What is half done cannot be taken back."""
     (rank,) = process_set.whole(1)
 
@@ -318,7 +318,7 @@ def test_stalls_are_reported_while_another_thread_takes_all_progress(
 
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("length", [4, MEDIUM, LARGE])
-def test_after_a_failure_no_thread_takes_a_turn_before_the_failure(process_set: Set, length: int) -> None:
+def test_after_a_failed_step_no_thread_takes_another_step(process_set: Set, length: int) -> None:
     """On whichever thread it failed: an engine that gave up in the middle would give wrong results."""
     (rank,) = process_set.whole(1)
 

@@ -108,7 +108,7 @@ def test_submitting_to_a_coordinator_that_has_gone_accuses_only_the_coordinator(
     assert error_of(first) == error_of(second) == "rank 0 failed"
 
 
-def test_what_the_coordinator_said_before_it_closed_is_heard(process_set: Set) -> None:
+def test_messages_before_the_coordinator_closed_are_read(process_set: Set) -> None:
     """It stopped in good order and was gone before this rank had announced its next wish."""
     rank, peers = process_set.part(1, 2, start=False)
     peers[0].say(Stop(0, "it is done"))

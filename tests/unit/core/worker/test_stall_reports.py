@@ -25,7 +25,7 @@ from unit.core.workers import (
 )
 
 
-def test_an_idle_worker_asks_nobody_and_one_that_waits_does(process_set: Set) -> None:
+def test_an_idle_worker_probes_no_peer_and_a_waiting_one_does(process_set: Set) -> None:
     rank, peers = process_set.part(1, 2, timeout=timedelta(seconds=0.15))
     threading.Event().wait(0.2)
     assert rank.watch.probes == 0

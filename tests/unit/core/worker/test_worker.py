@@ -39,7 +39,7 @@ def test_every_rank_has_the_sum(process_set: Set, engine: str, size: int) -> Non
     assert [rank.watch.reports for rank in ranks] == [[]] * size
 
 
-def test_a_set_of_one(process_set: Set) -> None:
+def test_a_set_of_one_rank_works(process_set: Set) -> None:
     (rank,) = process_set.whole(1)
     array = ones(3)
     wait(rank.allreduce("x", array, ReduceOp.AVERAGE, postscale=2.0))
@@ -128,7 +128,7 @@ def test_a_joined_rank_contributes_zeros(process_set: Set) -> None:
     wait(*(rank.allreduce("x", ones()) for rank in (first, second)))
 
 
-def test_what_ranks_disagree_on_fails_on_all_and_nothing_else_does(process_set: Set) -> None:
+def test_a_mismatch_fails_on_all_ranks_and_other_requests_do_not(process_set: Set) -> None:
     ranks = process_set.whole(3, ranks=[2, 4, 6])
     odd = [rank.allreduce("odd", ones(1, 4 + (index == 1))) for index, rank in enumerate(ranks)]
     even = [rank.allreduce("even", ones()) for rank in ranks]

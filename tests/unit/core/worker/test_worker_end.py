@@ -38,7 +38,7 @@ from unit.core.workers import (
 
 
 @pytest.mark.parametrize("leaver", [0, 1, 2])
-def test_who_leaves_ends_the_set_for_all_and_is_named(process_set: Set, leaver: int) -> None:
+def test_a_rank_that_leaves_ends_the_set_for_all_and_is_named(process_set: Set, leaver: int) -> None:
     ranks = process_set.whole(3, ranks=[5, 6, 7])
     wait(*(rank.allreduce("done", ones()) for rank in ranks))
     pending = [(index, rank.allreduce("pending", ones())) for index, rank in enumerate(ranks) if index != leaver]
@@ -70,7 +70,7 @@ def test_all_leave_at_once(process_set: Set) -> None:
         assert [interrupted for _, _, interrupted in rank.stopped] == [False]
 
 
-def test_what_was_decided_before_somebody_left_still_runs(process_set: Set) -> None:
+def test_decisions_before_a_rank_leaves_still_run(process_set: Set) -> None:
     ranks = process_set.whole(2, cycle_time=timedelta(seconds=SECONDS))
     arrays = [ones(1), ones(2)]
     handles = [rank.allreduce("x", array) for rank, array in zip(ranks, arrays, strict=True)]
@@ -152,7 +152,7 @@ def test_no_tensor_is_written_after_its_error_was_reported(process_set: Set, len
     assert sorted(seen) == ["called", "rank 9 failed", "refused"]
 
 
-def test_who_learns_that_tensors_may_still_be_written_is_told_so(process_set: Set) -> None:
+def test_the_error_says_that_tensors_may_still_be_written(process_set: Set) -> None:
     (rank,) = process_set.whole(1, timeout=timedelta(milliseconds=50))
     begun, go_on = hold(rank)
     handle = rank.allreduce("x", ones(1, LARGE))
@@ -215,7 +215,7 @@ def test_an_abort_between_two_batches_is_no_failure_of_this_worker(
     assert caplog.text == ""
 
 
-def test_an_engine_that_was_aborted_reports_nobody(process_set: Set) -> None:
+def test_an_aborted_engine_reports_no_failed_rank(process_set: Set) -> None:
     rank, _ = process_set.part(0, 1)
 
     def aborted() -> None:
@@ -230,7 +230,7 @@ def test_an_engine_that_was_aborted_reports_nobody(process_set: Set) -> None:
 
 
 @pytest.mark.parametrize("failure", [PeerFailure(0, "it went silent"), Aborted(), ZeroDivisionError("oh")])
-def test_that_nothing_waits_for_a_failure_that_never_comes(process_set: Set, failure: Exception) -> None:
+def test_requests_fail_if_no_failure_is_decided_in_time(process_set: Set, failure: Exception) -> None:
     rank, _ = process_set.part(0, 1, timeout=timedelta(milliseconds=50))
 
     def fail() -> None:

@@ -26,7 +26,7 @@ from unit.core.workers import (
 )
 
 
-def test_what_a_forked_child_must_close(process_set: Set) -> None:
+def test_the_descriptors_that_a_forked_child_must_close_are_listed(process_set: Set) -> None:
     rank, _ = process_set.part(0, 3)
     descriptors = rank.worker.descriptors()
     assert len(set(descriptors)) == 4
@@ -56,7 +56,7 @@ def test_a_core_that_this_machine_does_not_have_is_an_error_in_the_log_and_nothi
 
 
 @pytest.mark.parametrize("share", [{0}, {1_000_000}])
-def test_what_is_large_is_carried_out_on_the_cores_that_fall_to_this_rank(process_set: Set, share: set[int]) -> None:
+def test_large_collectives_run_on_this_ranks_share_of_the_cores(process_set: Set, share: set[int]) -> None:
     """On any, where they are not to be had."""
     everywhere = os.sched_getaffinity(0)
     cores = {min(everywhere)} if share == {0} else share
