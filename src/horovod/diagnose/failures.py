@@ -136,7 +136,7 @@ def _waiters(job: DumpedJob, culprit: int) -> list[int]:
 
 
 def _waits_for(job: DumpedJob, culprit: int) -> str:
-    """Who waits for what because of a rank."""
+    """The ranks that wait because of a rank, and for what."""
     for item in job.waiting():
         holders = {rank: each for rank, each in item.holders.items() if rank != culprit and each.ended is None}
         if not holders or (culprit in item.holders and item.holders[culprit].ended is not None):

@@ -1,4 +1,4 @@
-"""Tells of a collective of all ranks that only some of them call, before the others are waited for: for debugging."""
+"""Warns about a collective that only some ranks call, before they wait for the others. For debugging."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from horovod.observe.rank_conditions import condition_at
 
 _log = logging.getLogger("horovod.core")
 _MOST = 4096
-"""How many places are remembered."""
+"""How many call sites are remembered."""
 
 
 class ConditionalCalls:
-    """The places in the script at which this rank has submitted something.
+    """The call sites at which this rank has submitted something.
 
     Args:
         rank: this rank.
