@@ -136,7 +136,7 @@ def train(
 
 
 class GlobalBatches(Sampler[Tensor]):
-    """Deals a data set out in global batches and yields this rank's part of each, as a tensor of indices.
+    """Divides a data set into global batches, and yields this rank's part of each, as a tensor of indices.
 
     The k-th global batch is the same set of images whatever the number of ranks: a consecutive slice of one permutation
     that all ranks draw from the same seed. Each rank takes an equal, consecutive part of that slice, so that the average
@@ -283,7 +283,7 @@ def save_checkpoint(directory: Path, epoch: int, model: nn.Module, optimizer: to
 
 
 def say(text: str) -> None:
-    """Print on rank 0; the others have the same to tell."""
+    """Print on rank 0 only."""
     if hvd.rank() == 0:
         print(text, flush=True)
 
