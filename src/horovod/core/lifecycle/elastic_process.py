@@ -140,7 +140,7 @@ class ElasticProcess:
         self.tell(RankFailed(self.round, rank, reason))
 
     def leave(self) -> bool:
-        """Tell the launcher that this process was asked to end. Returns whether it may leave at the next check for changed hosts.
+        """Tell the launcher that this process was asked to end. Returns whether it may leave at the next check for new hosts.
 
         If it may not, the whole job ends, or the launcher is gone.
         """
