@@ -226,14 +226,6 @@ class Communicator(ABC):
         """Take over settings that concern it, between two collectives, the same two on all ranks."""
         del settings  # nothing of it concerns most engines
 
-    def called_by_waiting_thread(self, waiting: bool) -> None:
-        """Say which thread calls the next collectives: one of the script, which waits for the result (``waiting``), so that its
-        core has nothing else to do while a peer is waited for; or a worker thread, beside which the script may compute.
-
-        Ranks may differ.
-        """
-        del waiting  # most engines wait in the same way for both
-
     def alternatives(self) -> list[str]:
         """The engines that :meth:`tune` chooses between, the present one first."""
         return [self.name]
