@@ -105,6 +105,12 @@ def of_recovery(record: Record) -> Iterator[str]:
         yield f"| {name} | {min(totals):.2f} | {len(totals)} |"
 
 
+def of_many_ranks(record: Record) -> Iterator[str]:
+    from many_ranks import table
+
+    return table(record)
+
+
 def of_scale(record: Record) -> Iterator[str]:
     """One row a measurement of rank 0."""
     from scale_report import table
@@ -156,6 +162,7 @@ TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
     "training-tensorflow": of_training,
     "training-keras": of_training,
     "elastic": of_recovery,
+    "many_ranks": of_many_ranks,
     "scale": of_scale,
     "torch_distributed": of_torch_distributed,
 }

@@ -1,4 +1,4 @@
-"""How Gloo is chosen and built: only where it is forced, and PyTorch brings it."""
+"""How Gloo is chosen and built: only if it is forced, from PyTorch's package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GlooCommunicator(BytewiseCommunicator):
 
 
 class GlooEngine(Engine):
-    """Ranks of any hosts that can reach one another, where PyTorch is installed."""
+    """Serves ranks of any hosts that can reach one another, if PyTorch is installed."""
 
     name: ClassVar[str] = "gloo"
     automatic: ClassVar[bool] = False

@@ -30,7 +30,8 @@ class RendezvousOverMpi(WithoutServer):
     """All-gathers over a communicator.
 
     Args:
-        communicator: gives the ``mpi4py.MPI.Comm``, or raises TimeoutError after so many seconds; the first all-gather calls it.
+        communicator: gives the ``mpi4py.MPI.Comm``, or raises TimeoutError after so many seconds; the first all-gather calls
+            it.
         call: what the ranks of the script have called, for errors.
     """
 
