@@ -96,6 +96,38 @@ def of_training(record: Record) -> Iterator[str]:
             yield f"| {size} | {name} | {1e3 * seconds:.0f} | {seconds / best['hvd']:.2f} |"
 
 
+def of_collectives(record: Record) -> Iterator[str]:
+    """One row an operation and one column a size: the median time and the ratio to the peer's. Then the patterns."""
+    from collectives_report import OURS, PATTERNS
+
+    for job in record["jobs"]:
+        medians = {(row["operation"], row["size"], row["contender"]): row["median"] for row in job["rows"]}
+        operations = {row["operation"]: row["size"] for row in job["rows"] if row["contender"] == OURS}
+        sizes = sorted({row["size"] for row in job["rows"] if row["operation"] not in PATTERNS})
+        peer = next(row["contender"] for row in job["rows"] if row["contender"] != OURS)
+
+        def cell(operation: str, size: int, medians: dict[Any, float] = medians, peer: str = peer) -> str:
+            ours, theirs = (medians[operation, size, contender] for contender in (OURS, peer))
+            return f"{1e6 * ours:,.0f}; {theirs / ours:.1f}"
+
+        of = f"{job['ranks']} ranks, engine `{job['engine']}`: µs, and {peer} to horovod"
+        yield f"| {of} | {' | '.join(map(in_units, sizes))} |"
+        yield f"|---|{'---:|' * len(sizes)}"
+        for operation in operations:
+            if operation not in PATTERNS:
+                yield f"| {operation} | {' | '.join(cell(operation, size) for size in sizes)} |"
+        yield ""
+        yield f"| {of} | |"
+        yield "|---|---:|"
+        for operation, size in operations.items():
+            if operation in PATTERNS:
+                yield f"| {operation} | {cell(operation, size)} |"
+
+
+def in_units(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+
+
 def of_recovery(record: Record) -> Iterator[str]:
     """One row a contender: from the kill of a rank to the next step."""
     yield "| one of " + str(record["ranks"]) + " ranks is killed | seconds to the next step, best of all | losses |"
@@ -128,8 +160,7 @@ def of_torch_distributed(record: Record) -> Iterator[str]:
         yield f"| {row['model']} | {times} | {row['ratio']:.2f} |"
     yield ""
     sizes = sorted({row["bytes"] for row in record["collectives"]})
-    titles = [f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" for size in sizes]
-    yield f"| ms on horovod, and gloo to horovod | {' | '.join(titles)} |"
+    yield f"| ms on horovod, and gloo to horovod | {' | '.join(map(in_units, sizes))} |"
     yield f"|---|{'---:|' * len(sizes)}"
     found = {(row["operation"], row["bytes"]): row for row in record["collectives"]}
     for operation in dict.fromkeys(row["operation"] for row in record["collectives"]):
@@ -158,6 +189,7 @@ def picture_of_scale(record: Record, path: Path) -> None:
 
 
 TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
+    "collectives": of_collectives,
     "training": of_training,
     "training-tensorflow": of_training,
     "training-keras": of_training,

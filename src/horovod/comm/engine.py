@@ -119,7 +119,7 @@ class EngineGroup:
         connect: opens an authenticated connection to every other rank, by index. All ranks must call it together, once.
         connect_all: the same, with one connection for each network that two hosts share, in the same order on both.
         later: ``later(name, engine)`` is for an engine of all ranks which needs only ``connect_all``. It returns a function
-            that takes the ranks' all-gather of bytes and makes a communicator that builds the engine at its first collective. None
+            that takes an all-gather of bytes and makes a communicator, which builds the engine at its first collective. None
             if no connections can be made then.
         subgroup: ``subgroup(name, members, candidates)`` builds an engine for some of the ranks (indices, this rank among
             them) from the named engines, best first. All members must call it together; the name distinguishes the subgroups

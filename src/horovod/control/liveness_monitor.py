@@ -326,9 +326,8 @@ class LivenessMonitor:
             return
         place = self._last_places.get(rank, "")
         self.call_sites[rank] = f"{place or 'an unknown place'}, or was when it last answered"
-        level = (
-            logging.WARNING if self._rank <= 1 else logging.INFO
-        )  # all other ranks look at rank 0; one warning is enough
+        # Of a rank that all others look at, one warning is enough.
+        level = logging.WARNING if self._rank <= 1 else logging.INFO
         _log.log(level, RUNS, self._describe(rank), seconds, f"; it was at {place}" if place else "")
 
     def _decide(self, failure: Failure) -> None:
